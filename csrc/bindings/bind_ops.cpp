@@ -1,0 +1,7 @@
+#include "bindings/bindings.h"
+
+namespace bequest {
+
+void bind_ops(pybind11::module_&) {}
+
+}  // namespace bequest

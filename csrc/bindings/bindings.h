@@ -1,0 +1,22 @@
+// The only folder of csrc that knows Python. Each subject binds itself; tensors arrive as data pointers and
+// sizes that engine/kernels.py has checked.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace bequest {
+
+// A tensor's data pointer as Python passes it.
+using Address = uintptr_t;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void bind_cache(pybind11::module_& m);
+void bind_ops(pybind11::module_& m);
+void bind_attention(pybind11::module_& m);
+void bind_sampling(pybind11::module_& m);
+
+}  // namespace bequest

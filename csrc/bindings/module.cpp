@@ -1,0 +1,25 @@
+#include "bindings/bindings.h"
+#include "core/check.h"
+#include "core/isa.h"
+#include "core/threads.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, m) {
+  using namespace bequest;
+  m.doc() =
+      "The C++ core of Bequest. Use engine.kernels and engine.cache, which check shapes and document them.";
+  py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
+  m.def("set_num_threads", &set_num_threads);
+  m.def("num_threads", &num_threads);
+  m.def("isa", [] { return isa_name(current_isa()); });
+#ifdef BEQUEST_WITH_CUDA
+  m.attr("with_cuda") = true;
+#else
+  m.attr("with_cuda") = false;
+#endif
+  bind_cache(m);
+  bind_ops(m);
+  bind_attention(m);
+  bind_sampling(m);
+}

@@ -1,0 +1,87 @@
+// Portable vectors for *.simd.cpp files: GCC vector extensions, so that one source serves AVX2, AVX-512 and
+// NEON. a * b + c on vectors contracts to a fused multiply-add (the compiler's default), which is what the
+// kernels rely on.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtype.h"
+
+namespace bequest::BEQUEST_ISA {
+
+#if defined(BEQUEST_ISA_avx512)
+inline constexpr int kLanes = 16;
+#elif defined(BEQUEST_ISA_avx2)
+inline constexpr int kLanes = 8;
+#elif defined(BEQUEST_ISA_neon)
+inline constexpr int kLanes = 4;
+#else
+#error "simd.h is for *.simd.cpp files, compiled with BEQUEST_ISA"
+#endif
+
+typedef float VecF __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));  // the bits of kLanes bfloat16
+
+inline VecF load(const float* p) {
+  VecF v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+inline VecF load(const BFloat16* p) {
+  VecH h;
+  std::memcpy(&h, p, sizeof(h));
+  return (VecF)(__builtin_convertvector(h, VecU) << 16);
+}
+inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }
+inline void store(BFloat16* p, VecF v) {
+  const VecU bits = (VecU)v;
+  const VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const VecU quieted = (bits >> 16) | 0x40u;
+  const VecU result = (bits & 0x7fffffffu) > 0x7f800000u ? quieted : rounded;
+  const VecH h = __builtin_convertvector(result, VecH);
+  std::memcpy(p, &h, sizeof(h));
+}
+
+inline VecF broadcast(float x) { return x - VecF{}; }
+inline VecF max(VecF a, VecF b) { return a > b ? a : b; }
+inline VecF min(VecF a, VecF b) { return a < b ? a : b; }
+
+inline float reduce_add(VecF v) {
+  float s = 0;
+  for (int i = 0; i < kLanes; ++i) s += v[i];
+  return s;
+}
+inline float reduce_max(VecF v) {
+  float m = v[0];
+  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// e^x to about 1 ulp; 0 below -87.3, clamped above 88.7. -inf gives 0; NaN is not kept.
+inline VecF exp(VecF x) {
+  const VecF lo = broadcast(-87.3365f);
+  const VecF hi = broadcast(88.7228f);
+  const VecF clamped = min(max(x, lo), hi);
+  const VecF shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const VecF n = (clamped * 1.44269504f + shift) - shift;
+  VecF r = clamped - n * 0.693145752f;
+  r = r - n * 1.42860677e-6f;
+  VecF p = broadcast(1.98756915e-4f);
+  p = p * r + 1.39819995e-3f;
+  p = p * r + 8.33345205e-3f;
+  p = p * r + 4.16657962e-2f;
+  p = p * r + 1.66666657e-1f;
+  p = p * r + 5.00000012e-1f;
+  p = p * r * r + r + 1.0f;
+  const VecI e = __builtin_convertvector(n, VecI);
+  // 2^n in two factors, since n may be 128.
+  const VecI half = e >> 1;
+  const VecF a = (VecF)((half + 127) << 23);
+  const VecF b = (VecF)((e - half + 127) << 23);
+  return x < lo ? VecF{} : p * a * b;
+}
+
+}  // namespace bequest::BEQUEST_ISA

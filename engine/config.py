@@ -1,0 +1,65 @@
+"""The two configurations. Command-line flags and TOML keys are made from these fields (server/options.py):
+the flag of `max_model_len` is `--max-model-len`, its help is the field's `help`, its default the field's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+
+def option(default: Any, help: str) -> Any:  # noqa: A002 - reads as what it is
+    """A field with a line of help."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The model and the engine."""
+
+    model: str | None = option(None, "Hugging Face directory or .gguf file; default: the embedded SmolLM2-135M-Instruct")
+    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it")
+    max_model_len: int | None = option(None, "longest prompt plus completion, in tokens; default: the model's own")
+    max_num_seqs: int = option(256, "most sequences that run at once")
+    max_num_batched_tokens: int = option(2048, "most tokens in one step; long prompts are cut into chunks of this size")
+    block_size: int = option(16, "tokens per cache block")
+    num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
+    kv_cache_gb: float | None = option(None, "memory of the cache pool in GiB, where --num-blocks is not given")
+    enable_prefix_caching: bool = option(True, "share cached blocks between requests with equal beginnings")
+    max_queued: int = option(4096, "most waiting requests; beyond it a request is answered 429")
+    threads: int | None = option(None, "threads of the CPU kernels; default: one per core")
+    seed: int = option(0, "seeds the random numbers of requests that bring none, with the request's id")
+    pipelined: bool = option(True, "plan a step while the one before it runs")
+    generation_config: Literal["auto", "none"] = option("none", "auto: sampling defaults from the model's generation_config.json; none: OpenAI's")
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("block_size", 1), ("max_queued", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name, least in (("max_model_len", 1), ("num_blocks", 2), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP front."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 takes a free one and prints it")
+    served_model_name: list[str] = option([], "names the API answers to; default: the model's own")
+    api_key: list[str] = option([], "a key that clients must send; may be repeated")
+    api_keys: str | None = option(None, "file with a line 'tenant key' for each key")
+    allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
+    max_body_mb: float = option(32, "largest request body in MiB")
+    drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
+    sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
+    guard_metrics: bool = option(False, "ask for a key on /metrics too")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
+
+
+def describe(config: EngineConfig | ServerConfig) -> dict[str, str]:
+    """Help texts by field name."""
+    return {f.name: f.metadata["help"] for f in fields(config)}

@@ -1,0 +1,69 @@
+"""Errors that reach a client. The server turns each into API.md's JSON error; the message is complete in itself.
+
+EngineError
+├── InvalidRequest            the client must change something (400)
+│   └── ContextLengthExceeded
+├── QueueFull                 try again later (429)
+├── DeadlineExceeded          still queued or in prefill at the deadline (504)
+├── RequestAborted            the client left, or the server is going down in the middle of it
+├── InternalError             a bug or a device fault in this request alone (500)
+└── EngineUnavailable         no engine will answer this (503)
+    ├── EngineDraining
+    └── EngineDead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class EngineError(Exception):
+    """`code` is a value of the API's error table; `param` names the field at fault; `details` holds numbers."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, details: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.details = dict(details or {})
+
+
+class InvalidRequest(EngineError):
+    code = "invalid_value"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class QueueFull(EngineError):
+    code = "queue_full"
+
+
+class DeadlineExceeded(EngineError):
+    code = "deadline_exceeded"
+
+
+class RequestAborted(EngineError):
+    code = "aborted"
+
+
+class InternalError(EngineError):
+    code = "internal_error"
+
+
+class EngineUnavailable(EngineError):
+    code = "engine_dead"
+
+
+class EngineDraining(EngineUnavailable):
+    code = "draining"
+
+
+class EngineDead(EngineUnavailable):
+    code = "engine_dead"
+
+
+class ModelError(Exception):
+    """A model cannot be loaded: says which file, tensor or field, and what would do. Ends the start-up."""

@@ -1,0 +1,255 @@
+"""The values that cross a boundary: server → engine (Request), engine → device thread (StepPlan, StepResult), engine → server (Delta).
+
+All are frozen and complete when constructed. No torch here: the server imports this module.
+Arrays are numpy, int32 unless said otherwise; a plan's arrays belong to the plan and are not written again.
+Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks per row, K alternatives.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import EngineError
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+FinishReason = Literal["stop", "length"]
+# None: the end token. str: the stop string, or "deadline". int: the stop token id.
+StopReason = int | str | None
+
+
+class OutputMode(enum.Enum):
+    """What each Delta of a request carries: what is new, all so far, or nothing until the end."""
+
+    DELTA = "delta"
+    CUMULATIVE = "cumulative"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Ranges are the server's to check; the engine asserts them."""
+
+    max_tokens: int
+    n: int = 1
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # None: the engine draws one
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences whose last token is never sampled
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # alternatives per sampled token; 0: the sampled one alone
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.n >= 1 and self.max_tokens >= 0 and 0 <= self.min_tokens <= self.max_tokens
+        assert self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
+        assert self.repetition_penalty > 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for, tokenised. `id` is unique in the process and made by the server."""
+
+    id: str
+    tenant: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0  # lower is earlier
+    deadline: float | None = None  # on the engine's clock (time.monotonic)
+    cache_salt: str = ""  # divides the prefix cache inside a tenant
+    output: OutputMode = OutputMode.DELTA
+
+    def __post_init__(self) -> None:
+        assert self.prompt_token_ids, "a prompt has at least one token"
+
+
+# --- engine → server ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The raw model's log-probability of one token at one position, and the best alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the most likely token
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What one choice gained. `text` and `token_ids` are new or cumulative as the request's OutputMode says."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of token_ids, if asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
+    cumulative_logprob: float | None = None  # set with finish_reason if logprobs were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One delivery to one request: choices that moved since the last one, in index order.
+
+    `first` marks the first delivery; it names every choice of the request, with what each has so far (maybe nothing).
+    The last delivery has `usage`, or `error`, and nothing follows it.
+    """
+
+    request_id: str
+    choices: tuple[ChoiceDelta, ...] = ()
+    first: bool = False
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # on the first delivery, if asked for
+    usage: Usage | None = None
+    error: EngineError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.usage is not None or self.error is not None
+
+
+# Called on the event-loop thread for each Delta. It must not block, and it must not raise.
+Sink = Callable[[Delta], None]
+
+
+# --- event-loop thread → device thread ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """Opens a sampler row: the device keeps the row's penalty counts, masks, seed and last token until it is closed."""
+
+    row: int
+    params: SamplingParams
+    seed: int  # 64 bits
+    choice: int
+    prompt_token_ids: tuple[int, ...]  # for penalties and bad words
+    output_token_ids: tuple[int, ...] = ()  # sampled before, when a preempted sequence comes back
+    eos_token_ids: tuple[int, ...] = ()  # held back until min_tokens; empty when nothing must be held back
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobSpec:
+    """Asks for log-probabilities of `targets`: target i is the token after the step's token `first_token + i`."""
+
+    request_id: str
+    first_token: int  # index in [0, T)
+    targets: IntArray
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step for the device thread. Order of execution: swaps, copies, rows, forward, sampling, closing of rows.
+
+    input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
+    before the event-loop thread does.
+    """
+
+    step: int
+    input_ids: IntArray  # [T]
+    positions: IntArray  # [T]
+    query_start: IntArray  # [S + 1]
+    seq_lens: IntArray  # [S], computed tokens after this step
+    slot_mapping: npt.NDArray[np.int64]  # [T], -1: not written
+    block_tables: IntArray  # [S, MB], padded with block 0
+    block_copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
+    swap_out: IntArray  # [., 2] (device block, host block)
+    swap_in: IntArray  # [., 2] (host block, device block)
+    open_rows: tuple[RowSpec, ...]
+    sample_tokens: IntArray  # [N] index in [0, T) whose logits are sampled
+    sample_rows: IntArray  # [N] sampler row of each
+    sample_positions: IntArray  # [N] absolute position of the sampled token: keys its random number
+    num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
+    prompt_logprobs: tuple[PromptLogprobSpec, ...]
+    close_rows: IntArray  # rows no later step names
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.input_ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobArrays:
+    """Raw log-probabilities of R rows: of the chosen token, its rank (1 is best), and the K best tokens, best first."""
+
+    chosen: FloatArray  # [R]
+    rank: IntArray  # [R]
+    top_ids: IntArray  # [R, K]
+    top: FloatArray  # [R, K]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: int
+    tokens: IntArray  # [N]
+    bad_rows: BoolArray  # [N] logits held a NaN: the row's request fails, nobody else's
+    logprobs: LogprobArrays | None
+    prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
+    device_seconds: float = 0.0
+
+
+class Runner(Protocol):
+    """What the device thread runs. The paged fake of the tests and the real runner implement it."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """How the runner's KV memory is divided; the scheduler's pools are made from it."""
+
+    num_blocks: int  # block 0, the null block, included
+    block_size: int
+    num_host_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the server and the scheduler need to know of the loaded model."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    num_parameters: int
+    default_sampling: dict[str, float | int] = field(default_factory=dict)  # from generation_config.json
+
+
+TokenSequence = Sequence[int]
