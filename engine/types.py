@@ -8,7 +8,7 @@ Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks p
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -252,4 +252,44 @@ class ModelInfo:
     default_sampling: dict[str, float | int] = field(default_factory=dict)  # from generation_config.json
 
 
-TokenSequence = Sequence[int]
+# --- engine → metrics --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one applied step did, and how the engine stands after it."""
+
+    running: int
+    waiting: int
+    used_blocks: int
+    usable_blocks: int
+    prompt_tokens: int  # computed in this step
+    generated_tokens: int
+    preempted: int
+    seconds: float  # on the device
+    first_token_seconds: tuple[float, ...]  # arrival to first token, of requests that got theirs in this step
+    inter_token_seconds: tuple[float, ...]  # since its last token, of every other sequence that got one
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """A request that ended."""
+
+    reason: Literal["stop", "length", "abort", "error"]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    n: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    total_seconds: float
+
+
+class Observer(Protocol):
+    """Told of every step and every end, on the event-loop thread; must be quick and must not raise."""
+
+    def on_step(self, stats: StepStats) -> None: ...
+
+    def on_finish(self, stats: RequestStats) -> None: ...
