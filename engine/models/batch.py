@@ -18,4 +18,4 @@ class ModelInput:
     positions: Tensor  # [T] int32
     slot_mapping: Tensor  # [T] int64, where a token's K and V go; -1: nowhere
     kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
-    attention: Mapping[int, AttentionPlan]  # one for each window in DecoderConfig.attention_windows
+    attention: Mapping[int, AttentionPlan]  # one for each window in DecoderConfig.windows

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import torch
+
 from engine.errors import ModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -92,9 +94,13 @@ class DecoderConfig:
         return int(self.head_dim * self.rope.partial_factor)
 
     @property
-    def attention_windows(self) -> frozenset[int]:
+    def windows(self) -> frozenset[int]:
         """The distinct windows of the layers: one attention plan each."""
         return frozenset(self.sliding_windows)
+
+    def kv_shape(self, block_size: int) -> torch.Size:
+        """[L, 2, NKV, BS, D]: one block of the cache."""
+        return torch.Size((self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim))
 
 
 def parse_activation(name: str, source: str) -> Activation:

@@ -53,7 +53,7 @@ class PagedSequences:
                 block_size=BLOCK_SIZE,
                 window=window,
             )
-            for window in config.attention_windows
+            for window in config.windows
         }
         batch = ModelInput(
             input_ids=torch.tensor([token for s in sequences for token in new_tokens[s]], dtype=torch.int32),
