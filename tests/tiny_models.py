@@ -72,9 +72,7 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "mistral": (MistralForCausalLM, MistralConfig(**SHAPE, sliding_window=8)),
     "qwen2": (
         Qwen2ForCausalLM,
-        Qwen2Config(
-            **SHAPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1
-        ),
+        Qwen2Config(**SHAPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1),
     ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=32)),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
@@ -112,7 +112,7 @@ def parse_activation(name: str, source: str) -> Activation:
 def parse_rope_kind(name: str, source: str) -> RopeKind:
     if name not in ROPE_KINDS:
         raise ModelError(f"{source}: rope type {name!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
-    return cast(RopeKind, name)
+    return name
 
 
 def extended_max_position(max_position: int, rope: RopeConfig) -> int:

@@ -33,17 +33,15 @@ class Attention:
             source, [prefix + name for name in ("q_proj", "k_proj", "v_proj")], dtype, config.attention_bias
         )
         self.output = Linear.load(source, [prefix + "o_proj"], dtype, config.attention_output_bias)
-        self.q_norm, self.k_norm = (
-            (RMSNorm.load(source, prefix + name, config.rms_norm_eps) for name in ("q_norm", "k_norm"))
-            if config.qk_norm
-            else (None, None)
-        )
+        self.q_norm = RMSNorm.load(source, prefix + "q_norm", config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm.load(source, prefix + "k_norm", config.rms_norm_eps) if config.qk_norm else None
 
     def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
         config = self.config
-        heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))  # [T, NQ + 2 NKV, D]
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        num_heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        heads = self.qkv(x).view(x.shape[0], sum(num_heads), config.head_dim)
+        q, k, v = heads.split(num_heads, dim=1)  # [T, NQ, D], [T, NKV, D], [T, NKV, D]
         if self.q_norm and self.k_norm:
             self.q_norm.per_head(q)
             self.k_norm.per_head(k)

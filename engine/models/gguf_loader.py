@@ -82,8 +82,8 @@ def hf_name(name: str) -> str:
 def pair_halves(rows: Tensor, num_heads: int, rotary_dim: int) -> Tensor:
     """Reorders rows of Q or K ([heads * D, H], or [heads * D] of a bias) from a rotation that pairs neighbours
     (0, 1), (2, 3), … to one that pairs halves (0, r/2), (1, r/2 + 1), …, r being `rotary_dim`."""
-    heads = rows.unflatten(0, (num_heads, -1))  # [heads, D, ...]
-    head_dim = heads.shape[1]
+    head_dim = rows.shape[0] // num_heads
+    heads = rows.view(num_heads, head_dim, *rows.shape[1:])
     order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
     return heads[:, order].flatten(0, 1)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import ModelError
 
-FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class SafetensorsSource:
@@ -24,7 +24,7 @@ class SafetensorsSource:
         self._file_of: dict[str, Any] = {}  # tensor name → open file
         for path in find_safetensors(directory):
             try:
-                file = safe_open(path, framework="pt")
+                file: Any = safe_open(path, framework="pt")
             except SafetensorError as error:
                 raise ModelError(f"{path} is not a safetensors file, or is cut short: {error}") from error
             self._file_of |= dict.fromkeys(file.keys(), file)

@@ -33,7 +33,9 @@ class PagedSequences:
         config = self.model.config
         sequences = list(new_tokens)
         counts = [len(new_tokens[s]) for s in sequences]
-        positions = [torch.arange(self.lens[s], self.lens[s] + count) for s, count in zip(sequences, counts, strict=True)]
+        positions = [
+            torch.arange(self.lens[s], self.lens[s] + count) for s, count in zip(sequences, counts, strict=True)
+        ]
         slots = [
             self.block_tables[s][at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
             for s, at in zip(sequences, positions, strict=True)
