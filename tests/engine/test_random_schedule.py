@@ -1,4 +1,4 @@
-"""20,000 random steps of the scheduler over the paged fake: every invariant after each, every token against the oracle."""
+"""20,000 random steps of the scheduler over the paged fake: invariants after each, all tokens against the oracle."""
 
 from __future__ import annotations
 
