@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -218,4 +220,168 @@ def _gated(gate_up: Tensor, activation: int) -> Tensor:
     assert doubled % 2 == 0, doubled
     out = torch.empty(num_tokens, doubled // 2)
     _C.gated_activation(gate_up.data_ptr(), out.data_ptr(), num_tokens, doubled // 2, activation)
+    return out
+
+
+# --- attention, cache, sampling ----------------------------------------------------------------------------------
+
+_KV_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
+
+HostInts = npt.NDArray[np.int32] | Tensor
+
+
+def _host_ints(array: HostInts) -> tuple[int, tuple[int, ...]]:
+    """Address and shape of a contiguous int32 host array."""
+    if isinstance(array, Tensor):
+        assert array.dtype == torch.int32 and array.is_contiguous() and array.device.type == "cpu"
+        return array.data_ptr(), tuple(array.shape)
+    assert array.dtype == np.int32 and array.flags.c_contiguous
+    return array.__array_interface__["data"][0], array.shape
+
+
+def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
+    """(NB, L, NKV, BS, D) of a cache [NB, L, 2, NKV, BS, D]."""
+    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert two == 2 and kv_cache.is_contiguous()
+    return num_blocks, num_layers, num_kv_heads, block_size, head_dim
+
+
+def _row_stride(rows: Tensor) -> int:
+    """Elements between the rows of x [T, heads, D], whose rows are dense."""
+    stride = rows.stride()
+    assert rows.dtype == torch.float32 and stride[2] == 1 and stride[1] == rows.shape[2]
+    return stride[0]
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
+    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16.
+
+    slot_mapping int64 [T]: block * BS + offset; -1 is skipped, anything else outside the cache is an Error.
+    """
+    num_tokens = slot_mapping.shape[0]
+    sizes = _kv_sizes(kv_cache)
+    assert k.shape == v.shape == (num_tokens, sizes[2], sizes[4]) and slot_mapping.dtype == torch.int64
+    assert slot_mapping.is_contiguous()
+    _C.write_kv(
+        k.data_ptr(),
+        _row_stride(k),
+        v.data_ptr(),
+        _row_stride(v),
+        slot_mapping.data_ptr(),
+        num_tokens,
+        kv_cache.data_ptr(),
+        _KV_DTYPES[kv_cache.dtype],
+        sizes,
+        layer,
+    )
+
+
+def copy_blocks(kv_cache: Tensor, pairs: HostInts) -> None:
+    """Copies blocks inside a cache, all layers: pairs [C, 2] of (source, destination).
+
+    The copies have no order: a destination that occurs twice, or that is also a source, is an Error.
+    """
+    swap_blocks(kv_cache, kv_cache, pairs)
+
+
+def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: HostInts) -> None:
+    """Copies blocks from one cache to another of the same block shape: pairs [C, 2] of (source, destination)."""
+    address, (num_pairs, two) = _host_ints(pairs)
+    assert two == 2 and source_cache.is_contiguous() and destination_cache.is_contiguous()
+    assert source_cache.shape[1:] == destination_cache.shape[1:] and source_cache.dtype == destination_cache.dtype
+    _C.copy_blocks(
+        source_cache.data_ptr(),
+        source_cache.shape[0],
+        destination_cache.data_ptr(),
+        destination_cache.shape[0],
+        source_cache[0].nbytes,
+        address,
+        num_pairs,
+    )
+
+
+class AttentionPlan:
+    """The work of one step's attention, found once and used by every layer (and by one call at a time).
+
+    query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
+    at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
+    last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
+    """
+
+    __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
+
+    def __init__(
+        self,
+        query_start: HostInts,
+        seq_lens: HostInts,
+        block_tables: HostInts,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        causal: bool = True,
+        window: int = 0,
+    ) -> None:
+        starts, (num_starts,) = _host_ints(query_start)
+        lens, (num_sequences,) = _host_ints(seq_lens)
+        tables, (num_tables, max_blocks) = _host_ints(block_tables)
+        assert num_starts == num_sequences + 1 and num_tables == num_sequences
+        self._plan = _C.AttentionPlan(
+            starts,
+            lens,
+            tables,
+            num_sequences,
+            max_blocks,
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            num_blocks,
+            causal,
+            window,
+        )
+        self.num_tokens = self._plan.num_tokens
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+
+    @property
+    def num_items(self) -> int:
+        """How many pieces each kv head's work was cut into."""
+        return self._plan.num_items
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    plan: AttentionPlan,
+    scale: float,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale * q · Kᵀ) · V over the paged cache, as f32 [T, NQ, D].
+
+    q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16. With a soft cap
+    c > 0 a score s becomes c * tanh(s / c). Bit for bit, a row depends on its own q and on the keys it sees alone.
+    """
+    shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
+    assert q.shape == shape
+    if out is None:
+        out = torch.empty(shape, dtype=torch.float32)
+    assert out.shape == shape and out.dtype == torch.float32 and out.is_contiguous()
+    _C.paged_attention(
+        q.data_ptr(),
+        _row_stride(q),
+        out.data_ptr(),
+        kv_cache.data_ptr(),
+        _KV_DTYPES[kv_cache.dtype],
+        _kv_sizes(kv_cache),
+        layer,
+        scale,
+        soft_cap,
+        plan._plan,
+    )
     return out

@@ -53,6 +53,7 @@ class PagedSequences:
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 block_size=BLOCK_SIZE,
+                num_blocks=self.kv_cache.shape[0],
                 window=window,
             )
             for window in config.windows
