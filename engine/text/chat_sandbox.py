@@ -83,7 +83,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
         return render
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as inherited
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __context[BUDGET].spend()
         return super().call(__context, __obj, *args, **kwargs)
 

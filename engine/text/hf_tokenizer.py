@@ -1,4 +1,4 @@
-"""A tokenizer from a Hugging Face model directory: tokenizer.json, and the roles of its tokens from the files beside it."""
+"""A tokenizer from a Hugging Face directory: tokenizer.json, and the roles of its tokens from the files beside it."""
 
 from __future__ import annotations
 
