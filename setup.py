@@ -70,8 +70,10 @@ class CMakeBuild(build_ext):
         ]
         if architectures:
             configure.append(f"-DCMAKE_CUDA_COMPILER={find_nvcc()}")
-        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["cmake", "--build", str(build_dir)], check=True)
+        # The cmake and ninja that pip put beside this interpreter come before the system's.
+        tools = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL, env=tools)
+        subprocess.run(["cmake", "--build", str(build_dir)], check=True, env=tools)
 
 
 setup(ext_modules=[Extension("engine._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

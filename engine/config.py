@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002 - reads as what it is
+def option(default: Any, help: str) -> Any:
     """A field with a line of help."""
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata={"help": help})
@@ -18,11 +18,17 @@ def option(default: Any, help: str) -> Any:  # noqa: A002 - reads as what it is
 class EngineConfig:
     """The model and the engine."""
 
-    model: str | None = option(None, "Hugging Face directory or .gguf file; default: the embedded SmolLM2-135M-Instruct")
-    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it")
+    model: str | None = option(
+        None, "Hugging Face directory or .gguf file; default: the embedded SmolLM2-135M-Instruct"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it"
+    )
     max_model_len: int | None = option(None, "longest prompt plus completion, in tokens; default: the model's own")
     max_num_seqs: int = option(256, "most sequences that run at once")
-    max_num_batched_tokens: int = option(2048, "most tokens in one step; long prompts are cut into chunks of this size")
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens in one step, longer prompts are cut into chunks; default: 256 on a CPU"
+    )
     block_size: int = option(16, "tokens per cache block")
     num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
     kv_cache_gb: float | None = option(None, "memory of the cache pool in GiB, where --num-blocks is not given")
@@ -31,13 +37,15 @@ class EngineConfig:
     threads: int | None = option(None, "threads of the CPU kernels; default: one per core")
     seed: int = option(0, "seeds the random numbers of requests that bring none, with the request's id")
     pipelined: bool = option(True, "plan a step while the one before it runs")
-    generation_config: Literal["auto", "none"] = option("none", "auto: sampling defaults from the model's generation_config.json; none: OpenAI's")
+    generation_config: Literal["auto", "none"] = option(
+        "none", "auto: sampling defaults from the model's generation_config.json; none: OpenAI's"
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("block_size", 1), ("max_queued", 0)):
+        for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name, least in (("max_model_len", 1), ("num_blocks", 2), ("threads", 1)):
+        for name, least in (("max_model_len", 1), ("max_num_batched_tokens", 1), ("num_blocks", 2), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")

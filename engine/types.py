@@ -1,4 +1,6 @@
-"""The values that cross a boundary: server → engine (Request), engine → device thread (StepPlan, StepResult), engine → server (Delta).
+"""The values that cross a boundary.
+
+server → engine: Request; engine → device thread and back: StepPlan, StepResult; engine → server: Delta.
 
 All are frozen and complete when constructed. No torch here: the server imports this module.
 Arrays are numpy, int32 unless said otherwise; a plan's arrays belong to the plan and are not written again.
@@ -172,7 +174,7 @@ class PromptLogprobSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the device thread. Order of execution: swaps, copies, rows, forward, sampling, closing of rows.
+    """One step for the device thread. Order of execution: swaps, copies, rows closed, rows opened, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -188,13 +190,13 @@ class StepPlan:
     block_copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
     swap_out: IntArray  # [., 2] (device block, host block)
     swap_in: IntArray  # [., 2] (host block, device block)
+    close_rows: tuple[int, ...]  # sampler rows that no later step names under their old meaning
     open_rows: tuple[RowSpec, ...]
     sample_tokens: IntArray  # [N] index in [0, T) whose logits are sampled
     sample_rows: IntArray  # [N] sampler row of each
     sample_positions: IntArray  # [N] absolute position of the sampled token: keys its random number
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
-    close_rows: IntArray  # rows no later step names
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/dtype.h"
 
 namespace bequest::BEQUEST_ISA {
@@ -33,7 +37,16 @@ inline VecF load(const float* p) {
 inline VecF load(const BFloat16* p) {
   VecH h;
   std::memcpy(&h, p, sizeof(h));
-  return (VecF)(__builtin_convertvector(h, VecU) << 16);
+  // GCC 12 widens 16-bit vectors on x86 in halves that it joins again; these are one instruction (the masked
+  // form because the plain one trips -Wmaybe-uninitialized in GCC's own header).
+#if defined(BEQUEST_ISA_avx512)
+  const VecU wide = (VecU)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+#elif defined(BEQUEST_ISA_avx2)
+  const VecU wide = (VecU)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+  const VecU wide = __builtin_convertvector(h, VecU);
+#endif
+  return (VecF)(wide << 16);
 }
 inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }
 inline void store(BFloat16* p, VecF v) {

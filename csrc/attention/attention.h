@@ -1,0 +1,30 @@
+// Attention of a step's queries over the paged KV cache: any mix of query lengths, grouped heads.
+//
+// The result of a query depends on its own q and on the keys and values it sees, bit for bit: not on the
+// other rows of the step, on how a prompt was cut into steps, on the block size or on the threads.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/plan.h"
+#include "cache/kv_layout.h"
+#include "core/dtype.h"
+
+namespace bequest {
+
+struct PagedAttentionParams {
+  const float* q;        // [T, NQ, D], rows q_stride apart
+  int64_t q_stride;      // elements
+  float* out;            // [T, NQ, D], contiguous; a query that sees no key gets zeros
+  const void* kv_cache;  // [NB, L, 2, NKV, BS, D]
+  DType kv_dtype;
+  KvLayout layout;
+  int64_t layer;
+  float scale;
+  float soft_cap;  // c: scores become c * tanh(score / c); 0: none
+};
+
+// REQUIRES: `out` does not overlap `q`; no other call uses `plan` meanwhile.
+void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan);
+
+}  // namespace bequest

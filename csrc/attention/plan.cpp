@@ -1,0 +1,114 @@
+#include "attention/plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "attention/scratch.h"
+#include "core/check.h"
+#include "core/threads.h"
+
+namespace bequest {
+namespace {
+
+// Packing a tile of keys and values costs about as much as attending with this many rows.
+constexpr int64_t kPackingRows = 8;
+// Items per thread when the keys of a tile are split: enough for a late thread not to matter.
+constexpr int64_t kItemsPerThread = 4;
+
+int64_t cost(const QueryTile& tile, int group) {
+  return (int64_t{tile.num_tokens} * group + kPackingRows) * (tile.key_end - tile.key_begin);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const AttentionBatch& batch, const AttentionShape& shape)
+    : shape_(shape), num_workers_(bequest::num_threads()) {
+  check(shape.num_kv_heads > 0 && shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
+        "attention: the query heads must be a multiple of the kv heads");
+  check(shape.head_dim > 0 && shape.block_size > 0 && shape.num_blocks > 0, "attention: empty shape");
+  check(shape.window >= 0 && (shape.window == 0 || shape.causal), "attention: a window needs a causal mask");
+  check(batch.query_start[0] == 0, "attention: query_start must begin with 0");
+  num_tokens_ = batch.query_start[batch.num_sequences];
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    check_sequence(batch, s);
+    add_tiles(batch, s);
+  }
+  add_items();
+  allocate();
+}
+
+void AttentionPlan::check_sequence(const AttentionBatch& batch, int64_t s) const {
+  const int64_t query_len = int64_t{batch.query_start[s + 1]} - batch.query_start[s];
+  const int64_t seq_len = batch.seq_lens[s];
+  const std::string name = "attention: sequence " + std::to_string(s);
+  if (query_len < 0) fail(name + ": query_start falls");
+  if (seq_len < 0) fail(name + ": negative seq_len");
+  if (query_len == 0) return;
+  if (shape_.causal && query_len > seq_len) fail(name + ": more queries than tokens");
+  const int64_t used = ceil_div(seq_len, shape_.block_size);
+  if (used > batch.max_blocks) fail(name + ": seq_len exceeds its block table");
+  for (int64_t i = 0; i < used; ++i) {
+    const int32_t block = batch.block_tables[s * batch.max_blocks + i];
+    if (block < 0 || block >= shape_.num_blocks)
+      fail(name + ": block " + std::to_string(block) + " is outside the cache");
+  }
+}
+
+void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
+  const int32_t begin = batch.query_start[s];
+  const int32_t end = batch.query_start[s + 1];
+  block_start_.push_back(static_cast<int64_t>(blocks_.size()));
+  if (begin == end) return;
+  const int32_t seq_len = batch.seq_lens[s];
+  const int32_t* table = batch.block_tables + s * batch.max_blocks;
+  blocks_.insert(blocks_.end(), table, table + ceil_div(seq_len, shape_.block_size));
+  const int32_t tile_tokens = std::max(1, kMaxTileRows / shape_.group());
+  for (int32_t first = begin; first < end; first += tile_tokens) {
+    const int32_t tokens = std::min(tile_tokens, end - first);
+    const int32_t position = seq_len - (end - first);
+    const int32_t key_begin = shape_.window ? std::max(0, position + 1 - shape_.window) : 0;
+    const int32_t key_end = shape_.causal ? position + tokens : seq_len;
+    tiles_.push_back({static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1});
+  }
+}
+
+// Tiles of many queries come first, those with the most keys first among them: the long items are under way
+// before the short ones fill the gaps.
+void AttentionPlan::add_items() {
+  int64_t total = 0;
+  for (const QueryTile& tile : tiles_) total += cost(tile, shape_.group());
+  const int64_t target = total * shape_.num_kv_heads / (num_workers_ * kItemsPerThread) + 1;
+  int64_t partial_floats = 0;
+  const auto add = [&](int32_t index) {
+    QueryTile& tile = tiles_[index];
+    const int splits = tile.split_end() - tile.split_begin();
+    const int64_t wish = num_workers_ == 1 ? 1 : ceil_div(cost(tile, shape_.group()), target);
+    const int pieces = static_cast<int>(std::clamp<int64_t>(wish, 1, std::max(splits, 1)));
+    if (pieces > 1) {
+      tile.partial = partial_floats;
+      partial_floats += state_floats(tile) * splits * shape_.num_kv_heads;
+      split_tiles_.push_back(index);
+    }
+    for (int i = 0; i < pieces; ++i)
+      items_.push_back(
+          {index, tile.split_begin() + splits * i / pieces, tile.split_begin() + splits * (i + 1) / pieces});
+  };
+  const auto count = static_cast<int32_t>(tiles_.size());
+  for (int32_t i = count - 1; i >= 0; --i)
+    if (tiles_[i].num_tokens > 1) add(i);
+  for (int32_t i = 0; i < count; ++i)
+    if (tiles_[i].num_tokens == 1) add(i);
+  if (partial_floats > 0) partials_ = std::make_unique_for_overwrite<float[]>(partial_floats);
+}
+
+void AttentionPlan::allocate() {
+  int64_t most_rows = 0;
+  for (const QueryTile& tile : tiles_)
+    most_rows = std::max<int64_t>(most_rows, int64_t{tile.num_tokens} * shape_.group());
+  scratch_floats_ = AttentionScratch::floats(most_rows, shape_.head_dim, padded_dim());
+  scratch_ = std::make_unique_for_overwrite<float[]>(scratch_floats_ * num_workers_);
+}
+
+}  // namespace bequest

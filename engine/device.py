@@ -1,0 +1,63 @@
+"""The device thread: runs plans in order and hands results back to the event loop. It owns everything on the device.
+
+The two threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from engine.types import Runner, StepPlan, StepResult
+
+T = TypeVar("T")
+
+
+class DeviceThread:
+    """Runs a Runner. `on_result` and `on_failure` are called on the event loop, results in the order of the plans."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        loop: asyncio.AbstractEventLoop,
+        on_result: Callable[[StepResult], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._runner = runner
+        self._loop = loop
+        self._on_result = on_result
+        self._on_failure = on_failure
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="bequest-device", daemon=True)
+        self._thread.start()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plans.put(plan)
+
+    async def stop(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
+        """Lets the launched plans finish and ends the thread. One that hangs is left behind: it is a daemon."""
+        self._plans.put(None)
+        await asyncio.to_thread(self._thread.join, timeout)
+
+    def _run(self) -> None:
+        try:
+            while (plan := self._plans.get()) is not None:
+                started = time.perf_counter()
+                result = self._runner.execute(plan)
+                self._post(self._on_result, replace(result, device_seconds=time.perf_counter() - started))
+        except BaseException as error:
+            self._post(self._on_failure, error)
+        finally:
+            self._runner.close()
+
+    def _post(self, callback: Callable[[T], None], value: T) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, value)
+        except RuntimeError:
+            # The loop is closed: the process is going down and nobody waits for this.
+            return

@@ -1,0 +1,360 @@
+"""AsyncEngine: admit → schedule → launch → apply → deliver. Everything here runs on the event-loop thread.
+
+There is no task: the engine moves when a request comes (`_pump`) or a result comes (`_on_result`). On a result it
+applies, plans and launches first and then delivers, so that the device never waits for JSON. With `depth` 2 a step is
+planned and launched while the one before it runs; with 1 the loop is plain (plan, run, apply), which gives the same
+tokens and is the oracle of the pipelined one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Literal
+
+from engine.device import DeviceThread
+from engine.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineDead,
+    EngineDraining,
+    EngineError,
+    InternalError,
+    InvalidRequest,
+    QueueFull,
+)
+from engine.outputs import ChoiceOutput
+from engine.results import apply_result
+from engine.scheduler import Launch, Scheduler
+from engine.sequence import Group, Status
+from engine.text.tokenizer import Tokenizer
+from engine.types import (
+    Delta,
+    ModelInfo,
+    Observer,
+    OutputMode,
+    Request,
+    RequestStats,
+    Runner,
+    Sink,
+    StepResult,
+    StepStats,
+    Usage,
+)
+
+log = logging.getLogger("bequest.engine")
+
+State = Literal["ready", "draining", "dead", "stopped"]
+
+
+class AsyncEngine:
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        *,
+        pipelined: bool = True,
+        max_queued: int = 4096,
+        seed: int = 0,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Must be made inside a running event loop: it starts the device thread."""
+        self.info = info
+        self.scheduler = scheduler
+        self.state: State = "ready"
+        self.observer = observer
+        self._tokenizer = tokenizer
+        self._depth = 2 if pipelined else 1
+        self._max_queued = max_queued
+        self._seed = seed
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._device = DeviceThread(runner, self._loop, self._on_result, self._die)
+        self._launched: deque[Launch] = deque()
+        self._groups: dict[str, Group] = {}
+        self._arrivals = 0
+        self._deadlines: list[tuple[float, str]] = []  # heap
+        self._timer: asyncio.TimerHandle | None = None
+        self._pump_pending = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._death: asyncio.Future[BaseException] = self._loop.create_future()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Admits a request; `sink` gets its Deltas, the last one finished. or raises EngineError."""
+        self._check_admissible(request)
+        self._arrivals += 1
+        group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
+        self._groups[request.id] = group
+        self._idle.clear()
+        self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+            self._arm_timer()
+        if not self._pump_pending:
+            self._pump_pending = True
+            self._loop.call_soon(self._pump)
+
+    def abort(self, request_id: str) -> None:
+        """Stops the work of a request at once; no Delta follows. Unknown and finished ids are fine."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self._close(group, "abort")
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta]:
+        """The Deltas of a request as they come. Leaving the loop early aborts it. Raises the Delta's error."""
+        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self.submit(request, deltas.put_nowait)
+        try:
+            while True:
+                delta = await deltas.get()
+                if delta.error is not None:
+                    raise delta.error
+                yield delta
+                if delta.finished:
+                    return
+        finally:
+            self.abort(request.id)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._groups)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - part of the contract, not a cancellation scope
+        """Takes no new work and waits for the open requests; False if some were still open after `timeout`."""
+        if self.state == "ready":
+            self.state = "draining"
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Ends at once: open requests get an error, the device thread ends after what is launched."""
+        if self.state != "dead":
+            self.state = "stopped"
+        self._fail_all(EngineDraining("The server is shutting down; the request was not finished."))
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._device.stop()
+        # Results of the last launched steps may still be queued on the loop.
+        await asyncio.sleep(0)
+
+    async def wait_dead(self) -> BaseException:
+        """Returns when the engine has died, with the reason."""
+        return await asyncio.shield(self._death)
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._pump_pending = False
+        if self.state in ("dead", "stopped"):
+            return
+        try:
+            self._launch_steps()
+        except Exception as error:
+            self._die(error)
+
+    def _launch_steps(self) -> None:
+        while len(self._launched) < self._depth:
+            launch = self.scheduler.plan(self._clock())
+            if launch is None:
+                return
+            self._launched.append(launch)
+            self._device.launch(launch.plan)
+
+    def _on_result(self, result: StepResult) -> None:
+        if self.state in ("dead", "stopped"):
+            return
+        try:
+            now = self._clock()
+            launch = self._launched.popleft()
+            assert launch.plan.step == result.step, "results come in the order of the plans"
+            applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
+            self._launch_steps()
+            for group, error in applied.failed:
+                self._fail(group, error)
+            for group in applied.moved:
+                if not group.closed:
+                    self._deliver(group)
+            self._observe(launch, result, applied.first_token_seconds, applied.inter_token_seconds)
+        except Exception as error:
+            self._die(error)
+
+    def _deliver(self, group: Group) -> None:
+        if group.request.output is OutputMode.FINAL and not group.finished:
+            return
+        first = not group.delivered
+        choices = tuple(d for s in group.sequences if (d := s.output.take(always=first)) is not None)
+        finished = group.finished
+        if not choices and not finished:
+            return
+        prompt_logprobs = None
+        if first and group.request.params.prompt_logprobs is not None:
+            prompt_logprobs = tuple(group.prompt_logprobs)
+        usage = None
+        if finished:
+            usage = Usage(len(group.request.prompt_token_ids), group.completion_tokens, group.cached_tokens)
+        group.delivered = True
+        delta = Delta(group.request.id, choices, first, prompt_logprobs, usage)
+        if finished:
+            reason = "length" if any(s.output.finish_reason == "length" for s in group.sequences) else "stop"
+            self._close(group, reason)
+        self._send(group, delta)
+
+    def _send(self, group: Group, delta: Delta) -> None:
+        try:
+            group.sink(delta)
+        except Exception:
+            log.exception("the sink of request %s failed; the request is dropped", group.request.id)
+            self._close(group, "error")
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _close(self, group: Group, reason: Literal["stop", "length", "abort", "error"]) -> None:
+        """The one way out of the engine. Idempotent."""
+        if group.closed:
+            return
+        self.scheduler.close(group)
+        del self._groups[group.request.id]
+        if not self._groups:
+            self._idle.set()
+        if self.observer is not None:
+            self.observer.on_finish(self._stats_of(group, reason))
+        if not self._pump_pending and self.scheduler.num_waiting:
+            # What it held may let a waiting request in, though no step is running.
+            self._pump_pending = True
+            self._loop.call_soon(self._pump)
+
+    def _fail(self, group: Group, error: EngineError) -> None:
+        if not group.closed:
+            self._close(group, "error")
+            self._send(group, Delta(group.request.id, error=error))
+
+    def _fail_all(self, error: EngineError) -> None:
+        for group in list(self._groups.values()):
+            self._fail(group, error)
+
+    def _die(self, error: BaseException) -> None:
+        if self.state == "dead":
+            return
+        log.critical("the engine died: %r", error, exc_info=error)
+        self.state = "dead"
+        self._launched.clear()
+        self._fail_all(EngineDead("The engine has failed and this server is restarting; send the request again."))
+        if not self._death.done():
+            self._death.set_result(error)
+
+    # --- deadlines -----------------------------------------------------------------------------------------------
+
+    def _arm_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._deadlines:
+            delay = max(0.0, self._deadlines[0][0] - self._clock())
+            self._timer = self._loop.call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            group = self._groups.get(heapq.heappop(self._deadlines)[1])
+            if group is not None and not group.closed:
+                self._expire_group(group)
+        self._timer = None
+        self._arm_timer()
+
+    def _expire_group(self, group: Group) -> None:
+        """Nothing sampled yet: an error. Else what there is, as if it had reached its length."""
+        if group.first_token_at is None:
+            where = "queue" if group.admitted_at is None else "prompt"
+            message = f"The request's timeout passed while it was still in the {where}; nothing was generated."
+            self._fail(group, DeadlineExceeded(message, param="timeout"))
+            return
+        for sequence in group.sequences:
+            if sequence.status is not Status.FINISHED:
+                sequence.output.finish("length", "deadline")
+                self.scheduler.finish(sequence)
+        self._deliver(group)
+
+    # --- small things --------------------------------------------------------------------------------------------
+
+    def _check_admissible(self, request: Request) -> None:
+        if self.state in ("draining", "stopped"):
+            raise EngineDraining("The server is shutting down and takes no new requests.")
+        if self.state == "dead":
+            raise EngineDead("The engine has failed and this server is restarting.")
+        if request.id in self._groups:
+            raise InternalError(f"request id {request.id} is in use")
+        params = request.params
+        prompt, limit = len(request.prompt_token_ids), self.info.max_model_len
+        if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {limit} tokens; the prompt is too long: {prompt} tokens, "
+                f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
+                details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
+            )
+        if params.n > self.scheduler.limits.max_num_seqs:
+            most = self.scheduler.limits.max_num_seqs
+            raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
+        if self.scheduler.num_waiting >= self._max_queued:
+            raise QueueFull(
+                f"The server's queue is full ({self._max_queued} waiting requests); try again later.",
+                details={"max_queued": self._max_queued},
+            )
+
+    def _seed_of(self, request: Request) -> int:
+        """64 bits: the client's seed, or one drawn from the engine's and the request's id."""
+        if request.params.seed is not None:
+            return request.params.seed & (2**64 - 1)
+        digest = hashlib.blake2b(f"{self._seed}/{request.id}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+    def _observe(self, launch: Launch, result: StepResult, first: tuple[float, ...], inter: tuple[float, ...]) -> None:
+        if self.observer is None:
+            return
+        pool = self.scheduler.pool
+        self.observer.on_step(
+            StepStats(
+                running=self.scheduler.num_running,
+                waiting=self.scheduler.num_waiting,
+                used_blocks=pool.num_used,
+                usable_blocks=pool.num_blocks - 1,
+                prompt_tokens=launch.num_prompt_tokens,
+                generated_tokens=len(first) + len(inter),
+                preempted=launch.num_preempted,
+                seconds=result.device_seconds,
+                first_token_seconds=first,
+                inter_token_seconds=inter,
+            )
+        )
+
+    def _stats_of(self, group: Group, reason: Literal["stop", "length", "abort", "error"]) -> RequestStats:
+        now = self._clock()
+        admitted = group.admitted_at if group.admitted_at is not None else now
+        first = group.first_token_at if group.first_token_at is not None else now
+        return RequestStats(
+            reason=reason,
+            prompt_tokens=len(group.request.prompt_token_ids),
+            cached_tokens=group.cached_tokens,
+            completion_tokens=group.completion_tokens,
+            max_tokens=group.request.params.max_tokens,
+            n=group.request.params.n,
+            queue_seconds=admitted - group.arrived_at,
+            prefill_seconds=first - admitted,
+            decode_seconds=now - first,
+            total_seconds=now - group.arrived_at,
+        )

@@ -1,0 +1,387 @@
+"""Typed functions over the extension: checks of shapes, and no logic.
+
+On the CPU activations are float32; weights are stored in float32 or bfloat16 and multiplied in float32.
+All results depend, to the bit, on a token's own row alone: neither the batch around it nor the number of threads
+changes them. Functions release the GIL. Dims: T tokens, H hidden, N outputs, K inputs, I intermediate, NQ / NKV heads,
+D head dim, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine import _C
+
+Error = _C.Error
+
+PANEL_WIDTH = 16
+_F32 = torch.float32
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def set_num_threads(n: int) -> None:
+    """Threads of every CPU kernel, the caller's included. Call before the first kernel."""
+    _C.set_num_threads(n)
+
+
+def num_threads() -> int:
+    return _C.num_threads()
+
+
+def isa() -> str:
+    """The instruction set in use: "avx2", "avx512" or "neon"."""
+    return _C.isa()
+
+
+def _check_f32(tensor: Tensor, *shape: int) -> None:
+    """A dense float32 CPU tensor of this shape."""
+    assert tensor.dtype is _F32 and tensor.is_cpu and tensor.is_contiguous(), (tensor.dtype, tensor.stride())
+    assert tensor.shape == shape, (tuple(tensor.shape), shape)
+
+
+def _check_i32(tensor: Tensor, *shape: int) -> None:
+    """A dense int32 CPU tensor of this shape."""
+    assert tensor.dtype is torch.int32 and tensor.is_cpu and tensor.is_contiguous(), (tensor.dtype, tensor.stride())
+    assert tensor.shape == shape, (tuple(tensor.shape), shape)
+
+
+def _check_heads(tensor: Tensor) -> None:
+    """Float32 heads [T, heads, D] on the CPU, heads of a token dense, tokens perhaps apart (a slice of a fused row)."""
+    assert tensor.dtype is _F32 and tensor.is_cpu and tensor.dim() == 3, (tensor.dtype, tensor.shape)
+    assert tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2], tensor.stride()
+
+
+# --- dense layers -------------------------------------------------------------------------------------------------
+
+
+class PackedWeight:
+    """A weight [N, K] in the layout of the matrix kernel: panels of 16 rows, [ceil(N / 16), K, 16], zero padded."""
+
+    __slots__ = ("_address", "_code", "_storage", "dtype", "in_features", "out_features")
+
+    def __init__(self, out_features: int, in_features: int, dtype: torch.dtype) -> None:
+        assert out_features >= 1 and in_features >= 1 and dtype in _DTYPE_CODES, (out_features, in_features, dtype)
+        self.out_features = out_features
+        self.in_features = in_features
+        self.dtype = dtype
+        num_panels = -(-out_features // PANEL_WIDTH)
+        self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
+        self._storage[-1].zero_()
+        self._address = self._storage.data_ptr()
+        self._code = _DTYPE_CODES[dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self._storage.nbytes
+
+    def __repr__(self) -> str:
+        return f"PackedWeight([{self.out_features}, {self.in_features}], {self.dtype})"
+
+
+def pack_weight(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
+    """weight [N, K], float32, bfloat16 or float16, as a checkpoint holds it."""
+    return pack_weights([weight], dtype)
+
+
+def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> PackedWeight:
+    """Weights [Ni, K] stacked along N (fused query, key and value; gate and up), without a copy that joins them."""
+    in_features = weights[0].shape[1]
+    packed = PackedWeight(sum(w.shape[0] for w in weights), in_features, dtype)
+    first_row = 0
+    for weight in weights:
+        assert weight.dim() == 2 and weight.shape[1] == in_features and weight.is_cpu, weight.shape
+        assert weight.dtype in (torch.float32, torch.bfloat16, torch.float16), weight.dtype
+        rows = weight.shape[0]
+        dense = (weight.float() if weight.dtype is torch.float16 else weight).contiguous()
+        code = _DTYPE_CODES[dense.dtype]
+        _C.pack_weight(dense.data_ptr(), code, packed._address, packed._code, first_row, rows, in_features)
+        first_row += rows
+    return packed
+
+
+def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x [T, K] · weightᵀ + bias [N] → [T, N], float32."""
+    num_tokens = x.shape[0]
+    n, k = weight.out_features, weight.in_features
+    _check_f32(x, num_tokens, k)
+    if out is None:
+        out = torch.empty(num_tokens, n)
+    else:
+        _check_f32(out, num_tokens, n)
+    bias_address = 0
+    if bias is not None:
+        _check_f32(bias, n)
+        bias_address = bias.data_ptr()
+    _C.linear(x.data_ptr(), weight._address, weight._code, bias_address, out.data_ptr(), num_tokens, n, k)
+    return out
+
+
+def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
+    """Rows ids int32 [T] of the weight → [T, K] float32. An id outside [0, N) is an Error."""
+    num_tokens = ids.shape[0]
+    _check_i32(ids, num_tokens)
+    out = torch.empty(num_tokens, weight.in_features)
+    _C.gather_rows(
+        ids.data_ptr(),
+        weight._address,
+        weight._code,
+        out.data_ptr(),
+        num_tokens,
+        weight.out_features,
+        weight.in_features,
+    )
+    return out
+
+
+# --- norms, positions, activations --------------------------------------------------------------------------------
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x [T, H], weight [H] → x / rms(x) * weight, [T, H]; `out` may be x.
+
+    With a residual [T, H]: residual += x in place, and the residual is what is normalised.
+    """
+    num_tokens, hidden = x.shape
+    _check_f32(x, num_tokens, hidden)
+    _check_f32(weight, hidden)
+    if out is None:
+        out = torch.empty(num_tokens, hidden)
+    else:
+        _check_f32(out, num_tokens, hidden)
+    residual_address = 0
+    if residual is not None:
+        _check_f32(residual, num_tokens, hidden)
+        residual_address = residual.data_ptr()
+    _C.rms_norm(x.data_ptr(), residual_address, weight.data_ptr(), out.data_ptr(), num_tokens, hidden, eps)
+    return out
+
+
+def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
+    """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
+    num_tokens, num_heads, head_dim = x.shape
+    _check_heads(x)
+    _check_f32(weight, head_dim)
+    _C.head_rms_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), num_tokens, num_heads, head_dim, eps)
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    """Rotates q [T, NQ, D] and k [T, NKV, D] in place (both may be slices of a fused row), half-rotation style.
+
+    positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
+    R dimensions of a head turn. A position outside [0, P) is an Error.
+    """
+    num_tokens, q_heads, head_dim = q.shape
+    k_heads = k.shape[1]
+    num_positions, rotary_dim = cos_sin.shape
+    _check_heads(q)
+    _check_heads(k)
+    assert k.shape[0] == num_tokens and k.shape[2] == head_dim, (q.shape, k.shape)
+    _check_i32(positions, num_tokens)
+    _check_f32(cos_sin, num_positions, rotary_dim)
+    _C.rotary(
+        q.data_ptr(),
+        k.data_ptr(),
+        q.stride(0),
+        k.stride(0),
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        num_tokens,
+        num_positions,
+        q_heads,
+        k_heads,
+        head_dim,
+        rotary_dim,
+    )
+
+
+_SILU, _GELU_ERF, _GELU_TANH = 0, 1, 2  # as in csrc/ops/activation.h
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 I] → silu(gate) * up, [T, I]."""
+    return _gated(gate_up, _SILU)
+
+
+def gelu_mul(gate_up: Tensor, tanh: bool) -> Tensor:
+    """gate_up [T, 2 I] → gelu(gate) * up, [T, I]; `tanh`: the approximation by tanh, else the exact one by erf."""
+    return _gated(gate_up, _GELU_TANH if tanh else _GELU_ERF)
+
+
+def _gated(gate_up: Tensor, activation: int) -> Tensor:
+    num_tokens, doubled = gate_up.shape
+    _check_f32(gate_up, num_tokens, doubled)
+    assert doubled % 2 == 0, doubled
+    out = torch.empty(num_tokens, doubled // 2)
+    _C.gated_activation(gate_up.data_ptr(), out.data_ptr(), num_tokens, doubled // 2, activation)
+    return out
+
+
+# --- attention, cache, sampling ----------------------------------------------------------------------------------
+
+_KV_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
+
+HostInts = npt.NDArray[np.int32] | Tensor
+
+
+def _host_ints(array: HostInts) -> tuple[int, tuple[int, ...]]:
+    """Address and shape of a contiguous int32 host array."""
+    if isinstance(array, Tensor):
+        assert array.dtype == torch.int32 and array.is_contiguous() and array.device.type == "cpu"
+        return array.data_ptr(), tuple(array.shape)
+    assert array.dtype == np.int32 and array.flags.c_contiguous
+    return array.__array_interface__["data"][0], array.shape
+
+
+def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
+    """(NB, L, NKV, BS, D) of a cache [NB, L, 2, NKV, BS, D]."""
+    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert two == 2 and kv_cache.is_contiguous()
+    return num_blocks, num_layers, num_kv_heads, block_size, head_dim
+
+
+def _row_stride(rows: Tensor) -> int:
+    """Elements between the rows of x [T, heads, D], whose rows are dense."""
+    stride = rows.stride()
+    assert rows.dtype == torch.float32 and stride[2] == 1 and stride[1] == rows.shape[2]
+    return stride[0]
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
+    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16.
+
+    slot_mapping int64 [T]: block * BS + offset; -1 is skipped, anything else outside the cache is an Error.
+    """
+    num_tokens = slot_mapping.shape[0]
+    sizes = _kv_sizes(kv_cache)
+    assert k.shape == v.shape == (num_tokens, sizes[2], sizes[4]) and slot_mapping.dtype == torch.int64
+    assert slot_mapping.is_contiguous()
+    _C.write_kv(
+        k.data_ptr(),
+        _row_stride(k),
+        v.data_ptr(),
+        _row_stride(v),
+        slot_mapping.data_ptr(),
+        num_tokens,
+        kv_cache.data_ptr(),
+        _KV_DTYPES[kv_cache.dtype],
+        sizes,
+        layer,
+    )
+
+
+def copy_blocks(kv_cache: Tensor, pairs: HostInts) -> None:
+    """Copies blocks inside a cache, all layers: pairs [C, 2] of (source, destination).
+
+    The copies have no order: a destination that occurs twice, or that is also a source, is an Error.
+    """
+    swap_blocks(kv_cache, kv_cache, pairs)
+
+
+def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: HostInts) -> None:
+    """Copies blocks from one cache to another of the same block shape: pairs [C, 2] of (source, destination)."""
+    address, (num_pairs, two) = _host_ints(pairs)
+    assert two == 2 and source_cache.is_contiguous() and destination_cache.is_contiguous()
+    assert source_cache.shape[1:] == destination_cache.shape[1:] and source_cache.dtype == destination_cache.dtype
+    _C.copy_blocks(
+        source_cache.data_ptr(),
+        source_cache.shape[0],
+        destination_cache.data_ptr(),
+        destination_cache.shape[0],
+        source_cache[0].nbytes,
+        address,
+        num_pairs,
+    )
+
+
+class AttentionPlan:
+    """The work of one step's attention, found once and used by every layer (and by one call at a time).
+
+    query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
+    at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
+    last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
+    """
+
+    __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
+
+    def __init__(
+        self,
+        query_start: HostInts,
+        seq_lens: HostInts,
+        block_tables: HostInts,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        causal: bool = True,
+        window: int = 0,
+    ) -> None:
+        starts, (num_starts,) = _host_ints(query_start)
+        lens, (num_sequences,) = _host_ints(seq_lens)
+        tables, (num_tables, max_blocks) = _host_ints(block_tables)
+        assert num_starts == num_sequences + 1 and num_tables == num_sequences
+        self._plan = _C.AttentionPlan(
+            starts,
+            lens,
+            tables,
+            num_sequences,
+            max_blocks,
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            num_blocks,
+            causal,
+            window,
+        )
+        self.num_tokens = self._plan.num_tokens
+        self.num_q_heads = num_q_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+
+    @property
+    def num_items(self) -> int:
+        """How many pieces each kv head's work was cut into."""
+        return self._plan.num_items
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    plan: AttentionPlan,
+    scale: float,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale * q · Kᵀ) · V over the paged cache, as f32 [T, NQ, D].
+
+    q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16. With a soft cap
+    c > 0 a score s becomes c * tanh(s / c). Bit for bit, a row depends on its own q and on the keys it sees alone.
+    """
+    shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
+    assert q.shape == shape
+    if out is None:
+        out = torch.empty(shape, dtype=torch.float32)
+    assert out.shape == shape and out.dtype == torch.float32 and out.is_contiguous()
+    _C.paged_attention(
+        q.data_ptr(),
+        _row_stride(q),
+        out.data_ptr(),
+        kv_cache.data_ptr(),
+        _KV_DTYPES[kv_cache.dtype],
+        _kv_sizes(kv_cache),
+        layer,
+        scale,
+        soft_cap,
+        plan._plan,
+    )
+    return out

@@ -1,0 +1,111 @@
+"""LLM: the same engine without a server, for scripts and notebooks.
+
+from engine.llm import LLM
+for completion in LLM().generate(["The capital of France is"], SamplingParams(max_tokens=8, temperature=0)):
+    print(completion.choices[0].text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from engine.build import Built, build_engine
+from engine.config import EngineConfig
+from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one prompt: n whole choices."""
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[ChoiceDelta, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+
+
+class LLM:
+    """Loads a model and answers batches of prompts, synchronously. Close it, or use it in a `with` block."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bequest-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._built: Built = self._run(build_engine(config or EngineConfig()))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """One Completion per prompt, in order. Prompts are strings or token lists; params one for all or one each."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(each)} SamplingParams")
+        return self._run(self._generate(prompts, each, progress))
+
+    def chat(self, messages: list[dict[str, Any]], params: SamplingParams) -> Completion:
+        """The answer to a conversation, through the model's chat template."""
+        template = self._built.text.chat_template
+        if template is None:
+            raise ValueError("this model has no chat template")
+        prompt = self._built.text.tokenizer.encode(template.render(messages), add_special_tokens=False)
+        return self.generate([prompt], params, progress=False)[0]
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._run(self._built.engine.stop())
+            self._end_loop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _generate(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], params: list[SamplingParams], progress: bool
+    ) -> list[Completion]:
+        with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
+            tasks = [asyncio.ensure_future(self._one(p, q, bar)) for p, q in zip(prompts, params, strict=True)]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def _one(self, prompt: str | Sequence[int], params: SamplingParams, bar: tqdm[Any]) -> Completion:
+        tokenizer = self._built.text.tokenizer
+        token_ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        request = Request(f"llm-{uuid.uuid4().hex}", "local", token_ids, params, output=OutputMode.FINAL)
+        async for delta in self._built.engine.generate(request):
+            if delta.usage is not None:
+                bar.update()
+                return Completion(token_ids, delta.choices, delta.usage, delta.prompt_logprobs)
+        raise AssertionError("a request ends with usage or an error")
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+__all__ = ["LLM", "Completion", "EngineConfig", "SamplingParams"]

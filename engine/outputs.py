@@ -1,0 +1,118 @@
+"""From sampled tokens to what a client is shown: text, stop strings, log-probabilities. Owned by the event-loop thread.
+
+Decoding text is put off until somebody needs it: at once where stop strings must be found, else at delivery, after the
+next step has been launched.
+"""
+
+from __future__ import annotations
+
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.stops import StopMatcher
+from engine.text.tokenizer import Tokenizer
+from engine.types import ChoiceDelta, FinishReason, OutputMode, Request, StopReason, TokenLogprob
+
+
+class ChoiceOutput:
+    """One choice of a request on its way to the client."""
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.index = index
+        self._request = request
+        self._tokenizer = tokenizer
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: StopReason = None
+        self._mode = request.output
+        self._params = params
+        self._decoder = (
+            IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+            if tokenizer is not None
+            else None
+        )
+        self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._num_tokens = 0
+        self._undecoded: list[int] = []
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._cumulative = 0.0
+        self._announced = False
+        self._stop_found = False
+
+    def sibling(self, index: int) -> ChoiceOutput:
+        """The output of another choice of the same request."""
+        return ChoiceOutput(self._request, index, self._tokenizer)
+
+    def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:
+        """Takes one sampled token; `shown` is false for an end token that has no text.
+
+        Returns the stop string it completed, if any.
+        """
+        self._num_tokens += 1
+        self._tokens.append(token_id)
+        if self._logprobs is not None and logprob is not None:
+            self._logprobs.append(logprob)
+            self._cumulative += logprob.logprob
+        if shown:
+            self._undecoded.append(token_id)
+        if self._stops is None:
+            return None
+        return self._decode()
+
+    def finish(self, reason: FinishReason, stop_reason: StopReason) -> None:
+        """The choice is complete: what was held back for a possible stop string is text after all."""
+        if self._stops is None:
+            self._decode()
+        if self._decoder is not None and not self._stop_found:
+            rest = self._decoder.flush()
+            if self._stops is None:
+                self._text.append(rest)
+            else:
+                safe, _ = self._stops.feed(rest)
+                self._text.append(safe + self._stops.flush())
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def take(self, always: bool) -> ChoiceDelta | None:
+        """What to deliver now, or None when there is nothing new and not `always`."""
+        if self._stops is None:
+            self._decode()
+        ended = self.finish_reason is not None and not self._announced
+        if not (self._tokens or ended or always):
+            return None
+        text = "".join(self._text)
+        delta = ChoiceDelta(
+            index=self.index,
+            text=text,
+            token_ids=tuple(self._tokens),
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            finish_reason=self.finish_reason if ended or self._mode is not OutputMode.DELTA else None,
+            stop_reason=self.stop_reason,
+            cumulative_logprob=self._cumulative if ended and self._logprobs is not None else None,
+        )
+        self._announced = self._announced or ended
+        if self._mode is OutputMode.DELTA:
+            self._text.clear()
+            self._tokens.clear()
+            if self._logprobs is not None:
+                self._logprobs.clear()
+        else:
+            self._text = [text]
+        return delta
+
+    def _decode(self) -> str | None:
+        """Decodes what is waiting; returns the stop string that it completed, if any."""
+        pending, self._undecoded = self._undecoded, []
+        if self._decoder is None:
+            return None
+        for token_id in pending:
+            piece = self._decoder.step(token_id)
+            if self._stops is None or self._num_tokens < self._params.min_tokens:
+                self._text.append(piece)
+                continue
+            safe, stop = self._stops.feed(piece)
+            self._text.append(safe)
+            if stop is not None:
+                self._stop_found = True
+                return stop
+        return None

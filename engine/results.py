@@ -1,0 +1,95 @@
+"""Applies the result of a step to the sequences it concerns: tokens, log-probabilities, ends. Pure of I/O.
+
+A sequence that ended or left since the launch is passed over: a step launched past its end changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import EngineError, InternalError
+from engine.scheduler import Launch, Scheduler
+from engine.sequence import Group, Sequence, Status
+from engine.types import FinishReason, LogprobArrays, StepResult, StopReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    moved: tuple[Group, ...]  # have something to deliver, in the order of the plan
+    failed: tuple[tuple[Group, EngineError], ...]
+    first_token_seconds: tuple[float, ...]
+    inter_token_seconds: tuple[float, ...]
+
+
+def apply_result(
+    scheduler: Scheduler, launch: Launch, result: StepResult, eos_token_ids: tuple[int, ...], now: float
+) -> Applied:
+    for group, arrays in zip(launch.prompt_logprobs, result.prompt_logprobs, strict=True):
+        if not group.closed:
+            _extend_prompt_logprobs(group, arrays)
+    moved: dict[Group, None] = {}
+    failed: dict[Group, EngineError] = {}
+    first: list[float] = []
+    inter: list[float] = []
+    tokens = result.tokens.tolist()
+    bad = result.bad_rows.tolist()
+    for i, sequence in enumerate(launch.sampled):
+        sequence.num_in_flight -= 1
+        group = sequence.group
+        if sequence.status is Status.FINISHED or group in failed:
+            continue
+        if bad[i]:
+            scheduler.distrust(sequence)
+            failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
+            continue
+        (inter if sequence.last_token_at else first).append(now - (sequence.last_token_at or group.arrived_at))
+        sequence.last_token_at = now
+        if group.first_token_at is None:
+            group.first_token_at = now
+        logprob = None
+        if group.request.params.logprobs is not None and result.logprobs is not None:
+            logprob = _logprob_of(result.logprobs, i, tokens[i], group.request.params.logprobs)
+        _accept(scheduler, sequence, tokens[i], logprob, eos_token_ids)
+        moved[group] = None
+    for group in launch.prompt_ended:
+        if not group.closed:
+            for sequence in group.sequences:
+                sequence.output.finish("length", None)
+                scheduler.finish(sequence)
+            moved[group] = None
+    return Applied(tuple(moved), tuple(failed.items()), tuple(first), tuple(inter))
+
+
+def _accept(
+    scheduler: Scheduler, sequence: Sequence, token: int, logprob: TokenLogprob | None, eos: tuple[int, ...]
+) -> None:
+    """Adds one sampled token to its sequence and ends the sequence if the token does."""
+    scheduler.accept_token(sequence, token)
+    params = sequence.group.request.params
+    ended: tuple[FinishReason, StopReason] | None = None
+    if sequence.num_output >= params.min_tokens:
+        if token in eos and not params.ignore_eos:
+            ended = ("stop", None)
+        elif token in params.stop_token_ids:
+            ended = ("stop", token)
+    shown = ended is None or params.include_stop_str_in_output
+    stop_string = sequence.output.push(token, logprob, shown)
+    if ended is None and stop_string is not None:
+        ended = ("stop", stop_string)
+    if ended is None and sequence.num_output >= params.max_tokens:
+        ended = ("length", None)
+    if ended is not None:
+        sequence.output.finish(*ended)
+        scheduler.finish(sequence)
+
+
+def _logprob_of(arrays: LogprobArrays, i: int, token: int, top: int) -> TokenLogprob:
+    best = zip(arrays.top_ids[i, :top].tolist(), arrays.top[i, :top].tolist(), strict=True)
+    return TokenLogprob(token, float(arrays.chosen[i]), int(arrays.rank[i]), tuple(best))
+
+
+def _extend_prompt_logprobs(group: Group, arrays: LogprobArrays) -> None:
+    top = group.request.params.prompt_logprobs or 0
+    done = len(group.prompt_logprobs)
+    targets = group.request.prompt_token_ids[done : done + len(arrays.chosen)]
+    group.prompt_logprobs.extend(_logprob_of(arrays, i, token, top) for i, token in enumerate(targets))

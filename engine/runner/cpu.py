@@ -1,0 +1,88 @@
+"""The runner of the CPU backend: a StepPlan becomes tensors, a forward pass, sampled tokens. Device thread only."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine import kernels
+from engine.models.batch import ModelInput
+from engine.models.decoder import Decoder
+from engine.runner.sampling import RowSampler
+from engine.types import LogprobArrays, StepPlan, StepResult
+
+# Logits of prompt log-probabilities are made this many rows at a time: [rows, V] float32 stays small.
+_LOGIT_ROWS = 64
+
+
+class CpuRunner:
+    """Owns the weights, the KV cache and the sampler rows."""
+
+    def __init__(self, model: Decoder, kv_cache: torch.Tensor, max_rows: int) -> None:
+        self._model = model
+        self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._sampler = RowSampler(max_rows, model.config.vocab_size)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        if len(plan.block_copies):
+            kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
+        self._sampler.update_rows(plan.close_rows, plan.open_rows)
+        hidden = self._model.forward(self._batch(plan))  # [T, H]
+        prompt_logprobs = tuple(
+            self._prompt_logprobs(
+                hidden[spec.first_token : spec.first_token + len(spec.targets)], spec.targets, spec.top
+            )
+            for spec in plan.prompt_logprobs
+        )
+        tokens, bad, logprobs = self._sample(plan, hidden)
+        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs)
+
+    def close(self) -> None:
+        """Nothing to give back: the memory goes with the object."""
+
+    def _batch(self, plan: StepPlan) -> ModelInput:
+        input_ids = self._sampler.resolve(plan.input_ids)
+        config = self._model.config
+        plans = {
+            window: kernels.AttentionPlan(
+                torch.from_numpy(plan.query_start),
+                torch.from_numpy(plan.seq_lens),
+                torch.from_numpy(plan.block_tables),
+                num_q_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                block_size=self._kv_cache.shape[4],
+                window=window,
+            )
+            for window in config.windows
+        }
+        return ModelInput(
+            input_ids=torch.from_numpy(input_ids),
+            positions=torch.from_numpy(plan.positions),
+            slot_mapping=torch.from_numpy(plan.slot_mapping),
+            kv_cache=self._kv_cache,
+            attention=plans,
+        )
+
+    def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None]:
+        if not len(plan.sample_tokens):
+            return np.empty(0, np.int32), np.empty(0, np.bool_), None
+        # Choices that part ways here share their row of logits: compute each row once.
+        rows, which = np.unique(plan.sample_tokens, return_inverse=True)
+        logits = self._model.logits(hidden[torch.from_numpy(rows)])  # [R, V]
+        if len(rows) < len(which):
+            logits = logits[torch.from_numpy(which)]  # [N, V]
+        return self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs)
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, targets: np.ndarray, top: int) -> LogprobArrays:
+        parts = [
+            self._sampler.logprobs(self._model.logits(hidden[i : i + _LOGIT_ROWS]), targets[i : i + _LOGIT_ROWS], top)
+            for i in range(0, len(targets), _LOGIT_ROWS)
+        ]
+        return LogprobArrays(
+            np.concatenate([p.chosen for p in parts]),
+            np.concatenate([p.rank for p in parts]),
+            np.concatenate([p.top_ids for p in parts]),
+            np.concatenate([p.top for p in parts]),
+        )

@@ -1,0 +1,41 @@
+"""Sampler rows on the device side: opened and closed by plans, they hold what sampling needs to remember."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from engine import kernels
+from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
+
+
+class RowSampler:
+    """Draws tokens for sampler rows; raw log-probabilities beside them."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._sampler = kernels.Sampler(num_rows, vocab_size)
+
+    def update_rows(self, closed: Iterable[int], opened: Iterable[RowSpec]) -> None:
+        for row in closed:
+            self._sampler.close_row(row)
+        for spec in opened:
+            self._sampler.open_row(spec)
+
+    def resolve(self, input_ids: IntArray) -> IntArray:
+        """Replaces -(row + 1) by the row's last token."""
+        if not (input_ids < 0).any():
+            return input_ids
+        return self._sampler.resolve(input_ids)
+
+    def sample(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, num_logprobs: int | None
+    ) -> tuple[IntArray, BoolArray, LogprobArrays | None]:
+        """Tokens for logits [N, V]. The log-probabilities are the raw model's, whatever the row's parameters do."""
+        tokens, bad = self._sampler.sample(logits, rows, positions)
+        if num_logprobs is None:
+            return tokens, bad, None
+        return tokens, bad, self.logprobs(logits, tokens, num_logprobs)
+
+    def logprobs(self, logits: torch.Tensor, chosen: IntArray, top: int) -> LogprobArrays:
+        return LogprobArrays(*kernels.logprobs(logits, chosen, top))

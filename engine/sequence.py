@@ -1,0 +1,98 @@
+"""The state of a request: a Group of Sequences, one per choice. Owned by the event-loop thread.
+
+A sequence has tokens and a count of computed ones; every step lets the count chase the tokens:
+
+    tokens      [ prompt ............ | sampled, applied ... ]( in flight )
+    computed    [ ........................ )
+                                           └ next chunk ┘
+
+`planned_len` counts the token in flight too: sampled on the device by a launched step, not yet known here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine._C import BlockTable, TokenList
+from engine.outputs import ChoiceOutput
+from engine.types import Request, Sink, TokenLogprob
+
+NO_ROW = -1
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    group: Group
+    choice: int
+    tokens: TokenList
+    table: BlockTable
+    output: ChoiceOutput
+    num_computed: int = 0  # tokens whose KV a launched step has written or will write
+    num_in_flight: int = 0  # sampled by a launched step, not yet applied
+    row: int = NO_ROW
+    status: Status = Status.WAITING
+    last_token_at: float = 0.0
+    num_prompt: int = field(init=False)
+    urgency: tuple[int, int, int] = field(init=False)  # sorts: lower runs earlier and is preempted later
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.group.request.prompt_token_ids)
+        self.urgency = (self.group.request.priority, self.group.arrival_number, self.choice)
+
+    @property
+    def planned_len(self) -> int:
+        return len(self.tokens) + self.num_in_flight
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens the next step could compute."""
+        return self.planned_len - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def wants_sample(self) -> bool:
+        """Whether completing the pending tokens should sample one more."""
+        return self.planned_len - self.num_prompt < self.group.request.params.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One request and its choices. Before the end of the prefill it has one sequence, which then forks."""
+
+    request: Request
+    sink: Sink
+    seed: int
+    arrival_number: int
+    arrived_at: float
+    sequences: list[Sequence] = field(default_factory=list)
+    forked: bool = False
+    closed: bool = False  # finished, failed or aborted: owns nothing any more
+    delivered: bool = False  # the first Delta is out
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
+    prompt_logprobs_planned: int = 0  # positions that launched steps tell of
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Running slots it takes: before the fork it already holds those of its later choices."""
+        return self.request.params.n
+
+    @property
+    def finished(self) -> bool:
+        return all(s.status is Status.FINISHED for s in self.sequences)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(s.num_output for s in self.sequences)

@@ -1,0 +1,94 @@
+"""Runs an AsyncEngine over the paged fake, and checks at the end that nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from engine._C import BlockPool
+from engine.engine import AsyncEngine
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.types import ModelInfo, OutputMode, Request, SamplingParams, Usage
+from tests.engine.paged_fake import VOCAB, PagedFakeRunner
+
+EOS = 5
+_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class Setup:
+    num_blocks: int = 200
+    block_size: int = 4
+    max_num_seqs: int = 16
+    chunk: int = 64
+    prefix_caching: bool = True
+    pipelined: bool = True
+    max_model_len: int = 400
+    max_queued: int = 1000
+    eos: tuple[int, ...] = (EOS,)
+
+
+@dataclass
+class Answer:
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    finish: dict[int, tuple[str, object]] = field(default_factory=dict)
+    usage: Usage | None = None
+    num_deltas: int = 0
+
+
+def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
+    runner = PagedFakeRunner(setup.num_blocks, setup.block_size)
+    pool = BlockPool(setup.num_blocks, setup.block_size, setup.prefix_caching)
+    limits = SchedulerLimits(setup.max_num_seqs, setup.chunk, setup.prefix_caching)
+    info = ModelInfo("fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0)
+    engine = AsyncEngine(
+        info,
+        Scheduler(limits, pool, setup.eos),
+        runner,
+        None,
+        pipelined=setup.pipelined,
+        max_queued=setup.max_queued,
+    )
+    return engine, runner
+
+
+@asynccontextmanager
+async def running(setup: Setup) -> AsyncIterator[tuple[AsyncEngine, PagedFakeRunner]]:
+    """An engine that must be whole again when the test is done with it."""
+    engine, runner = make_engine(setup)
+    try:
+        yield engine, runner
+        if engine.state != "dead":
+            assert await engine.drain(20), "requests are still open"
+    finally:
+        await engine.stop()
+    engine.scheduler.check_idle()
+    assert runner.closed
+
+
+def request(prompt: Sequence[int], params: SamplingParams | None = None, **fields: object) -> Request:
+    params = params or SamplingParams(max_tokens=8, temperature=0)
+    return Request(f"r{next(_ids)}", str(fields.pop("tenant", "t")), tuple(prompt), params, **fields)  # type: ignore[arg-type]
+
+
+async def ask(engine: AsyncEngine, asked: Request) -> Answer:
+    answer = Answer()
+    async for delta in engine.generate(asked):
+        answer.num_deltas += 1
+        for choice in delta.choices:
+            tokens = answer.token_ids.setdefault(choice.index, [])
+            if asked.output is OutputMode.DELTA:
+                tokens.extend(choice.token_ids)
+            else:
+                tokens[:] = choice.token_ids
+            if choice.finish_reason is not None:
+                answer.finish[choice.index] = (choice.finish_reason, choice.stop_reason)
+        answer.usage = delta.usage
+    return answer
+
+
+async def ask_all(engine: AsyncEngine, requests: Sequence[Request]) -> list[Answer]:
+    return await asyncio.gather(*(ask(engine, r) for r in requests))

@@ -1,0 +1,124 @@
+"""A runner that is a hash function, but reads its inputs the way attention does: through slots and block tables.
+
+Each slot of the fake cache holds a token id. A step writes its tokens to their slots, and to sample after position p it
+reads positions 0…p back through the block table and hashes what it finds. So any error in slot mapping, sharing,
+chunking, preemption, copy on write or token feedback changes the tokens. `expected_tokens` computes the same from the
+plain list of tokens, without any cache: it is the oracle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.types import LogprobArrays, RowSpec, StepPlan, StepResult
+
+VOCAB = 997
+_EMPTY = -7  # a slot nothing was written to
+
+
+def next_token(history: Sequence[int] | np.ndarray, seed: int, choice: int, greedy: bool) -> int:
+    """The token after `history`. Like a model's, it depends on every token before it, and if sampled on the seed."""
+    values = np.asarray(history, dtype=np.uint64)
+    weights = np.arange(1, len(values) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = np.bitwise_xor.reduce((values + np.uint64(1)) * weights)
+    key = 0 if greedy else (seed * 31 + choice + 1) & (2**64 - 1)
+    state = (int(mixed) ^ key) & (2**64 - 1)
+    state = (state ^ (state >> 31)) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+    return (state ^ (state >> 29)) % VOCAB
+
+
+def expected_tokens(
+    prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, greedy: bool = True, eos: int | None = None
+) -> list[int]:
+    """What a request must get: `count` tokens, or fewer when `eos` comes."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history, seed, choice, greedy))
+        if history[-1] == eos:
+            break
+    return history[len(prompt) :]
+
+
+class PagedFakeRunner:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots = np.full(num_blocks * block_size, _EMPTY, dtype=np.int64)
+        self.rows: dict[int, RowSpec] = {}
+        self.last_tokens: dict[int, int] = {}
+        self.num_steps = 0
+        self.num_copies = 0
+        self.num_tokens = 0
+        self.closed = False
+        self.gate: threading.Event | None = None  # set: a step waits for it
+        self.fail_at: int | None = None
+        self.bad_prompt_token: int | None = None  # a history that holds it gives NaN
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.gate is not None:
+            self.gate.wait()
+        self.num_steps += 1
+        if self.fail_at is not None and self.num_steps >= self.fail_at:
+            raise RuntimeError("the device fell off the bus")
+        self.num_tokens += plan.num_tokens
+        self._copy_blocks(plan.block_copies)
+        for row in plan.close_rows:
+            del self.rows[row]
+        for spec in plan.open_rows:
+            assert spec.row not in self.rows, "a row was opened twice"
+            self.rows[spec.row] = spec
+        input_ids = [t if t >= 0 else self.last_tokens[-t - 1] for t in plan.input_ids.tolist()]
+        assert len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of a step share a slot"
+        assert (plan.slot_mapping >= self.block_size).all(), "a token was written to the null block"
+        self.slots[plan.slot_mapping] = input_ids
+        tokens, bad = self._sample(plan)
+        return StepResult(
+            plan.step,
+            np.asarray(tokens, np.int32),
+            np.asarray(bad, np.bool_),
+            None if plan.num_logprobs is None else _fake_logprobs(np.asarray(tokens, np.int32), plan.num_logprobs),
+            tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _copy_blocks(self, pairs: np.ndarray) -> None:
+        self.num_copies += len(pairs)
+        blocks = self.slots.reshape(-1, self.block_size)
+        for source, destination in pairs.tolist():
+            blocks[destination] = blocks[source]
+
+    def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
+        tokens, bad = [], []
+        for index, row, position in zip(
+            plan.sample_tokens.tolist(), plan.sample_rows.tolist(), plan.sample_positions.tolist(), strict=True
+        ):
+            history = self._history(plan, index)
+            assert position == len(history), "a sampled token's position is the number of tokens before it"
+            spec = self.rows[row]
+            token = next_token(history, spec.seed, spec.choice, spec.params.greedy)
+            self.last_tokens[row] = token
+            tokens.append(token)
+            bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
+        return tokens, bad
+
+    def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
+        sequence = int(np.searchsorted(plan.query_start, token_index, side="right")) - 1
+        positions = np.arange(int(plan.positions[token_index]) + 1)
+        blocks = plan.block_tables[sequence, positions // self.block_size].astype(np.int64)
+        history = self.slots[blocks * self.block_size + positions % self.block_size]
+        assert (history != _EMPTY).all(), "read a slot that nothing was written to"
+        return history
+
+
+def _fake_logprobs(chosen: np.ndarray, top: int) -> LogprobArrays:
+    ids = (chosen[:, None] + np.arange(top, dtype=np.int32)) % VOCAB
+    return LogprobArrays(
+        chosen=(-chosen / VOCAB).astype(np.float32),
+        rank=np.ones(len(chosen), np.int32),
+        top_ids=ids.astype(np.int32),
+        top=(-ids / VOCAB).astype(np.float32),
+    )

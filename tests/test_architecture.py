@@ -1,0 +1,99 @@
+"""Keeps the house in order: who may import whom, files of one subject, a project that speaks of itself alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("server", "engine")
+
+# folder or module → what it must not import
+FORBIDDEN = {
+    "server": ["torch", "engine.models", "engine.runner", "engine.kernels", "engine._C"],
+    "engine.text": ["torch", "asyncio", "engine.models.load", "engine.runner", "engine.scheduler", "engine.engine", "server"],
+    "engine.scheduler": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.sequence": ["torch", "asyncio", "engine.engine", "engine.scheduler", "engine.runner", "server"],
+    "engine.results": ["torch", "asyncio", "engine.engine", "engine.runner", "server"],
+    "engine.types": ["torch", "asyncio", "server"],
+    "engine.runner": ["asyncio", "engine.engine", "engine.scheduler", "engine._C", "server"],
+    "engine.models": ["asyncio", "engine.engine", "engine.scheduler", "engine.runner", "engine._C", "server"],
+    "engine": ["server", "aiohttp"],
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute names imported anywhere in the file, except under `if TYPE_CHECKING`."""
+    names: set[str] = set()
+    stack: list[ast.AST] = [ast.parse(path.read_text())]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        stack.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def inside(name: str, scope: str) -> bool:
+    return name == scope or name.startswith(scope + ".")
+
+
+@pytest.mark.parametrize("scope", FORBIDDEN)
+def test_imports_follow_the_architecture(scope: str) -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules().items()
+        if inside(module, scope)
+        for name in imports_of(path)
+        if any(inside(name, forbidden) for forbidden in FORBIDDEN[scope])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_kernels_and_the_cache_users_touch_the_extension() -> None:
+    allowed = {"engine.kernels", "engine.scheduler", "engine.sequence", "engine.build"}
+    touching = {m for m, p in modules().items() if any(inside(n, "engine._C") for n in imports_of(p))}
+    assert touching <= allowed
+
+
+def test_the_server_package_imports_without_torch() -> None:
+    code = "import sys, server.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_csrc_knows_python_only_in_the_bindings() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "csrc").rglob("*")
+        if path.is_file() and "bindings" not in path.parts and re.search(r"pybind11|Python\.h|torch/", path.read_text())
+    ]
+    assert not wrong
+
+
+def test_files_stay_short() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for folder in ("server", "engine", "csrc", "benchmarks")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".h", ".cpp", ".cu") and (lines := len(path.read_text().splitlines())) > 500
+    }
+    assert not long
