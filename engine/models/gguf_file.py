@@ -67,11 +67,11 @@ class GGUFTensor:
     def load(self) -> npt.NDArray[np.float32]:
         """The values, dequantised, in memory of their own; [*shape]."""
         try:
-            values = dequantize(self.packed(), self.type)
+            values: npt.NDArray[np.float32] = dequantize(self.packed(), self.type)
         except NotImplementedError as error:
             raise ModelError(f"tensor {self.name}: type {self.type.name} cannot be dequantised") from error
         # Unquantised values come back as a read-only view of the file.
-        return np.array(values, dtype=np.float32, copy=not values.flags.writeable)
+        return values if values.flags.writeable else values.copy()
 
 
 class GGUFFile:
