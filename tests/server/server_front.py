@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import openai
 import orjson
-
 from server_fakes import FakeEngine, FakeText
 
 from server.metrics import Metrics

@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from server_front import Front
 from server_fakes import BOS, PIECES
+from server_front import Front
 
 WHOLE = "".join(PIECES)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
