@@ -7,8 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from server_front import Front
-from server_fakes import BOS, PIECES
+
+from tests.server.fakes import BOS, PIECES
+from tests.server.front import Front
 
 WHOLE = "".join(PIECES)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

@@ -10,9 +10,8 @@ import aiohttp
 import openai
 import orjson
 
-from server_fakes import FakeEngine, FakeText
-
 from server.metrics import Metrics
+from tests.server.fakes import FakeEngine, FakeText
 
 
 @dataclass
@@ -31,7 +30,9 @@ class Front:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
-        defaults = {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0}
+        # Without verification no certificates are loaded, which would take longer than the test.
+        transport = openai.DefaultAsyncHttpxClient(verify=False)
+        defaults = {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, "http_client": transport}
         client = openai.AsyncOpenAI(**{**defaults, **options})
         self.closers.append(client.close)
         return client
