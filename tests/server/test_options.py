@@ -16,10 +16,11 @@ def test_defaults() -> None:
 
 
 def test_flags() -> None:
-    engine, server = parse(
-        ["serve", "some/model", "--port", "0", "--api-key", "a", "--api-key", "b", "--no-pipelined", "--guard-metrics"]
-        + ["--dtype", "float32", "--max-model-len", "64", "--max-body-mb", "1.5"]
+    line = (
+        "serve some/model --port 0 --api-key a --api-key b --no-pipelined --guard-metrics "
+        "--dtype float32 --max-model-len 64 --max-body-mb 1.5"
     )
+    engine, server = parse(line.split())
     assert engine == EngineConfig(model="some/model", pipelined=False, dtype="float32", max_model_len=64)
     assert server == ServerConfig(port=0, api_key=["a", "b"], guard_metrics=True, max_body_mb=1.5)
 

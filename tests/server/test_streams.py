@@ -200,7 +200,8 @@ async def test_failure_in_the_middle(start: Starter, after: int) -> None:
     assert caught.value.code == "internal_error" and caught.value.type == "server_error"
     assert "".join(map(str, texts)) == "".join(PIECES[:after])
     raw = await front.connect(STREAM)
-    body = await raw.reader.readuntil(b"0\r\n\r\n")
+    await raw.head()
+    body = await raw.reader.readuntil(b"\n0\r\n\r\n")
     assert b'data: {"error":{"message":"The device returned NaN."' in body and b"data: [DONE]\n\n" in body
     await raw.close()
     assert front.engine.aborted == []
@@ -241,7 +242,7 @@ async def test_keep_alive_comments(start: Starter) -> None:
     assert await raw.chunk() == b": keep-alive\n\n"
     while front.engine.advance():
         pass
-    rest = await raw.reader.readuntil(b"0\r\n\r\n")
+    rest = await raw.reader.readuntil(b"\n0\r\n\r\n")
     assert b"[DONE]" in rest
     await raw.close()
 
