@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 
@@ -103,10 +104,11 @@ class BlockPool:
     def release(self, block: int) -> None:
         """Gives a reference back."""
     def begin_plan(self) -> None:
-        """Until end_plan() no block that a reported copy (or swap-in, on the host pool) reads is handed out again.
+        """Opens the planning of a step, whose swaps and copies run before its forward, in no order of their own.
 
-        Copies and swaps of one step run before the step and in no order of their own, so a plan must not reuse
-        what it reads. Without an open plan such blocks are free at once.
+        Until end_plan() no block that a reported copy reads (on a host pool: that a swap-in reads) is handed out
+        again, and blocks prepared for writing are not copied: match_partial() passes them over, a write that
+        would copy one is an Error. Without an open plan the caller has to see to that.
         """
     def end_plan(self) -> None: ...
     def clear_index(self) -> None:
@@ -169,7 +171,7 @@ def count_distinct_blocks(tables: Sequence[BlockTable]) -> int:
 def try_swap_out(tables: Sequence[BlockTable], host: BlockPool) -> list[tuple[int, int]] | None:
     """Moves the blocks that only `tables` hold to `host`: (device, host) pairs. None: no room, nothing changed.
 
-    Within one plan, swap out first: before swapping in and before preparing writes in the same tables.
+    Tables that a plan swapped in or prepared for writing are not swapped out by the same plan.
     """
 
 def try_swap_in(tables: Sequence[BlockTable], device: BlockPool) -> list[tuple[int, int]] | None:

@@ -1,18 +1,18 @@
-// A tile of R rows × P panels is kept in registers while k runs; the weights are the stream, the rows of x stay
-// in cache. R and P are chosen together, so that every batch size has enough independent chains to hide the
-// latency of the multiply-add and few enough to leave registers for the operands:
+// A tile of R rows × P panels is kept in registers while k runs; the weights are the stream, the rows of x
+// stay in cache. R and P are chosen together, so that every batch size has enough independent chains to hide
+// the latency of the multiply-add and few enough to leave registers for the operands:
 //
 //   x [T, K]          weight panels p, p + 1, … [K, 16] each
 //   ┌────────────┐    ┌──┬──┐
 //   │ R rows   ──┼─►  │  │  │ k       acc[R][P] += x[r, k] * panel[k, 0:16]
 //   └────────────┘    └──┴──┘
 //
-// A work item is a group of panels that fits in L2 × a block of rows: the weights come from memory once for all
-// rows of a block. Depth is cut so that a tile's rows stay in L1; a tile stores its sums and takes them up
-// again, which float32 memory does exactly, so the chain over k is never broken.
+// A work item is a group of panels that fits in L2 × a block of rows: the weights come from memory once for
+// all rows of a block. Depth is cut so that a tile's rows stay in L1; a tile stores its sums and takes them
+// up again, which float32 memory does exactly, so the chain over k is never broken.
+#include "ops/linear.h"
 #include "core/simd.h"
 #include "core/threads.h"
-#include "ops/linear.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
@@ -76,9 +76,8 @@ void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (k.begin == 0) {
     each([](VecF& sum, int, int, int) { sum = VecF{}; });
   } else {
-    each([&](VecF& sum, int r, int j, int v) {
-      sum = load(c + r * c_stride + j * kPanelWidth + v * kLanes);
-    });
+    each(
+        [&](VecF& sum, int r, int j, int v) { sum = load(c + r * c_stride + j * kPanelWidth + v * kLanes); });
   }
   Panel panels[P];
 #pragma GCC unroll 8
@@ -109,9 +108,7 @@ void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (bias && k.end == panel.depth) {
     each([&](VecF& sum, int, int j, int v) { sum += load(bias + j * kPanelWidth + v * kLanes); });
   }
-  each([&](VecF& sum, int r, int j, int v) {
-    store(c + r * c_stride + j * kPanelWidth + v * kLanes, sum);
-  });
+  each([&](VecF& sum, int r, int j, int v) { store(c + r * c_stride + j * kPanelWidth + v * kLanes, sum); });
 }
 
 // The last panel, of fewer than 16 columns: the same tile on a copy.
