@@ -462,7 +462,7 @@ class Sampler:
 
 
 def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
-    """Log-softmax of logits f32 [N, V]: of the chosen tokens [N], their ranks [N], the `top` best ids and values [N, K].
+    """Log-softmax of logits f32 [N, V]: of the chosen [N], their ranks [N], the `top` best ids and values [N, K].
 
     Rank is 1 + the number of greater logits; equal ones are listed by lower id. A row with NaN gives NaN.
     """
