@@ -60,6 +60,51 @@ async def test_bytes_that_are_no_request(front: Front) -> None:
         assert body["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "encoding, body",
+    [
+        ("Content-Encoding: gzip\nContent-Length: 10\n", b"not gzip!!"),
+        ("Content-Encoding: deflate\nContent-Length: 10\n", b"not gzip!!"),
+        ("Transfer-Encoding: chunked\n", b"zz\r\nnot a chunk"),
+        ("Transfer-Encoding: chunked\n", b'5\r\n{"a":1}\r\n0\r\n\r\n'),
+    ],
+)
+async def test_bodies_that_are_broken(front: Front, encoding: str, body: bytes) -> None:
+    head = f"POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Type: application/json\n{encoding}"
+    status, headers, content = await raw_exchange(front, head, body)
+    assert b" 400 " in status and headers["x-request-id"]
+    assert content["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_compressed_body(front: Front) -> None:
+    import gzip
+
+    data = gzip.compress(json.dumps(COMPLETION).encode())
+    answer, _ = await front.post("/v1/completions", data, headers={"Content-Encoding": "gzip"})
+    assert answer.status == 200
+    bomb = gzip.compress(b" " * 2**26)
+    answer, body = await front.post("/v1/completions", bomb, headers={"Content-Encoding": "gzip"})
+    assert answer.status == 413 and body["error"]["code"] == "request_too_large"
+
+
+async def test_a_body_that_never_comes(front: Front) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 100\r\n\r\n{"
+    )
+    await front.settle()
+    writer.close()
+    await front.settle()
+    assert front.engine.submitted == [] and front.engine.aborted == []
+
+
+@pytest.mark.parametrize("name", ["%ff%00", "..%2f..%2fetc", "a%0d%0aX:1", "%E2%82%AC", "%", "a" * 3000])
+async def test_strange_model_names(front: Front, name: str) -> None:
+    status, _, content = await raw_exchange(front, f"GET /v1/models/{name} HTTP/1.1\nHost: localhost\n")
+    assert b" 404 " in status and content["error"]["code"] in ("model_not_found", "unknown_url")
+
+
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
 async def test_other_content_types(front: Front, kind: str) -> None:
     answer, body = await front.post("/v1/completions", COMPLETION, headers={"Content-Type": kind})
