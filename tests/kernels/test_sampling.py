@@ -304,7 +304,7 @@ def test_misuse_is_an_error() -> None:
         {"bad_words": ((1, V),)},
         {"bad_words": ((),)},
     ):
-        with pytest.raises(_C.Error, match="vocabulary|empty"):
+        with pytest.raises(_C.Error, match=r"vocabulary|empty"):
             sampler.open_row(spec(1, **fields))
     with pytest.raises(_C.Error, match="not open"):
         sampler.sample(logits, int32(0, 1), int32(0, 0))
