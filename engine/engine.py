@@ -49,7 +49,7 @@ from engine.types import (
 
 log = logging.getLogger("bequest.engine")
 
-State = Literal["ready", "draining", "dead", "stopped"]
+State = Literal["ready", "draining", "dead"]
 
 
 class AsyncEngine:
@@ -84,6 +84,7 @@ class AsyncEngine:
         self._deadlines: list[tuple[float, str]] = []  # heap
         self._timer: asyncio.TimerHandle | None = None
         self._pump_pending = False
+        self._stopped = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: asyncio.Future[BaseException] = self._loop.create_future()
@@ -144,8 +145,9 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Ends at once: open requests get an error, the device thread ends after what is launched."""
-        if self.state != "dead":
-            self.state = "stopped"
+        if self.state == "ready":
+            self.state = "draining"
+        self._stopped = True
         self._fail_all(EngineDraining("The server is shutting down; the request was not finished."))
         if self._timer is not None:
             self._timer.cancel()
@@ -161,7 +163,7 @@ class AsyncEngine:
 
     def _pump(self) -> None:
         self._pump_pending = False
-        if self.state in ("dead", "stopped"):
+        if self.state == "dead" or self._stopped:
             return
         try:
             self._launch_steps()
@@ -177,7 +179,7 @@ class AsyncEngine:
             self._device.launch(launch.plan)
 
     def _on_result(self, result: StepResult) -> None:
-        if self.state in ("dead", "stopped"):
+        if self.state == "dead" or self._stopped:
             return
         try:
             now = self._clock()
@@ -211,8 +213,8 @@ class AsyncEngine:
         group.delivered = True
         delta = Delta(group.request.id, choices, first, prompt_logprobs, usage)
         if finished:
-            reason = "length" if any(s.output.finish_reason == "length" for s in group.sequences) else "stop"
-            self._close(group, reason)
+            cut = any(s.output.finish_reason == "length" for s in group.sequences)
+            self._close(group, "length" if cut else "stop")
         self._send(group, delta)
 
     def _send(self, group: Group, delta: Delta) -> None:
@@ -293,7 +295,7 @@ class AsyncEngine:
     # --- small things --------------------------------------------------------------------------------------------
 
     def _check_admissible(self, request: Request) -> None:
-        if self.state in ("draining", "stopped"):
+        if self.state == "draining":
             raise EngineDraining("The server is shutting down and takes no new requests.")
         if self.state == "dead":
             raise EngineDead("The engine has failed and this server is restarting.")

@@ -48,7 +48,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
         *,
         progress: bool = True,
@@ -79,7 +79,7 @@ class LLM:
         self.close()
 
     async def _generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]], params: list[SamplingParams], progress: bool
+        self, prompts: Sequence[str | Sequence[int]], params: list[SamplingParams], progress: bool
     ) -> list[Completion]:
         with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
             tasks = [asyncio.ensure_future(self._one(p, q, bar)) for p, q in zip(prompts, params, strict=True)]

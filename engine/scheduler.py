@@ -116,13 +116,15 @@ class Scheduler:
         sequence.table.uncommit(0)
 
     def plan(self, now: float) -> Launch | None:
+        """The next step, or None when nothing can move."""
         draft = _Draft(now, budget=self.limits.max_num_batched_tokens)
+        # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
+        self.pool.begin_plan()
         self._schedule_running(draft)
         if draft.num_preempted == 0:
             self._admit_waiting(draft)
-        if not draft.chunks:
-            return None
-        return self._launch(draft)
+        self.pool.end_plan()
+        return self._launch(draft) if draft.chunks else None
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""

@@ -16,7 +16,15 @@ PACKAGES = ("server", "engine")
 # folder or module → what it must not import
 FORBIDDEN = {
     "server": ["torch", "engine.models", "engine.runner", "engine.kernels", "engine._C"],
-    "engine.text": ["torch", "asyncio", "engine.models.load", "engine.runner", "engine.scheduler", "engine.engine", "server"],
+    "engine.text": [
+        "torch",
+        "asyncio",
+        "engine.models.load",
+        "engine.runner",
+        "engine.scheduler",
+        "engine.engine",
+        "server",
+    ],
     "engine.scheduler": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
     "engine.sequence": ["torch", "asyncio", "engine.engine", "engine.scheduler", "engine.runner", "server"],
     "engine.results": ["torch", "asyncio", "engine.engine", "engine.runner", "server"],

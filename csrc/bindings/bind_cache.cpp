@@ -1,7 +1,285 @@
+// The cache core in Python: TokenList, BlockPool, BlockTable, swap, batch preparation.
+#include <pybind11/numpy.h>
+#include <pybind11/operators.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "bindings/bindings.h"
+#include "cache/batch.h"
+#include "cache/block_pool.h"
+#include "cache/block_table.h"
+#include "cache/swap.h"
+#include "cache/token_list.h"
+
+namespace py = pybind11;
 
 namespace bequest {
 
-void bind_cache(pybind11::module_&) {}
+namespace {
+
+using Pairs = std::vector<std::pair<int32_t, int32_t>>;
+
+Pairs to_pairs(const std::vector<BlockCopy>& copies) {
+  Pairs pairs;
+  pairs.reserve(copies.size());
+  for (const auto [source, destination] : copies) pairs.emplace_back(source, destination);
+  return pairs;
+}
+
+std::optional<Pairs> to_pairs(const std::optional<std::vector<BlockCopy>>& copies) {
+  if (!copies) return std::nullopt;
+  return to_pairs(*copies);
+}
+
+std::vector<BlockTable*> to_tables(const py::sequence& tables) {
+  std::vector<BlockTable*> pointers;
+  pointers.reserve(tables.size());
+  for (const py::handle table : tables) pointers.push_back(&table.cast<BlockTable&>());
+  return pointers;
+}
+
+// --- TokenList
+
+int64_t to_token(py::handle value) {
+  const long long token = PyLong_AsLongLong(value.ptr());
+  if (token == -1 && PyErr_Occurred()) throw py::error_already_set();
+  return token;
+}
+
+// All or nothing: a bad element leaves the list as it was.
+void extend(TokenList& list, const py::iterable& tokens) {
+  const size_t before = list.size();
+  try {
+    if (const ssize_t hint = PyObject_LengthHint(tokens.ptr(), 0); hint > 0) list.reserve(before + hint);
+    for (const py::handle token : tokens) list.append(to_token(token));
+  } catch (...) {
+    list.truncate(before);
+    throw;
+  }
+}
+
+py::list get_slice(const TokenList& list, const py::slice& slice) {
+  ssize_t start, stop, step, length;
+  if (!slice.compute(static_cast<ssize_t>(list.size()), &start, &stop, &step, &length)) {
+    throw py::error_already_set();
+  }
+  py::list items(length);
+  for (ssize_t i = 0; i < length; ++i) items[i] = py::int_(list[start + i * step]);
+  return items;
+}
+
+int32_t get_item(const TokenList& list, ssize_t i) {
+  if (i < 0) i += static_cast<ssize_t>(list.size());
+  if (i < 0 || i >= static_cast<ssize_t>(list.size())) throw py::index_error("token index out of range");
+  return list[i];
+}
+
+void bind_token_list(py::module_& m) {
+  py::class_<TokenList>(m, "TokenList")
+      .def(py::init([](const py::iterable& tokens) {
+             TokenList list;
+             extend(list, tokens);
+             return list;
+           }),
+           py::arg("tokens") = py::tuple())
+      .def(
+          "append", [](TokenList& list, py::int_ token) { list.append(to_token(token)); }, py::arg("token"))
+      .def("extend", &extend, py::arg("tokens"))
+      .def("truncate", &TokenList::truncate, py::arg("num_tokens"))
+      .def("to_list",
+           [](const TokenList& list) {
+             return get_slice(list, py::slice(std::nullopt, std::nullopt, std::nullopt));
+           })
+      .def("array", [](const TokenList& list) { return py::array_t<int32_t>(list.size(), list.data()); })
+      .def("__len__", &TokenList::size)
+      .def("__getitem__", &get_item)
+      .def("__getitem__", &get_slice)
+      .def(py::self == py::self);
+}
+
+// --- BlockPool
+
+double usage(const BlockPool& pool) {
+  const int32_t usable = pool.num_blocks() - 1;
+  return usable == 0 ? 0.0 : static_cast<double>(pool.num_used()) / usable;
+}
+
+void bind_block_pool(py::module_& m) {
+  py::class_<BlockPool, std::shared_ptr<BlockPool>>(m, "BlockPool")
+      .def(py::init<int32_t, int32_t, bool, int>(), py::arg("num_blocks"), py::arg("block_size"),
+           py::arg("prefix_index") = true, py::arg("hash_bits") = 32)
+      .def_property_readonly("num_blocks", &BlockPool::num_blocks)
+      .def_property_readonly("block_size", &BlockPool::block_size)
+      .def_property_readonly("num_free", &BlockPool::num_free)
+      .def_property_readonly("num_used", &BlockPool::num_used)
+      .def_property_readonly("usage", &usage)
+      .def_property_readonly("num_indexed",
+                             [](const BlockPool& pool) { return pool.index() ? pool.index()->size() : 0; })
+      .def_property_readonly(
+          "num_roots", [](const BlockPool& pool) { return pool.index() ? pool.index()->num_roots() : 0; })
+      .def("ref_count", &BlockPool::ref_count, py::arg("block"))
+      .def("epoch", &BlockPool::epoch, py::arg("block"))
+      .def("try_revive", &BlockPool::try_revive, py::arg("block"), py::arg("epoch"))
+      .def("release", &BlockPool::release, py::arg("block"))
+      .def("begin_plan", &BlockPool::begin_plan)
+      .def("end_plan", &BlockPool::end_plan)
+      .def("clear_index", &BlockPool::clear_index)
+      .def("check", &BlockPool::verify);
+}
+
+// --- BlockTable
+
+std::pair<BlockTable, int32_t> adopt(std::shared_ptr<BlockPool> pool, const py::bytes& salt,
+                                     const std::vector<std::pair<int32_t, uint64_t>>& pairs) {
+  std::vector<BlockEpoch> blocks;
+  blocks.reserve(pairs.size());
+  for (const auto& [block, epoch] : pairs) blocks.push_back({block, epoch});
+  BlockTable table = BlockTable::adopt(std::move(pool), salt, blocks);
+  const int32_t num_blocks = table.num_blocks();
+  return {std::move(table), num_blocks};
+}
+
+std::vector<std::pair<int32_t, uint64_t>> epochs(const BlockTable& table) {
+  std::vector<std::pair<int32_t, uint64_t>> pairs;
+  pairs.reserve(table.num_blocks());
+  for (const auto [block, epoch] : table.epochs()) pairs.emplace_back(block, epoch);
+  return pairs;
+}
+
+void bind_block_table(py::module_& m) {
+  py::class_<BlockTable>(m, "BlockTable")
+      .def(py::init([](std::shared_ptr<BlockPool> pool, const py::bytes& salt) {
+             return BlockTable(std::move(pool), salt);
+           }),
+           py::arg("pool"), py::arg("salt") = py::bytes())
+      .def_static("adopt", &adopt, py::arg("pool"), py::arg("salt"), py::arg("pairs"))
+      .def("match_prefix", &BlockTable::match_prefix, py::arg("tokens"), py::arg("limit"))
+      .def("match_partial", &BlockTable::match_partial, py::arg("tokens"), py::arg("limit"))
+      .def("blocks_needed", &BlockTable::blocks_needed, py::arg("begin"), py::arg("end"))
+      .def(
+          "try_prepare_write",
+          [](BlockTable& table, int64_t begin, int64_t end) {
+            return to_pairs(table.try_prepare_write(begin, end));
+          },
+          py::arg("begin"), py::arg("end"))
+      .def("commit", &BlockTable::commit, py::arg("tokens"), py::arg("num_computed"))
+      .def("uncommit", &BlockTable::uncommit, py::arg("from_token"))
+      .def("fork", &BlockTable::fork)
+      .def("slice_to", &BlockTable::slice_to, py::arg("num_tokens"))
+      .def("truncate", &BlockTable::truncate, py::arg("num_tokens"))
+      .def("free", &BlockTable::free)
+      .def("epochs", &epochs)
+      .def_property_readonly("blocks", &BlockTable::entries)
+      .def_property_readonly("num_blocks", &BlockTable::num_blocks)
+      .def_property_readonly("num_shared", &BlockTable::num_shared)
+      .def_property_readonly("resident", &BlockTable::resident)
+      .def("__len__", &BlockTable::num_blocks);
+}
+
+void bind_swap(py::module_& m) {
+  m.def(
+      "count_distinct_blocks",
+      [](const py::sequence& tables) { return count_distinct_blocks(to_tables(tables)); }, py::arg("tables"));
+  m.def(
+      "try_swap_out",
+      [](const py::sequence& tables, const std::shared_ptr<BlockPool>& host) {
+        return to_pairs(try_swap_out(to_tables(tables), host));
+      },
+      py::arg("tables"), py::arg("host"));
+  m.def(
+      "try_swap_in",
+      [](const py::sequence& tables, const std::shared_ptr<BlockPool>& device) {
+        return to_pairs(try_swap_in(to_tables(tables), device));
+      },
+      py::arg("tables"), py::arg("device"));
+}
+
+// --- Batch
+
+struct Batch {
+  py::array_t<int32_t> input_ids;     // [T]
+  py::array_t<int32_t> positions;     // [T]
+  py::array_t<int32_t> query_start;   // [S + 1]
+  py::array_t<int32_t> seq_lens;      // [S]
+  py::array_t<int64_t> slot_mapping;  // [T]
+  py::array_t<int32_t> block_tables;  // [S, MB]
+
+  explicit Batch(const BatchShape& shape)
+      : input_ids(shape.num_tokens),
+        positions(shape.num_tokens),
+        query_start(shape.num_rows + 1),
+        seq_lens(shape.num_rows),
+        slot_mapping(shape.num_tokens),
+        block_tables({shape.num_rows, shape.columns}) {}
+
+  BatchBuffers buffers(const BatchShape& shape) {
+    return {.shape = shape,
+            .input_ids = input_ids.mutable_data(),
+            .positions = positions.mutable_data(),
+            .query_start = query_start.mutable_data(),
+            .seq_lens = seq_lens.mutable_data(),
+            .slot_mapping = slot_mapping.mutable_data(),
+            .block_tables = block_tables.mutable_data()};
+  }
+};
+
+std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& tokens,
+                              const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
+                              const std::vector<int64_t>& last_rows) {
+  const size_t count = tables.size();
+  check(tokens.size() == count && computed.size() == count && scheduled.size() == count &&
+            last_rows.size() == count,
+        "tables, tokens, computed, scheduled and last_rows have one element per sequence");
+  std::vector<BatchRow> rows;
+  rows.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    rows.push_back({.table = &tables[i].cast<const BlockTable&>(),
+                    .tokens = &tokens[i].cast<const TokenList&>(),
+                    .computed = computed[i],
+                    .scheduled = scheduled[i],
+                    .last_row = last_rows[i]});
+  }
+  return rows;
+}
+
+Batch prepare_batch(const py::sequence& tables, const py::sequence& tokens,
+                    const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
+                    const std::vector<int64_t>& last_rows, int64_t columns, int64_t pad_tokens,
+                    int64_t pad_rows) {
+  const std::vector<BatchRow> rows = to_rows(tables, tokens, computed, scheduled, last_rows);
+  BatchShape shape = measure_batch(rows);
+  if (columns > 0) shape.columns = columns;
+  if (pad_tokens > 0) shape.num_tokens = pad_tokens;
+  if (pad_rows > 0) shape.num_rows = pad_rows;
+  Batch batch(shape);
+  write_batch(rows, batch.buffers(shape));
+  return batch;
+}
+
+void bind_batch(py::module_& m) {
+  py::class_<Batch>(m, "Batch")
+      .def_readonly("input_ids", &Batch::input_ids)
+      .def_readonly("positions", &Batch::positions)
+      .def_readonly("query_start", &Batch::query_start)
+      .def_readonly("seq_lens", &Batch::seq_lens)
+      .def_readonly("slot_mapping", &Batch::slot_mapping)
+      .def_readonly("block_tables", &Batch::block_tables);
+  m.def("prepare_batch", &prepare_batch, py::arg("tables"), py::arg("tokens"), py::arg("computed"),
+        py::arg("scheduled"), py::arg("last_rows"), py::arg("columns") = 0, py::arg("pad_tokens") = 0,
+        py::arg("pad_rows") = 0);
+}
+
+}  // namespace
+
+void bind_cache(py::module_& m) {
+  bind_token_list(m);
+  bind_block_pool(m);
+  bind_block_table(m);
+  bind_swap(m);
+  bind_batch(m);
+}
 
 }  // namespace bequest

@@ -1,7 +1,74 @@
 #include "bindings/bindings.h"
+#include "ops/activation.h"
+#include "ops/gather.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
+
+namespace py = pybind11;
 
 namespace bequest {
 
-void bind_ops(pybind11::module_&) {}
+void bind_ops(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+  m.def(
+      "pack_weight",
+      [](Address weight, int weight_dtype, Address packed, int packed_dtype, int64_t first_row, int64_t rows,
+         int64_t in_features) {
+        pack_weight({pointer<const void>(weight), DType(weight_dtype), pointer<void>(packed),
+                     DType(packed_dtype), first_row, rows, in_features});
+      },
+      Unlocked());
+  m.def(
+      "linear",
+      [](Address x, Address weight, int weight_dtype, Address bias, Address out, int64_t num_tokens,
+         int64_t out_features, int64_t in_features) {
+        linear({pointer<const float>(x), pointer<const void>(weight), DType(weight_dtype),
+                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features});
+      },
+      Unlocked());
+  m.def(
+      "gather_rows",
+      [](Address ids, Address weight, int weight_dtype, Address out, int64_t num_tokens, int64_t out_features,
+         int64_t in_features) {
+        gather_rows({pointer<const int32_t>(ids), pointer<const void>(weight), DType(weight_dtype),
+                     pointer<float>(out), num_tokens, out_features, in_features});
+      },
+      Unlocked());
+  m.def(
+      "rms_norm",
+      [](Address x, Address residual, Address weight, Address out, int64_t num_tokens, int64_t hidden,
+         float eps) {
+        rms_norm({pointer<const float>(x), pointer<float>(residual), pointer<const float>(weight),
+                  pointer<float>(out), num_tokens, hidden, eps});
+      },
+      Unlocked());
+  m.def(
+      "head_rms_norm",
+      [](Address x, int64_t row_stride, Address weight, int64_t num_tokens, int64_t num_heads,
+         int64_t head_dim, float eps) {
+        head_rms_norm({pointer<float>(x), row_stride, pointer<const float>(weight), num_tokens, num_heads,
+                       head_dim, eps});
+      },
+      Unlocked());
+  m.def(
+      "rotary",
+      [](Address q, Address k, int64_t q_stride, int64_t k_stride, Address positions, Address cos_sin,
+         int64_t num_tokens, int64_t num_positions, int64_t q_heads, int64_t k_heads, int64_t head_dim,
+         int64_t rotary_dim) {
+        rotary({pointer<float>(q), pointer<float>(k), q_stride, k_stride, pointer<const int32_t>(positions),
+                pointer<const float>(cos_sin), num_tokens, num_positions, q_heads, k_heads, head_dim,
+                rotary_dim});
+      },
+      Unlocked());
+  m.def(
+      "gated_activation",
+      [](Address gate_up, Address out, int64_t num_tokens, int64_t intermediate, int activation) {
+        gated_activation({pointer<const float>(gate_up), pointer<float>(out), num_tokens, intermediate,
+                          Activation(activation)});
+      },
+      Unlocked());
+}
 
 }  // namespace bequest

@@ -4,7 +4,6 @@
 
 #include <source_location>
 #include <stdexcept>
-#include <string>
 #include <string_view>
 
 namespace bequest {
@@ -14,17 +13,14 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-[[noreturn]] inline void fail(std::string_view message,
-                              std::source_location where = std::source_location::current()) {
-  std::string_view file = where.file_name();
-  if (const auto root = file.rfind("csrc/"); root != std::string_view::npos) file.remove_prefix(root);
-  throw Error(std::string(message) + " (" + std::string(file) + ":" + std::to_string(where.line()) + ")");
-}
+// Out of line, so that a *.simd.cpp that checks something emits no shared code (see core/isa.h).
+[[noreturn]] void fail(std::string_view message,
+                       std::source_location where = std::source_location::current());
 
 // `message` is a plain literal: build dynamic text behind an `if (!ok) fail(...)` so that the good path stays
 // free.
-inline void check(bool ok, std::string_view message,
-                  std::source_location where = std::source_location::current()) {
+[[gnu::always_inline]] inline void check(bool ok, std::string_view message,
+                                         std::source_location where = std::source_location::current()) {
   if (!ok) [[unlikely]]
     fail(message, where);
 }

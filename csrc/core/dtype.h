@@ -1,5 +1,5 @@
 // Element types of tensors that cross into the core, and dispatch over them that throws on the unlisted
-// value.
+// value. Always inlined: a *.simd.cpp may use them without emitting shared code (see core/isa.h).
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline float to_float(float x) { return x; }
-inline float to_float(BFloat16 x) {
+[[gnu::always_inline]] inline float to_float(float x) { return x; }
+[[gnu::always_inline]] inline float to_float(BFloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float y;
   std::memcpy(&y, &bits, sizeof(y));
@@ -27,7 +27,7 @@ inline float to_float(BFloat16 x) {
 }
 
 template <class T>
-T from_float(float x) {
+[[gnu::always_inline]] inline T from_float(float x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
   } else {
@@ -39,7 +39,7 @@ T from_float(float x) {
   }
 }
 
-inline size_t size_of(DType t) {
+[[gnu::always_inline]] inline size_t size_of(DType t) {
   switch (t) {
     case DType::kF32:
       return 4;

@@ -52,12 +52,13 @@ class PagedFakeRunner:
         self.num_copies = 0
         self.num_tokens = 0
         self.closed = False
-        self.gate: threading.Event | None = None  # set: a step waits for it
+        self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
+        self.hold_from = 0
         self.fail_at: int | None = None
         self.bad_prompt_token: int | None = None  # a history that holds it gives NaN
 
     def execute(self, plan: StepPlan) -> StepResult:
-        if self.gate is not None:
+        if self.gate is not None and self.num_steps >= self.hold_from:
             self.gate.wait()
         self.num_steps += 1
         if self.fail_at is not None and self.num_steps >= self.fail_at:

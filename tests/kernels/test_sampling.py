@@ -16,7 +16,9 @@ from tests.kernels.sampling_reference import ReferenceRow, gumbel
 V = 1000
 
 
-def spec(row: int = 0, *, seed: int = 7, choice: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> RowSpec:
+def spec(
+    row: int = 0, *, seed: int = 7, choice: int = 0, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any
+) -> RowSpec:
     outputs = fields.pop("outputs", ())
     eos = fields.pop("eos", ())
     return RowSpec(row, SamplingParams(max_tokens=1000, **fields), seed, choice, prompt, outputs, eos)
@@ -67,7 +69,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "allowed": {"allowed_token_ids": (3, 999, 500)},
     "allowed, greedy": {"allowed_token_ids": (3, 999, 500), "temperature": 0.0},
     "bad words": {"bad_words": ((4,), (3, 5), (1, 2, 3, 6)), "allowed_token_ids": (3, 4, 5, 6, 7)},
-    "held back": {"min_tokens": 4, "eos": (10, 11), "stop_token_ids": frozenset({12}), "logit_bias": ((10, 30.0), (12, 31.0))},
+    "held back": {
+        "min_tokens": 4,
+        "eos": (10, 11),
+        "stop_token_ids": frozenset({12}),
+        "logit_bias": ((10, 30.0), (12, 31.0)),
+    },
     "came back": {"outputs": (8, 9, 8), "frequency_penalty": 1.0, "top_k": 10, "min_tokens": 5, "eos": (3,)},
     "choice": {"choice": 3},
     "wide seed": {"seed": 2**64 - 1},
@@ -116,7 +123,9 @@ def test_random_parameters() -> None:
             assert sample_one(sampler, logits, position) == reference.sample(logits.numpy(), position)
 
 
-@pytest.mark.parametrize("fields", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_k": 30, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_k": 30, "top_p": 0.5}]
+)
 def test_equal_logits_go_by_id(fields: dict[str, Any]) -> None:
     row = spec(**fields)
     sampler, reference = kernels.Sampler(1, V), ReferenceRow(row)
@@ -222,7 +231,9 @@ def test_rows_of_a_wider_matrix() -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"top_k": 4}, {"top_p": 0.5}, {"logit_bias": ((1, 1.0),)}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 0.0}, {"top_k": 4}, {"top_p": 0.5}, {"logit_bias": ((1, 1.0),)}]
+)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("at", [0, 500, V - 1])
 def test_broken_logits_make_a_bad_row_and_touch_nobody_else(fields: dict[str, Any], poison: float, at: int) -> None:
@@ -286,8 +297,14 @@ def test_misuse_is_an_error() -> None:
         sampler.open_row(spec(0))
     with pytest.raises(_C.Error, match="out of range"):
         sampler.open_row(spec(2))
-    for fields in ({"prompt": (V,)}, {"outputs": (-1,)}, {"logit_bias": ((V, 1.0),)}, {"bad_words": ((1, V),)}, {"bad_words": ((),)}):
-        with pytest.raises(_C.Error, match="vocabulary|empty"):
+    for fields in (
+        {"prompt": (V,)},
+        {"outputs": (-1,)},
+        {"logit_bias": ((V, 1.0),)},
+        {"bad_words": ((1, V),)},
+        {"bad_words": ((),)},
+    ):
+        with pytest.raises(_C.Error, match=r"vocabulary|empty"):
             sampler.open_row(spec(1, **fields))
     with pytest.raises(_C.Error, match="not open"):
         sampler.sample(logits, int32(0, 1), int32(0, 0))

@@ -1,0 +1,92 @@
+#include "cache/batch.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace bequest {
+
+namespace {
+
+int64_t blocks_used(const BatchRow& row) {
+  const int64_t bs = row.table->pool().block_size();
+  return (row.computed + row.scheduled + bs - 1) / bs;
+}
+
+void check_row(const BatchRow& row) {
+  check(row.computed >= 0 && row.scheduled >= 0, "computed and scheduled tokens are counts");
+  const int64_t end = row.computed + row.scheduled;
+  check(end <= INT32_MAX, "a sequence is too long");
+  check(row.table->resident(), "a table that was swapped out cannot be scheduled");
+  check(end <= row.table->capacity(), "a scheduled token has no block");
+  const int64_t known = std::max<int64_t>(row.computed, row.tokens->size());
+  check(end - known <= 1, "more than one scheduled token is unknown");
+  check(end <= known || row.last_row >= 0, "a scheduled token is unknown and no sampler row has it");
+}
+
+void write_tokens(const BatchRow& row, int32_t* input_ids) {
+  const auto size = static_cast<int64_t>(row.tokens->size());
+  const int64_t known = std::clamp<int64_t>(size - row.computed, 0, row.scheduled);
+  std::copy_n(row.tokens->data() + std::min(row.computed, size), known, input_ids);
+  std::fill_n(input_ids + known, row.scheduled - known, -static_cast<int32_t>(row.last_row) - 1);
+}
+
+// One run of consecutive slots per block.
+void write_slots(const BatchRow& row, int64_t* slots) {
+  const int64_t bs = row.table->pool().block_size();
+  const int64_t end = row.computed + row.scheduled;
+  for (int64_t position = row.computed; position < end;) {
+    const int64_t run = std::min(end, (position / bs + 1) * bs) - position;
+    const int64_t slot = int64_t{row.table->entries()[position / bs]} * bs + position % bs;
+    std::iota(slots, slots + run, slot);
+    slots += run;
+    position += run;
+  }
+}
+
+}  // namespace
+
+BatchShape measure_batch(std::span<const BatchRow> rows) {
+  BatchShape shape{0, static_cast<int64_t>(rows.size()), 0};
+  for (const BatchRow& row : rows) {
+    check_row(row);
+    shape.num_tokens += row.scheduled;
+    shape.columns = std::max(shape.columns, blocks_used(row));
+  }
+  check(shape.num_tokens <= INT32_MAX, "a step has too many tokens");
+  return shape;
+}
+
+void write_batch(std::span<const BatchRow> rows, const BatchBuffers& out) {
+  const BatchShape least = measure_batch(rows);
+  check(least.num_tokens <= out.shape.num_tokens, "the buffers hold too few tokens");
+  check(least.num_rows <= out.shape.num_rows, "the buffers hold too few rows");
+  check(least.columns <= out.shape.columns, "a sequence has more blocks than the block tables have columns");
+
+  int64_t t = 0, s = 0;
+  for (const BatchRow& row : rows) {
+    out.query_start[s] = static_cast<int32_t>(t);
+    out.seq_lens[s] = static_cast<int32_t>(row.computed + row.scheduled);
+    write_tokens(row, out.input_ids + t);
+    std::iota(out.positions + t, out.positions + t + row.scheduled, static_cast<int32_t>(row.computed));
+    write_slots(row, out.slot_mapping + t);
+    int32_t* blocks = out.block_tables + s * out.shape.columns;
+    const int64_t used = blocks_used(row);
+    std::copy_n(row.table->entries().begin(), used, blocks);
+    std::fill_n(blocks + used, out.shape.columns - used, kNullBlock);
+    t += row.scheduled;
+    ++s;
+  }
+
+  const int64_t pad_tokens = out.shape.num_tokens - t;
+  const int64_t pad_rows = out.shape.num_rows - s;
+  std::fill_n(out.input_ids + t, pad_tokens, 0);
+  std::fill_n(out.positions + t, pad_tokens, 0);
+  std::fill_n(out.slot_mapping + t, pad_tokens, int64_t{-1});
+  std::fill_n(out.query_start + s, pad_rows + 1, static_cast<int32_t>(t));
+  std::fill_n(out.seq_lens + s, pad_rows, 0);
+  std::fill_n(out.block_tables + s * out.shape.columns, pad_rows * out.shape.columns, kNullBlock);
+}
+
+}  // namespace bequest

@@ -1,0 +1,46 @@
+// Batch preparation: from tables and tokens to the arrays of a step, without a call per token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "cache/block_table.h"
+#include "cache/token_list.h"
+
+namespace bequest {
+
+// One sequence of a step: positions [computed, computed + scheduled) are computed.
+struct BatchRow {
+  const BlockTable* table;
+  const TokenList* tokens;
+  int64_t computed;
+  int64_t scheduled;
+  int64_t last_row;  // sampler row that knows the token behind the end of `tokens`; negative: none does
+};
+
+// What a batch measures.
+struct BatchShape {
+  int64_t num_tokens;  // T
+  int64_t num_rows;    // S
+  int64_t columns;     // MB
+};
+
+// Where a batch is written, with room for `shape`; e.g. pinned staging buffers of a captured graph.
+struct BatchBuffers {
+  BatchShape shape;
+  int32_t* input_ids;     // [T]      token, or -(last_row + 1) for one that only the device knows
+  int32_t* positions;     // [T]
+  int32_t* query_start;   // [S + 1]  row s has tokens [query_start[s], query_start[s + 1])
+  int32_t* seq_lens;      // [S]      computed tokens after the step
+  int64_t* slot_mapping;  // [T]      block * BS + slot in the block
+  int32_t* block_tables;  // [S, MB]
+};
+
+// Checks the rows and returns the smallest shape that holds them.
+BatchShape measure_batch(std::span<const BatchRow> rows);
+
+// Fills every element. Room beyond the rows is padding: token 0 at position 0 in slot -1, rows of length 0,
+// block 0. REQUIRES: buffers.shape is at least measure_batch(rows) in every dim
+void write_batch(std::span<const BatchRow> rows, const BatchBuffers& buffers);
+
+}  // namespace bequest

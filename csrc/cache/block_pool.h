@@ -1,0 +1,94 @@
+// Blocks of KV memory by number: who holds them, which may be reused, what they still hold.
+//
+// Owner: the event-loop thread; no locks. The memory itself belongs to the device thread, which follows the
+// plans made from these numbers. Block 0 is the null block: it pads tables and is never handed out.
+//
+// A block is in use (references > 0) or on the free list, oldest first. A freed block keeps its content and
+// stays findable, through the prefix index or by (block, epoch), until it is handed out again from the old
+// end. The epoch counts the times its content was replaced.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cache/prefix_index.h"
+
+namespace bequest {
+
+class BlockPool {
+ public:
+  // `hash_bits` is the prefix index's, for tests.
+  BlockPool(int32_t num_blocks, int32_t block_size, bool prefix_index = true, int hash_bits = 32);
+
+  int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+  int32_t block_size() const { return block_size_; }
+  int32_t num_free() const { return num_free_; }
+  int32_t num_used() const { return num_blocks() - 1 - num_free_; }
+  int32_t ref_count(BlockId block) const { return at(block).references; }
+  uint64_t epoch(BlockId block) const { return at(block).epoch; }
+  bool full(BlockId block) const { return at(block).filled == block_size_; }
+
+  // The oldest free block, with one reference; its old content is gone. REQUIRES: num_free() > 0
+  BlockId allocate();
+  // One more reference on a block that is in use or free.
+  void acquire(BlockId block);
+  // The same if the block still holds what it held at `epoch`.
+  bool try_revive(BlockId block, uint64_t epoch);
+  // Gives a reference back; the last one puts the block at the young end of the free list. REQUIRES: it is
+  // held
+  void release(BlockId block);
+
+  // Planning of a step. Its swaps and copies run before its forward, side by side, whatever the order in
+  // which they were planned. So between begin_plan() and end_plan()
+  //   - a block that one of them reads is not handed out again: release_source() keeps the reference till the
+  //   end;
+  //   - a block that the forward writes is not to be copied or swapped out: it is pending().
+  // Without an open plan release_source() is release() and nothing is pending.
+  void begin_plan();
+  void end_plan();
+  void release_source(BlockId block);
+  bool pending(BlockId block) const { return planning_ && at(block).written_in_plan == plan_; }
+
+  // Whether writing would be seen by nobody but the one owner: not by a second one, not through the index.
+  bool writable(BlockId block) const { return at(block).references == 1 && !indexed(block); }
+  // Slots [begin, end) of the block are written next, and what was behind them counts no more. Replacing
+  // content starts a new epoch. REQUIRES: writable(block)
+  void note_write(BlockId block, int32_t begin, int32_t end);
+  // `block` becomes a copy of block `source` of pool `from`.
+  void note_copy(BlockId block, const BlockPool& from, BlockId source);
+
+  // Null in a pool made without one.
+  PrefixIndex* index() const { return index_.get(); }
+  bool indexed(BlockId block) const { return index_ && index_->contains(block); }
+  void clear_index();
+
+  // Throws Error, naming the first invariant that does not hold.
+  void verify() const;
+
+ private:
+  struct Block {
+    int32_t references = 0;
+    int32_t filled = 0;         // slots [0, filled) were written since it was handed out
+    BlockId next = kNullBlock;  // on the free list, younger
+    BlockId prev = kNullBlock;  // on the free list, older
+    uint64_t epoch = 0;
+    uint64_t written_in_plan = 0;
+  };
+
+  size_t checked(BlockId block) const;
+  const Block& at(BlockId block) const { return blocks_[checked(block)]; }
+  Block& at(BlockId block) { return blocks_[checked(block)]; }
+  void push_youngest(BlockId block);
+  void unlink(BlockId block);
+
+  const int32_t block_size_;
+  int32_t num_free_ = 0;
+  bool planning_ = false;
+  uint64_t plan_ = 0;             // counts plans; the one that is open, or was last
+  std::vector<Block> blocks_;     // [NB]; the null block is the head of the circular free list
+  std::vector<BlockId> sources_;  // references kept until end_plan()
+  std::unique_ptr<PrefixIndex> index_;
+};
+
+}  // namespace bequest

@@ -1,0 +1,40 @@
+// The token ids of a sequence: grows at the end, may be cut there. Owned by the event-loop thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/check.h"
+
+namespace bequest {
+
+class TokenList {
+ public:
+  TokenList() = default;
+
+  // Negative ids are kept free: in a plan they stand for tokens that only the device knows.
+  void append(int64_t token) {
+    check(0 <= token && token <= INT32_MAX, "a token id must be in [0, 2^31)");
+    tokens_.push_back(static_cast<int32_t>(token));
+  }
+
+  void reserve(size_t size) { tokens_.reserve(size); }
+
+  // REQUIRES: num_tokens <= size()
+  void truncate(size_t num_tokens) {
+    check(num_tokens <= tokens_.size(), "a token list cannot be truncated to more than it holds");
+    tokens_.resize(num_tokens);
+  }
+
+  size_t size() const { return tokens_.size(); }
+  const int32_t* data() const { return tokens_.data(); }
+  int32_t operator[](size_t i) const { return tokens_[i]; }
+
+  bool operator==(const TokenList&) const = default;
+
+ private:
+  std::vector<int32_t> tokens_;
+};
+
+}  // namespace bequest

@@ -1,0 +1,21 @@
+// Gated activations: out = f(gate) * up, where a row holds the gate's half and then the up's.
+#pragma once
+
+#include <cstdint>
+
+namespace bequest {
+
+enum class Activation { kSilu, kGeluErf, kGeluTanh };
+
+struct GatedParams {
+  const float* gate_up;  // [T, 2 * I], contiguous
+  float* out;            // [T, I], contiguous
+  int64_t num_tokens;
+  int64_t intermediate;  // I
+  Activation activation;
+};
+
+// REQUIRES: I >= 1; out overlaps nothing else.
+void gated_activation(const GatedParams& p);
+
+}  // namespace bequest

@@ -1,0 +1,72 @@
+#include "ops/norm.h"
+
+#include "core/simd.h"
+#include "core/threads.h"
+
+namespace bequest::BEQUEST_ISA {
+namespace {
+
+// Four chains hide the latency of the add; their number fixes the order of summation.
+float sum_of_squares(const float* x, int64_t n) {
+  VecF sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const VecF v = load(x + i + j * kLanes);
+      sums[j] = v * v + sums[j];
+    }
+  }
+  for (; i + kLanes <= n; i += kLanes) {
+    const VecF v = load(x + i);
+    sums[0] = v * v + sums[0];
+  }
+  float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+// x and out may be the same row.
+void normalise(const float* x, const float* weight, float* out, int64_t n, float eps) {
+  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n) / static_cast<float>(n) + eps);
+  const VecF scales = broadcast(scale);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, load(weight + i) * (load(x + i) * scales));
+  for (; i < n; ++i) out[i] = weight[i] * (x[i] * scale);
+}
+
+void add_to(float* sum, const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
+}
+
+// Rows of a chunk: enough work that a second thread pays for its wake-up.
+int64_t rows_per_chunk(int64_t row_size) { return 1 + 16384 / row_size; }
+
+}  // namespace
+
+void rms_norm(const RmsNormParams& p) {
+  parallel_for(p.num_tokens, rows_per_chunk(p.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = p.x + t * p.hidden;
+      if (p.residual) {
+        float* residual = p.residual + t * p.hidden;
+        add_to(residual, x, p.hidden);
+        x = residual;
+      }
+      normalise(x, p.weight, p.out + t * p.hidden, p.hidden, p.eps);
+    }
+  });
+}
+
+void head_rms_norm(const HeadRmsNormParams& p) {
+  const int64_t grain = rows_per_chunk(p.num_heads * p.head_dim + 1);
+  parallel_for(p.num_tokens, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t h = 0; h < p.num_heads; ++h) {
+        float* head = p.x + t * p.row_stride + h * p.head_dim;
+        normalise(head, p.weight, head, p.head_dim, p.eps);
+      }
+    }
+  });
+}
+
+}  // namespace bequest::BEQUEST_ISA

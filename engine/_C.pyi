@@ -1,0 +1,319 @@
+"""The C++ core. Addresses are data pointers as integers, 0 for null; dtypes are the codes of csrc/core/dtype.h."""
+
+from collections.abc import Iterable, Sequence
+from typing import overload
+import numpy as np
+import numpy.typing as npt
+
+with_cuda: bool
+
+class Error(RuntimeError): ...
+
+def set_num_threads(n: int) -> None: ...
+def num_threads() -> int: ...
+def isa() -> str: ...
+
+# --- csrc/ops
+
+def pack_weight(
+    weight: int, weight_dtype: int, packed: int, packed_dtype: int, first_row: int, rows: int, in_features: int
+) -> None: ...
+def linear(
+    x: int,
+    weight: int,
+    weight_dtype: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    out_features: int,
+    in_features: int,
+) -> None: ...
+def gather_rows(
+    ids: int, weight: int, weight_dtype: int, out: int, num_tokens: int, out_features: int, in_features: int
+) -> None: ...
+def rms_norm(x: int, residual: int, weight: int, out: int, num_tokens: int, hidden: int, eps: float) -> None: ...
+def head_rms_norm(
+    x: int, row_stride: int, weight: int, num_tokens: int, num_heads: int, head_dim: int, eps: float
+) -> None: ...
+def rotary(
+    q: int,
+    k: int,
+    q_stride: int,
+    k_stride: int,
+    positions: int,
+    cos_sin: int,
+    num_tokens: int,
+    num_positions: int,
+    q_heads: int,
+    k_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+) -> None: ...
+def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
+
+# --- csrc/attention, KV tensors; kv_sizes is (NB, L, NKV, BS, D)
+
+def write_kv(
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    slots: int,
+    num_tokens: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+) -> None: ...
+def copy_blocks(
+    source: int,
+    source_blocks: int,
+    destination: int,
+    destination_blocks: int,
+    block_bytes: int,
+    pairs: int,
+    num_pairs: int,
+) -> None: ...
+
+class AttentionPlan:
+    def __init__(
+        self,
+        query_start: int,
+        seq_lens: int,
+        block_tables: int,
+        num_sequences: int,
+        max_blocks: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        causal: bool,
+        window: int,
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_items(self) -> int: ...
+
+def paged_attention(
+    q: int,
+    q_stride: int,
+    out: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+    scale: float,
+    soft_cap: float,
+    plan: AttentionPlan,
+) -> None: ...
+
+# --- csrc/ops, sampling
+
+class Sampler:
+    def __init__(self, num_rows: int, vocab_size: int) -> None: ...
+    def open_row(
+        self,
+        row: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        repetition_penalty: float,
+        seed: int,
+        choice: int,
+        min_tokens: int,
+        logit_bias: Sequence[tuple[int, float]],
+        allowed: Sequence[int] | None,
+        bad_words: Sequence[Sequence[int]],
+        held_back: Sequence[int],
+        prompt: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None: ...
+    def close_row(self, row: int) -> None: ...
+    def resolve(self, ids: int, count: int) -> None: ...
+    def sample(
+        self, logits: int, stride: int, rows: int, positions: int, num: int, tokens: int, bad: int
+    ) -> None: ...
+
+def logprobs(
+    logits: int,
+    stride: int,
+    num: int,
+    vocab_size: int,
+    chosen: int,
+    top: int,
+    chosen_logprob: int,
+    rank: int,
+    top_ids: int,
+    top_logprob: int,
+) -> None: ...
+def philox4x32(counter: Sequence[int], key: int) -> list[int]:
+    """Four words for a counter of four words."""
+
+# --- csrc/cache
+
+class TokenList:
+    """Token ids of a sequence, each in [0, 2^31)."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None: ...
+    def append(self, token: int) -> None: ...
+    def extend(self, tokens: Iterable[int]) -> None:
+        """All or nothing."""
+    def truncate(self, num_tokens: int) -> None:
+        """Error if the list is shorter."""
+    def to_list(self) -> list[int]: ...
+    def array(self) -> npt.NDArray[np.int32]:
+        """A copy."""
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+class BlockPool:
+    """Blocks by number, 0 (the null block) never handed out. A freed block stays findable until it is reused."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_index: bool = True, hash_bits: int = 32) -> None:
+        """`hash_bits` below 32 makes collisions in the prefix index likely, for tests."""
+    @property
+    def num_blocks(self) -> int:
+        """With the null block."""
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_used(self) -> int:
+        """num_blocks - 1 - num_free."""
+    @property
+    def usage(self) -> float:
+        """num_used as a part of what is usable."""
+    @property
+    def num_indexed(self) -> int:
+        """Blocks in the prefix index."""
+    @property
+    def num_roots(self) -> int:
+        """Salts that have blocks in the prefix index."""
+    def ref_count(self, block: int) -> int: ...
+    def epoch(self, block: int) -> int:
+        """Counts how often the block's content was replaced."""
+    def try_revive(self, block: int, epoch: int) -> bool:
+        """Takes a reference if the block, free or in use, still holds what it held at `epoch`."""
+    def release(self, block: int) -> None:
+        """Gives a reference back."""
+    def begin_plan(self) -> None:
+        """Opens the planning of a step, whose swaps and copies run before its forward, in no order of their own.
+
+        Until end_plan() no block that a reported copy reads (on a host pool: that a swap-in reads) is handed out
+        again, and blocks prepared for writing are not copied: match_partial() passes them over, a write that
+        would copy one is an Error. Without an open plan the caller has to see to that.
+        """
+    def end_plan(self) -> None: ...
+    def clear_index(self) -> None:
+        """Forgets all prefixes; content and references stay."""
+    def check(self) -> None:
+        """Error naming the first broken invariant. O(num_blocks)."""
+
+class BlockTable:
+    """The blocks of one sequence. Freed when it is collected. `salt` divides the prefix index, compared exactly."""
+
+    def __init__(self, pool: BlockPool, salt: bytes = b"") -> None: ...
+    @staticmethod
+    def adopt(pool: BlockPool, salt: bytes, pairs: Sequence[tuple[int, int]]) -> tuple[BlockTable, int]:
+        """A table of the unbroken beginning of (block, epoch) pairs that is still there, and its number of blocks."""
+    def match_prefix(self, tokens: TokenList, limit: int) -> int:
+        """On an empty table: takes the indexed full blocks of tokens[:limit]; returns the tokens they cover."""
+    def match_partial(self, tokens: TokenList, limit: int) -> int:
+        """After match_prefix: also takes the block that shares the longest head with the tokens that follow.
+
+        Returns the length of that head, in [0, block_size); 0 takes nothing. The sequence has then computed
+        match_prefix + match_partial tokens, and try_prepare_write() from there reports the copy of the head.
+        """
+    def blocks_needed(self, begin: int, end: int) -> int:
+        """Blocks that try_prepare_write(begin, end) would take from the pool: growth and copies."""
+    def try_prepare_write(self, begin: int, end: int) -> list[tuple[int, int]] | None:
+        """Makes positions [begin, end) writable; the (source, destination) copies to make first.
+
+        None if the pool has too few blocks; nothing has changed then. Positions from `end` on hold nothing
+        afterwards. Blocks that another table or the prefix index can see are replaced, never rewritten.
+        """
+    def commit(self, tokens: TokenList, num_computed: int) -> None:
+        """Enters the full blocks of tokens[:num_computed] into the prefix index. Cheap to repeat."""
+    def uncommit(self, from_token: int) -> None:
+        """Takes this table's own blocks from that position on out of the index, with all that was entered below."""
+    def fork(self) -> BlockTable: ...
+    def slice_to(self, num_tokens: int) -> BlockTable:
+        """A table that shares the blocks covering the first `num_tokens`."""
+    def truncate(self, num_tokens: int) -> None: ...
+    def free(self) -> None:
+        """Idempotent. The table is empty afterwards and can be used again."""
+    def epochs(self) -> list[tuple[int, int]]:
+        """(block, epoch) of the leading blocks on the device, for adopt()."""
+    @property
+    def blocks(self) -> list[int]:
+        """Block b of the device pool as b, block h of the host pool as -h."""
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_shared(self) -> int:
+        """Blocks that another table holds too."""
+    @property
+    def resident(self) -> bool:
+        """Every block is on the device. A table that is not cannot be matched, written, committed or scheduled."""
+    def __len__(self) -> int:
+        """num_blocks."""
+
+def count_distinct_blocks(tables: Sequence[BlockTable]) -> int:
+    """Blocks of a request: those of its tables in both pools, shared ones once."""
+
+def try_swap_out(tables: Sequence[BlockTable], host: BlockPool) -> list[tuple[int, int]] | None:
+    """Moves the blocks that only `tables` hold to `host`: (device, host) pairs. None: no room, nothing changed.
+
+    Tables that a plan swapped in or prepared for writing are not swapped out by the same plan.
+    """
+
+def try_swap_in(tables: Sequence[BlockTable], device: BlockPool) -> list[tuple[int, int]] | None:
+    """Brings all host blocks of `tables` back: (host, device) pairs. None: no room, nothing changed."""
+
+class Batch:
+    """Arrays of a step as StepPlan wants them. Dims: T tokens, S sequences, MB columns."""
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.int32]:
+        """[T]"""
+    @property
+    def positions(self) -> npt.NDArray[np.int32]:
+        """[T]"""
+    @property
+    def query_start(self) -> npt.NDArray[np.int32]:
+        """[S + 1]"""
+    @property
+    def seq_lens(self) -> npt.NDArray[np.int32]:
+        """[S]"""
+    @property
+    def slot_mapping(self) -> npt.NDArray[np.int64]:
+        """[T]"""
+    @property
+    def block_tables(self) -> npt.NDArray[np.int32]:
+        """[S, MB]"""
+
+def prepare_batch(
+    tables: Sequence[BlockTable],
+    tokens: Sequence[TokenList],
+    computed: Sequence[int],
+    scheduled: Sequence[int],
+    last_rows: Sequence[int],
+    columns: int = 0,
+    pad_tokens: int = 0,
+    pad_rows: int = 0,
+) -> Batch:
+    """Sequence i computes positions [computed[i], computed[i] + scheduled[i]), whose blocks are prepared.
+
+    At most one scheduled position may lie behind the end of tokens[i]; its id becomes -(last_rows[i] + 1).
+    MB is `columns`, or the largest number of blocks that a sequence has computed tokens in. T and S are
+    `pad_tokens` and `pad_rows` where these are not 0: slot -1, rows of length 0.
+    """

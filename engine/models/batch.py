@@ -1,0 +1,21 @@
+"""What a model computes in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kernels import AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """T tokens of any number of sequences; rows do not see each other but through the cache."""
+
+    input_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32
+    slot_mapping: Tensor  # [T] int64, where a token's K and V go; -1: nowhere
+    kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
+    attention: Mapping[int, AttentionPlan]  # one for each window in DecoderConfig.windows

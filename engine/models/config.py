@@ -1,0 +1,125 @@
+"""What a decoder-only model is made of, whichever file described it (hf_config.py, gguf_config.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from engine.errors import ModelError
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+# Spellings of config.json.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding. Fields after `partial_factor` mean something for the named kinds only."""
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    partial_factor: float = 1.0  # the rotated share of a head
+    factor: float = 1.0  # linear, dynamic, llama3, yarn: how much longer than in training
+    original_max_position: int = 0  # llama3, yarn: context length in training
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
+    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    frequency_divisors: tuple[float, ...] = ()  # [rot_dim / 2], how GGUF stores llama3 scaling; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A pre-norm decoder with RMS norms, rotary attention and a gated MLP."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int  # the longest sequence it can be asked for
+    rms_norm_eps: float
+    rope: RopeConfig
+    sliding_windows: tuple[int, ...]  # [L]: how many tokens back a layer sees, itself included; 0: all
+    activation: Activation = "silu"
+    attention_bias: bool = False  # on the projections of Q, K and V
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+        for name in (*sizes, "vocab_size", "max_position"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{self.architecture}: {name} must be positive, not {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            heads = f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
+            raise ModelError(f"{self.architecture}: {heads}")
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise ModelError(
+                f"{self.architecture}: cannot rotate {self.rotary_dim} of {self.head_dim} dimensions of a head"
+            )
+        if len(self.sliding_windows) != self.num_layers:
+            raise ModelError(
+                f"{self.architecture}: {len(self.sliding_windows)} layer types for {self.num_layers} layers"
+            )
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        return int(self.head_dim * self.rope.partial_factor)
+
+    @property
+    def windows(self) -> frozenset[int]:
+        """The distinct windows of the layers: one attention plan each."""
+        return frozenset(self.sliding_windows)
+
+    def kv_shape(self, block_size: int) -> torch.Size:
+        """[L, 2, NKV, BS, D]: one block of the cache."""
+        return torch.Size((self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim))
+
+
+def parse_activation(name: str, source: str) -> Activation:
+    if name not in ACTIVATIONS:
+        raise ModelError(f"{source}: activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def parse_rope_kind(name: str, source: str) -> RopeKind:
+    if name not in ROPE_KINDS:
+        raise ModelError(f"{source}: rope type {name!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
+    return name
+
+
+def extended_max_position(max_position: int, rope: RopeConfig) -> int:
+    """What rope scaling makes of a context length that may or may not count it already. Dynamic scaling would change
+    the frequencies under the cached keys, so it ends where the unscaled model does."""
+    if rope.kind == "linear":
+        return int(max_position * rope.factor)
+    if rope.kind == "yarn":
+        return max(max_position, int(rope.original_max_position * rope.factor))
+    return max_position

@@ -1,0 +1,32 @@
+"""What weights are stored in. Activations are float32 on a CPU whatever this says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.errors import ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# x86-64 and aarch64 names of instructions that multiply bfloat16.
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def resolve_dtype(requested: str, checkpoint: torch.dtype, native_bfloat16: bool) -> torch.dtype:
+    """`auto` keeps bfloat16 where the chip computes in it and takes float32 otherwise: float16 has no arithmetic on
+    most CPUs, and a quantised checkpoint is exact in float32 only. Anything else asked for is honoured."""
+    if requested == "auto":
+        return torch.bfloat16 if checkpoint == torch.bfloat16 and native_bfloat16 else torch.float32
+    if requested not in DTYPES:
+        raise ModelError(f"dtype {requested!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+    return DTYPES[requested]
+
+
+def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    flags = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return not BFLOAT16_FLAGS.isdisjoint(next(flags, []))

@@ -1,0 +1,78 @@
+"""What a checkpoint says about generation: the tokens that end it and the sampling it likes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from engine.errors import ModelError
+from engine.models.fields import Fields
+from engine.models.gguf_file import GGUFFile
+
+# Our sampling parameters, which are also generation_config.json's names.
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+GGUF_SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    eos_token_ids: tuple[int, ...]  # any of them ends a generation; ascending
+    sampling: dict[str, float | int] = field(default_factory=dict)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return values
+
+
+def hf_generation_defaults(directory: Path, config: Fields) -> GenerationDefaults:
+    """The ends named by generation_config.json, config.json and the tokenizer: chat models often add one in only one
+    of these places."""
+    path = directory / "generation_config.json"
+    generation = Fields(read_json(path) if path.exists() else {}, path.name)
+    ends = {*generation.integers("eos_token_id"), *config.integers("eos_token_id"), *_tokenizer_end(directory)}
+    sampling = {name: generation.number(name) for name in SAMPLING_FIELDS if generation.has(name)}
+    return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling))
+
+
+def gguf_generation_defaults(file: GGUFFile) -> GenerationDefaults:
+    metadata = Fields(file.metadata, str(file.path))
+    ends = {metadata.integer(key) for key in GGUF_END_KEYS if metadata.has(key)}
+    sampling = {name: metadata.number(key) for key, name in GGUF_SAMPLING_KEYS.items() if metadata.has(key)}
+    return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling))
+
+
+def _whole_top_k(sampling: dict[str, float]) -> dict[str, float | int]:
+    return {name: int(value) if name == "top_k" else value for name, value in sampling.items()}
+
+
+def _tokenizer_end(directory: Path) -> set[int]:
+    """The id of the tokenizer's eos_token, or nothing where the files do not say."""
+    paths = directory / "tokenizer_config.json", directory / "tokenizer.json"
+    if not all(path.exists() for path in paths):
+        return set()
+    settings, tokenizer = (read_json(path) for path in paths)
+    end = settings.get("eos_token")
+    text = end.get("content") if isinstance(end, dict) else end  # older files hold the whole token
+    for token in tokenizer.get("added_tokens") or []:
+        if token.get("content") == text:
+            return {token["id"]}
+    vocab = (tokenizer.get("model") or {}).get("vocab")
+    return {vocab[text]} if isinstance(vocab, dict) and text in vocab else set()

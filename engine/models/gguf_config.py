@@ -1,0 +1,118 @@
+"""Metadata of a GGUF file → DecoderConfig, read as llama.cpp reads it."""
+
+from __future__ import annotations
+
+import math
+
+from engine.errors import ModelError
+from engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
+from engine.models.fields import Fields
+from engine.models.gguf_file import GGUFFile
+from engine.models.registry import find_gguf_variant
+
+# Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.
+UNSUPPORTED_KEYS = (
+    "expert_count",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attention.scale",
+    "attention.sliding_window_pattern",
+    "attention.temperature_scale",
+    "rope.dimension_sections",
+    "rope.scaling.yarn_log_multiplier",
+)
+
+
+def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
+    architecture = file.architecture
+    variant = find_gguf_variant(architecture)
+    prefix = architecture + "."
+    fields = Fields(
+        {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)},
+        f"{file.path}: {architecture}",
+    )
+    _refuse_unsupported(fields)
+
+    hidden_size = fields.integer("embedding_length")
+    num_heads = fields.integer("attention.head_count")
+    if num_heads < 1:
+        raise ModelError(f"{fields.source}: attention.head_count must be positive, not {num_heads}")
+    num_layers = fields.integer("block_count")
+    head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
+    context_length = fields.integer("context_length")
+    rope = _parse_rope(file, fields, head_dim, context_length)
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        intermediate_size=fields.integer("feed_forward_length"),
+        vocab_size=_vocab_size(file),
+        max_position=extended_max_position(context_length, rope),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope=rope,
+        sliding_windows=(fields.integer("attention.sliding_window", 0),) * num_layers,
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        attention_output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        qk_norm=variant.qk_norm,
+        tie_word_embeddings="output.weight" not in file.tensors,
+    )
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    """The embedding's rows: `vocab_size` is left out by many writers, and the matrix is what is looked up."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{file.path} lacks the tensor token_embd.weight")
+    return embedding.shape[0]
+
+
+def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: int) -> RopeConfig:
+    theta = fields.number("rope.freq_base", 10000.0)
+    partial_factor = fields.integer("rope.dimension_count", head_dim) / head_dim
+    divisors: tuple[float, ...] = ()
+    if (tensor := file.tensors.get("rope_freqs.weight")) is not None:
+        divisors = tuple(tensor.load().tolist())
+        if len(divisors) != int(head_dim * partial_factor) // 2:
+            raise ModelError(f"{file.path}: rope_freqs.weight has {len(divisors)} values for heads of {head_dim}")
+    # The first writers had one key for linear scaling.
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
+    name = fields.string("rope.scaling.type", "linear" if fields.has("rope.scale_linear") else "none")
+    kind = "default" if name == "none" else parse_rope_kind(name, fields.source)
+    if kind == "default":
+        return RopeConfig(theta, partial_factor=partial_factor, frequency_divisors=divisors)
+    if kind == "linear":
+        return RopeConfig(theta, kind, partial_factor, factor=factor, frequency_divisors=divisors)
+    if kind != "yarn":
+        raise ModelError(f"{fields.source}: rope.scaling.type {kind!r} is not known in a GGUF file")
+    magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    attention_factor = fields.number("rope.scaling.yarn_attn_factor", fields.number("rope.scaling.attn_factor", 1.0))
+    return RopeConfig(
+        theta,
+        kind,
+        partial_factor,
+        factor=factor,
+        original_max_position=fields.integer("rope.scaling.original_context_length", context_length),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=attention_factor * magnitude,
+        frequency_divisors=divisors,
+    )
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    found = [
+        f"{name} = {fields.raw(name)!r}"
+        for name in UNSUPPORTED_KEYS
+        if fields.has(name) and not (isinstance(fields.raw(name), (int, float)) and fields.raw(name) in (0, 1))
+    ]
+    if found:
+        raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")

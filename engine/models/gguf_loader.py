@@ -1,0 +1,104 @@
+"""Tensors of a GGUF file under the names of Hugging Face checkpoints, dequantised to float32."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import gguf.quants
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf.constants import GGMLQuantizationType
+from torch import Tensor
+
+from engine.models.config import DecoderConfig
+from engine.models.gguf_file import GGUFFile, GGUFTensor
+from engine.models.registry import find_gguf_variant
+from engine.models.weights import layer_prefix
+
+GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+READ_ELSEWHERE = "rope_freqs.weight"  # by gguf_config.py
+
+# Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
+# to run side by side.
+VALUES_AT_ONCE = 65536
+UNQUANTISED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.F64)
+
+
+class GGUFSource:
+    """A WeightSource."""
+
+    def __init__(self, file: GGUFFile, config: DecoderConfig) -> None:
+        self.description = str(file.path)
+        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name != READ_ELSEWHERE}
+        self._config = config
+        self._interleaved_rope = find_gguf_variant(file.architecture).interleaved_rope
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kinds = {tensor.type for tensor in self._tensors.values() if len(tensor.shape) == 2}
+        return torch.bfloat16 if kinds == {GGMLQuantizationType.BF16} else torch.float32
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def load(self, name: str) -> Tensor:
+        tensor = torch.from_numpy(dequantise(self._tensors[name]))
+        if self._interleaved_rope and ".q_proj." in name:
+            return pair_halves(tensor, self._config.num_heads, self._config.rotary_dim)
+        if self._interleaved_rope and ".k_proj." in name:
+            return pair_halves(tensor, self._config.num_kv_heads, self._config.rotary_dim)
+        return tensor
+
+
+def hf_name(name: str) -> str:
+    """blk.3.attn_q.weight → model.layers.3.self_attn.q_proj.weight; an unknown name stays, for the error to show."""
+    stem, _, kind = name.rpartition(".")
+    if stem in GLOBAL_NAMES:
+        return f"{GLOBAL_NAMES[stem]}.{kind}"
+    match stem.split("."):
+        case ["blk", layer, part] if layer.isdigit() and part in LAYER_NAMES:
+            return f"{layer_prefix(int(layer))}{LAYER_NAMES[part]}.{kind}"
+    return name
+
+
+def pair_halves(rows: Tensor, num_heads: int, rotary_dim: int) -> Tensor:
+    """Reorders rows of Q or K ([heads * D, H], or [heads * D] of a bias) from a rotation that pairs neighbours
+    (0, 1), (2, 3), … to one that pairs halves (0, r/2), (1, r/2 + 1), …, r being `rotary_dim`."""
+    head_dim = rows.shape[0] // num_heads
+    heads = rows.view(num_heads, head_dim, *rows.shape[1:])
+    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return heads[:, order].flatten(0, 1)
+
+
+def dequantise(tensor: GGUFTensor) -> npt.NDArray[np.float32]:
+    """[*shape], in memory of its own. As tensor.load(), which is slower for quantised types: it works in groups of a
+    few rows and so hardly ever lets another thread run."""
+    if tensor.type in UNQUANTISED or not hasattr(gguf.quants, tensor.type.name):
+        return tensor.load()
+    kind: Any = getattr(gguf.quants, tensor.type.name)
+    kind.init_grid()
+    blocks = tensor.data.reshape(-1, kind.type_size)
+    values = np.empty((len(blocks), kind.block_size), dtype=np.float32)
+    step = max(VALUES_AT_ONCE // kind.block_size, 1)
+    for start in range(0, len(blocks), step):
+        part = slice(start, start + step)
+        values[part] = kind.dequantize_blocks(blocks[part])
+    return values.reshape(tensor.shape)

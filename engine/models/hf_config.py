@@ -1,0 +1,164 @@
+"""config.json of a Hugging Face checkpoint → DecoderConfig, with the defaults of the transformers library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import ModelError
+from engine.models.config import (
+    DecoderConfig,
+    RopeConfig,
+    extended_max_position,
+    parse_activation,
+    parse_rope_kind,
+)
+from engine.models.fields import Fields
+from engine.models.registry import HFVariant, find_hf_variant
+
+# Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
+UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "query_pre_attn_scalar": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "attention_chunk_size": (),
+    "no_rope_layers": ([],),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "alibi": (False,),
+    "parallel_attn": (False,),
+    "rope_interleaved": (False,),
+    "quantization_config": ({},),
+}
+
+
+def parse_hf_config(values: Mapping[str, Any], source: str = "config.json") -> DecoderConfig:
+    fields = Fields(values, source)
+    architectures = fields.raw("architectures", [])
+    if not isinstance(architectures, list):
+        raise ModelError(f"{source}: architectures must be a list, not {architectures!r}")
+    architecture, variant = find_hf_variant(architectures)
+    _refuse_unsupported(fields)
+
+    hidden_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    if num_heads < 1:
+        raise ModelError(f"{source}: num_attention_heads must be positive, not {num_heads}")
+    max_position = fields.integer("max_position_embeddings")
+    rope = parse_hf_rope(fields, max_position)
+    biased = fields.boolean("attention_bias", False) and variant.attention_bias == "as_config"
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=fields.integer("head_dim", variant.default_head_dim or hidden_size // num_heads),
+        intermediate_size=fields.integer("intermediate_size"),
+        vocab_size=fields.integer("vocab_size"),
+        max_position=extended_max_position(max_position, rope),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        sliding_windows=_sliding_windows(fields, variant),
+        activation=parse_activation(fields.string("hidden_act", "silu"), source),
+        attention_bias=biased or variant.attention_bias == "qkv",
+        attention_output_bias=biased,
+        mlp_bias=fields.boolean("mlp_bias", False) and variant.mlp_bias == "as_config",
+        qk_norm=variant.qk_norm,
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+    )
+
+
+def parse_hf_rope(fields: Fields, max_position: int) -> RopeConfig:
+    """Newer files hold one `rope_parameters` object; older ones `rope_theta` beside `rope_scaling`, whose `rope_type`
+    was once called `type`."""
+    scaling = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
+    partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    kind = parse_rope_kind(scaling.string("rope_type", scaling.string("type", "default")), scaling.source)
+    for name in ("mrope_section", "full_attention", "sliding_attention"):
+        if scaling.has(name):
+            raise ModelError(f"{scaling.source}: {name} is not supported; all layers must rotate alike")
+    if kind == "default":
+        return RopeConfig(theta, partial_factor=partial_factor)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(theta, kind, partial_factor, factor=scaling.number("factor"))
+
+    # A length beside the rope object wins over the one inside it: a few models were saved with both.
+    original = fields.integer(
+        "original_max_position_embeddings", scaling.integer("original_max_position_embeddings", max_position)
+    )
+    if kind == "llama3":
+        return RopeConfig(
+            theta,
+            kind,
+            partial_factor,
+            factor=scaling.number("factor"),
+            original_max_position=original,
+            low_freq_factor=scaling.number("low_freq_factor"),
+            high_freq_factor=scaling.number("high_freq_factor"),
+        )
+    factor = scaling.number("factor", max_position / original)
+    return RopeConfig(
+        theta,
+        kind,
+        partial_factor,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
+        beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
+        truncate=scaling.boolean("truncate", True),
+        attention_factor=_yarn_attention_factor(scaling, factor),
+    )
+
+
+def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    numerator, denominator = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    if numerator and denominator:
+        return magnitude(numerator) / magnitude(denominator)
+    return magnitude(1.0)
+
+
+def _sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
+    """[L] window of each layer, 0 for none."""
+    num_layers = fields.integer("num_hidden_layers")
+    full = (0,) * num_layers
+    if variant.sliding_window == "never" or not fields.has("sliding_window"):
+        return full
+    window = fields.integer("sliding_window")
+    if variant.sliding_window == "all_layers":
+        return (window,) * num_layers
+    if not fields.boolean("use_sliding_window", False):
+        return full
+    if not fields.has("layer_types"):
+        first = fields.integer("max_window_layers", 28)
+        return tuple(window if layer >= first else 0 for layer in range(num_layers))
+    window_of = {"full_attention": 0, "sliding_attention": window}
+    types = fields.raw("layer_types")
+    if unknown := sorted({str(kind) for kind in types} - window_of.keys()):
+        raise ModelError(f"{fields.source}: layer_types {', '.join(unknown)} are not supported")
+    return tuple(window_of[kind] for kind in types)
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    found = [
+        f"{name} = {fields.raw(name)!r}"
+        for name, harmless in UNSUPPORTED_FIELDS.items()
+        if fields.has(name) and fields.raw(name) not in harmless
+    ]
+    if found:
+        raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")

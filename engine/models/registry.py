@@ -1,0 +1,60 @@
+"""Which architectures there are, and how the variants of the decoder family differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class HFVariant:
+    """What the name of a Hugging Face architecture implies beyond its config.json."""
+
+    attention_bias: Literal["never", "qkv", "as_config"]  # as_config: Q, K, V and the output, if `attention_bias`
+    mlp_bias: Literal["never", "as_config"]
+    qk_norm: bool
+    sliding_window: Literal["never", "all_layers", "by_layer"]
+    default_head_dim: int | None = None  # None: hidden size / heads
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFVariant:
+    """What the name of a GGUF architecture implies. Biases are where the file has tensors for them."""
+
+    qk_norm: bool
+    interleaved_rope: bool  # rows of Q and K are stored for a rotation of neighbours, not of halves
+
+
+HF_ARCHITECTURES: Mapping[str, HFVariant] = {
+    "LlamaForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never"),
+    "MistralForCausalLM": HFVariant("never", "never", qk_norm=False, sliding_window="all_layers"),
+    "Qwen2ForCausalLM": HFVariant("qkv", "never", qk_norm=False, sliding_window="by_layer"),
+    "Qwen3ForCausalLM": HFVariant("as_config", "never", qk_norm=True, sliding_window="by_layer", default_head_dim=128),
+}
+
+GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
+    "llama": GGUFVariant(qk_norm=False, interleaved_rope=True),  # Mistral's too
+    "qwen2": GGUFVariant(qk_norm=False, interleaved_rope=False),
+    "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
+}
+
+
+def find_hf_variant(names: Sequence[str]) -> tuple[str, HFVariant]:
+    """The first supported architecture of config.json's list, and its variant."""
+    for name in names:
+        if name in HF_ARCHITECTURES:
+            return name, HF_ARCHITECTURES[name]
+    raise _unsupported(", ".join(map(str, names)) or "(none is named)", HF_ARCHITECTURES)
+
+
+def find_gguf_variant(name: str) -> GGUFVariant:
+    if name not in GGUF_ARCHITECTURES:
+        raise _unsupported(name, GGUF_ARCHITECTURES)
+    return GGUF_ARCHITECTURES[name]
+
+
+def _unsupported(name: str, supported: Mapping[str, object]) -> ModelError:
+    return ModelError(f"architecture {name} is not supported; supported are {', '.join(supported)}")

@@ -1,0 +1,58 @@
+"""Tables of the rotary position embedding. Rotation pairs dimension i with i + rot_dim / 2 (the "half" style)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
+    """[rotary_dim / 2] float32: the angle a pair of dimensions turns by from one position to the next."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.frequency_divisors:
+        plain = plain / torch.tensor(rope.frequency_divisors)
+    match rope.kind:
+        case "default" | "dynamic":  # dynamic scaling starts beyond the positions we serve
+            return plain
+        case "linear":
+            return plain / rope.factor
+        case "llama3":
+            return _llama3(rope, plain)
+        case "yarn":
+            return _yarn(rope, plain, rotary_dim)
+
+
+def cos_sin_table(rope: RopeConfig, rotary_dim: int, num_positions: int) -> Tensor:
+    """[P, rotary_dim] float32: the cosines of a position's angles, then their sines."""
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = positions[:, None] * inverse_frequencies(rope, rotary_dim)  # [P, rotary_dim / 2]
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
+
+
+def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+    """Waves that fit into the training context many times stay, long ones are stretched, those between are blended."""
+    wave_length = 2 * math.pi / plain
+    turns = rope.original_max_position / wave_length  # in the training context
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return torch.lerp(plain / rope.factor, plain, blend.clamp(0.0, 1.0))
+
+
+def _yarn(rope: RopeConfig, plain: Tensor, rotary_dim: int) -> Tensor:
+    """As llama3's, but the blend is linear in the dimension's index rather than in the frequency."""
+
+    def dimension_that_turns(times: float) -> float:
+        return rotary_dim * math.log(rope.original_max_position / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = dimension_that_turns(rope.beta_fast), dimension_that_turns(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    if first == last:
+        last += 0.001  # a step instead of a ramp
+    stretched = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)
+    return torch.lerp(plain, plain / rope.factor, stretched)

@@ -1,0 +1,97 @@
+"""Where tensors come from, by the names of Hugging Face checkpoints; loaders of other formats translate theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelError
+from engine.models.config import DecoderConfig
+
+MOST_NAMED = 10  # tensors that an error lists
+
+
+class WeightSource(Protocol):
+    """An open checkpoint. May be read from several threads."""
+
+    @property
+    def description(self) -> str:
+        """The file or directory, for errors."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the checkpoint's matrices are stored in; float32 where that is a quantised format."""
+        ...
+
+    def names(self) -> Collection[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def load(self, name: str) -> Tensor:
+        """The tensor, in any float type; may be a view of the file."""
+        ...
+
+
+def layer_prefix(layer: int) -> str:
+    return f"model.layers.{layer}."
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model and its shape."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "model.norm.weight": (config.hidden_size,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    for layer in range(config.num_layers):
+        shapes |= {layer_prefix(layer) + name: shape for name, shape in _layer_tensors(config).items()}
+    return shapes
+
+
+def _layer_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    projections = {  # name: (rows, columns, has a bias)
+        "self_attn.q_proj": (config.q_size, hidden, config.attention_bias),
+        "self_attn.k_proj": (config.kv_size, hidden, config.attention_bias),
+        "self_attn.v_proj": (config.kv_size, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, config.q_size, config.attention_output_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+    for name, (rows, columns, has_bias) in projections.items():
+        shapes[f"{name}.weight"] = (rows, columns)
+        if has_bias:
+            shapes[f"{name}.bias"] = (rows,)
+    return shapes
+
+
+def check_tensors(source: WeightSource, config: DecoderConfig) -> None:
+    """Refuses a checkpoint that lacks a tensor, has one nobody would read, or one of another shape."""
+    expected = expected_tensors(config)
+    present = {name for name in source.names() if not _is_harmless(name, config)}
+    faults = [f"{name} is missing" for name in expected if name not in present]
+    faults += [f"{name} is not a tensor of this architecture" for name in sorted(present - expected.keys())]
+    for name, shape in expected.items():
+        if name in present and source.shape(name) != shape:
+            faults.append(f"{name} has shape {list(source.shape(name))}, not {list(shape)}")
+    if faults:
+        more = [f"and {len(faults) - MOST_NAMED} more"] if len(faults) > MOST_NAMED else []
+        listed = "; ".join([*faults[:MOST_NAMED], *more])
+        raise ModelError(f"{source.description} does not fit {config.architecture} as configured: {listed}")
+
+
+def _is_harmless(name: str, config: DecoderConfig) -> bool:
+    """Old checkpoints hold buffers that we compute; some hold the tied output matrix a second time."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

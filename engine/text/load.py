@@ -1,0 +1,70 @@
+"""The text side of a model: its tokenizer and its chat template, from a Hugging Face directory or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+from engine.models.gguf_file import GGUFFile
+from engine.text.chat import ChatTemplate
+from engine.text.gguf_tokenizer import tokenizer_from_gguf
+from engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_directory
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextBundle:
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def load_text(path: str | Path) -> TextBundle:
+    path = Path(path)
+    if path.is_dir():
+        return _from_directory(path)
+    if path.suffix == ".gguf":
+        return text_from_gguf(GGUFFile(path))
+    raise ModelError(f"{path}: neither a model directory nor a .gguf file")
+
+
+def text_from_gguf(file: GGUFFile) -> TextBundle:
+    """For a caller that has the file open already."""
+    tokenizer = tokenizer_from_gguf(file.metadata, file.path.name)
+    templates = {
+        "default": file.metadata.get("tokenizer.chat_template"),
+        "tool_use": file.metadata.get("tokenizer.chat_template.tool_use"),
+    }
+    return TextBundle(tokenizer, _chat_template(templates, tokenizer))
+
+
+def _from_directory(directory: Path) -> TextBundle:
+    tokenizer = tokenizer_from_directory(directory)
+    return TextBundle(tokenizer, _chat_template(_directory_templates(directory), tokenizer))
+
+
+def _directory_templates(directory: Path) -> dict[str, Any]:
+    """Templates by name. chat_template.jinja wins over tokenizer_config.json, which holds one or a list with names."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        named = {"default": file.read_text(encoding="utf-8")}
+        tool_file = directory / "additional_chat_templates" / "tool_use.jinja"
+        return named | ({"tool_use": tool_file.read_text(encoding="utf-8")} if tool_file.is_file() else {})
+    value = read_tokenizer_config(directory).get("chat_template")
+    if isinstance(value, list):
+        return {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
+    return {"default": value}
+
+
+def _chat_template(templates: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+    source, tool_source = templates.get("default"), templates.get("tool_use")
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(
+        source,
+        bos_token=tokenizer.token_string(tokenizer.bos_token_id),
+        eos_token=tokenizer.token_string(tokenizer.eos_token_id),
+        tool_source=tool_source if isinstance(tool_source, str) else None,
+    )

@@ -1,0 +1,44 @@
+"""`bequest`: the composition root. It alone builds concrete objects."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+
+from engine.config import EngineConfig, ServerConfig
+from server.interfaces import EngineLike, TextLike
+from server.metrics import Metrics
+from server.options import parse
+from server.serve import configure_logging, serve
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    engine_config, server_config = parse(arguments)
+    configure_logging(server_config.log_level)
+    sys.exit(_run(engine_config, server_config))
+
+
+def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    async def load(metrics: Metrics) -> tuple[EngineLike, TextLike]:
+        from engine.build import build_engine  # torch is slow to import, and --help does not need it
+
+        built = await build_engine(engine_config, metrics)
+        return built.engine, built.text
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(server_config, load))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed; None is asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+if __name__ == "__main__":
+    main()

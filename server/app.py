@@ -1,0 +1,83 @@
+"""The web application: routes, and what their handlers need."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from engine.config import ServerConfig
+from server import models, operations, tokens
+from server.auth import Gate, Keys
+from server.chat import chat_completions
+from server.completions import completions
+from server.context import CONTEXT, Context
+from server.intake import body_limit, expect_continue
+from server.interfaces import EngineLike, TextLike
+from server.metrics import Metrics
+from server.middleware import JsonProtocol, common_headers, guard
+
+_WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
+
+_ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
+    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/v1/models/{id:.+}", models.retrieve_model),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/v1/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("POST", "/v1/detokenize", tokens.detokenize),
+    ("GET", "/health", operations.health),
+    ("GET", "/live", operations.live),
+    ("GET", "/version", operations.version),
+    ("GET", "/metrics", operations.metrics),
+]
+
+
+def make_app(engine: EngineLike, text: TextLike, config: ServerConfig, keys: Keys, metrics: Metrics) -> web.Application:
+    names = tuple(config.served_model_name) or (engine.info.name,)
+    metrics.model_name = names[0]
+    gate = Gate(keys, host=config.host, guard_metrics=config.guard_metrics, allowed_origins=config.allowed_origins)
+    context = Context(
+        engine=engine,
+        text=text,
+        config=config,
+        gate=gate,
+        metrics=metrics,
+        model_names=names,
+        pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
+    )
+    app = web.Application(middlewares=[guard], client_max_size=body_limit(context))
+    app[CONTEXT] = context
+    for method, path, handler in _ROUTES:
+        resource = app.router.add_resource(path)
+        for verb in (method, "HEAD") if method == "GET" else (method,):
+            resource.add_route(verb, handler, expect_handler=expect_continue)
+    app.on_response_prepare.append(common_headers)
+    app.cleanup_ctx.append(_worker_pool)
+    return app
+
+
+async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[CONTEXT].pool.shutdown(wait=False, cancel_futures=True)
+
+
+class AppRunner(web.AppRunner):
+    """Runs the application such that a client that leaves cancels its handler, and every error is JSON."""
+
+    def __init__(self, app: web.Application, shutdown_timeout: float = 1.0) -> None:
+        super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout)
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        return _JsonServer(
+            server.request_handler, request_factory=server.request_factory, handler_cancellation=True, access_log=None
+        )
+
+
+class _JsonServer(web.Server):
+    def __call__(self) -> JsonProtocol:
+        return JsonProtocol(self, loop=self._loop, **self._kwargs)

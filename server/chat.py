@@ -1,0 +1,148 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from engine.types import ChoiceDelta, Request, Usage
+from server import fields, sampling
+from server.chunks import Chunks, PromptLogprobs, usage_event
+from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.generation import (
+    Job,
+    Prompt,
+    check_not_empty,
+    check_stream_options,
+    collect,
+    engine_requests,
+    json_response,
+    truncated,
+    usage_object,
+)
+from server.intake import read_object
+from server.logprobs import Spelling, chat_logprobs, finite, prompt_logprobs
+from server.names import new_id
+from server.prompts import chat_prompt
+from server.sse import EventStream
+from server.wire import ChatBody
+
+_SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
+
+
+async def chat_completions(http: web.Request) -> web.StreamResponse:
+    context = http.app[CONTEXT]
+    body, ignored = fields.read(await read_object(http, context), ChatBody)
+    answer_id = http[ANSWER_ID] = new_id("chatcmpl-")
+    head: dict[str, Any] = {
+        "id": answer_id,
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": context.served_name(body.model),
+    }
+    if body.service_tier in _SERVICE_TIERS:
+        head["service_tier"] = body.service_tier
+    check_stream_options(body)
+    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
+    ids = truncated(await chat_prompt(context, body), body, context.engine.info.max_model_len)
+    prompt = check_not_empty(Prompt(ids), "messages")
+    [request] = engine_requests(context, http, body, answer_id, [prompt], params, None)
+    headers = fields.ignored_header(ignored)
+    with context.names.claim(http[TENANT], body.request_id, answer_id):
+        if body.stream:
+            return await _stream(http, context, body, head, request, headers)
+        [result] = await collect(context.engine, [request])
+    shape = ChatShape(context, body, prompt)
+    choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
+    usage = usage_object([result.usage] if result.usage is not None else [])
+    extras = shape.extras(result.prompt_logprobs)
+    return json_response({**head, "choices": choices, "usage": usage, **extras}, headers)
+
+
+async def _stream(
+    http: web.Request,
+    context: Context,
+    body: ChatBody,
+    head: dict[str, Any],
+    request: Request,
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    wants_usage = body.stream_options is not None and body.stream_options.include_usage
+
+    def last_event(usages: Sequence[Usage]) -> bytes:
+        return usage_event(head, usage_object(usages)) if wants_usage else b""
+
+    stream = EventStream(last_event, context.config.sse_keep_alive_interval)
+    shape = ChatShape(context, body, Prompt(request.prompt_token_ids))
+    chunk_head = {**head, "usage": None} if wants_usage else head
+    source = stream.add_source(ChatChunks(shape, chunk_head, request.params.n))
+    with Job(context.engine, [request], [source]):
+        await stream.wait_first()
+        return await stream.run(http, headers)
+
+
+class ChatShape:
+    """What choices look like, whole or in chunks."""
+
+    def __init__(self, context: Context, body: ChatBody, prompt: Prompt) -> None:
+        self._body = body
+        self._prompt = prompt
+        self._tokenizer = context.text.tokenizer
+        self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
+
+    @property
+    def detailed(self) -> bool:
+        return self._body.logprobs or self._body.return_token_ids
+
+    def whole(self, choice: ChoiceDelta) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"index": choice.index, "message": message, **self._beside(choice)}
+
+    def chunk(self, choice: ChoiceDelta, first: bool) -> dict[str, Any]:
+        """`role` comes once: clients concatenate the strings of deltas."""
+        if first:
+            delta = {"role": "assistant", "content": choice.text}
+        else:
+            delta = {"content": choice.text} if choice.text else {}
+        return {"index": choice.index, "delta": delta, **self._beside(choice)}
+
+    def extras(self, logprobs: PromptLogprobs) -> dict[str, Any]:
+        """On the answer, or on its first chunk."""
+        extras: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            extras["prompt_token_ids"] = self._prompt.token_ids
+        if self._body.prompt_logprobs is not None and logprobs is not None:
+            extras["prompt_logprobs"] = prompt_logprobs(logprobs, self._body.prompt_logprobs, self._tokenizer)
+        return extras
+
+    def _beside(self, choice: ChoiceDelta) -> dict[str, Any]:
+        wanted = self._body.logprobs
+        shown: dict[str, Any] = {
+            "logprobs": chat_logprobs(choice.logprobs or (), self._spelling) if wanted else None,
+            "finish_reason": choice.finish_reason,
+        }
+        if choice.finish_reason is not None:
+            shown["stop_reason"] = choice.stop_reason
+            if choice.cumulative_logprob is not None:
+                shown["cumulative_logprob"] = finite(choice.cumulative_logprob)
+        if self._body.return_token_ids:
+            shown["token_ids"] = choice.token_ids
+        return shown
+
+
+class ChatChunks(Chunks):
+    plain_prefix = '{"index":%d,"delta":{"content":'
+    plain_suffix = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+    def __init__(self, shape: ChatShape, head: dict[str, Any], n: int) -> None:
+        super().__init__(head, range(n), shape.detailed)
+        self._shape = shape
+
+    def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs: PromptLogprobs) -> dict[str, Any]:
+        return self._shape.chunk(choice, first)
+
+    def extras(self, prompt_logprobs: PromptLogprobs) -> dict[str, Any]:
+        return self._shape.extras(prompt_logprobs)

@@ -1,0 +1,131 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from engine.types import ChoiceDelta, Request, TokenLogprob, Usage
+from server import fields, sampling
+from server.chunks import Chunks, PromptLogprobs, usage_event
+from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.generation import (
+    Job,
+    Prompt,
+    check_stream_options,
+    collect,
+    engine_requests,
+    json_response,
+    usage_object,
+)
+from server.intake import read_object
+from server.logprobs import Spelling, completion_logprobs, finite, prompt_logprobs
+from server.names import new_id
+from server.prompts import completion_prompts
+from server.sse import EventStream
+from server.wire import CompletionBody
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    context = http.app[CONTEXT]
+    body, ignored = fields.read(await read_object(http, context), CompletionBody)
+    answer_id = http[ANSWER_ID] = new_id("cmpl-")
+    head = {
+        "id": answer_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": context.served_name(body.model),
+    }
+    check_stream_options(body)
+    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
+    prompts = await completion_prompts(context, body)
+    requests = engine_requests(context, http, body, answer_id, prompts, params, sampling.COMPLETION_DEFAULT_TOKENS)
+    headers = fields.ignored_header(ignored)
+    with context.names.claim(http[TENANT], body.request_id, answer_id):
+        if body.stream:
+            return await _stream(http, context, body, head, prompts, requests, headers)
+        results = await collect(context.engine, requests)
+    objects = []
+    for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        chunks = CompletionChunks(context, body, head, prompt, index, params.n)
+        objects += [chunks.choice(choice, True, result.prompt_logprobs) for _, choice in sorted(result.choices.items())]
+    usage = usage_object([result.usage for result in results if result.usage is not None])
+    return json_response({**head, "choices": objects, "usage": usage}, headers)
+
+
+async def _stream(
+    http: web.Request,
+    context: Context,
+    body: CompletionBody,
+    head: dict[str, Any],
+    prompts: Sequence[Prompt],
+    requests: Sequence[Request],
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    wants_usage = body.stream_options is not None and body.stream_options.include_usage
+
+    def last_event(usages: Sequence[Usage]) -> bytes:
+        return usage_event(head, usage_object(usages)) if wants_usage else b""
+
+    stream = EventStream(last_event, context.config.sse_keep_alive_interval)
+    chunk_head = {**head, "usage": None} if wants_usage else head
+    sources = [
+        stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n))
+        for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+    ]
+    with Job(context.engine, requests, sources):
+        await stream.wait_first()
+        return await stream.run(http, headers)
+
+
+class CompletionChunks(Chunks):
+    """The choices of one prompt: numbers [prompt · n, (prompt + 1) · n) of the answer."""
+
+    plain_prefix = '{"index":%d,"text":'
+    plain_suffix = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+    def __init__(
+        self, context: Context, body: CompletionBody, head: dict[str, Any], prompt: Prompt, prompt_index: int, n: int
+    ) -> None:
+        indices = range(prompt_index * n, (prompt_index + 1) * n)
+        super().__init__(head, indices, body.logprobs is not None or body.return_token_ids)
+        self._body = body
+        self._prompt = prompt
+        self._tokenizer = context.text.tokenizer
+        self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
+        self._offsets = [0] * n  # of each choice's next token in its text
+
+    def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs_: PromptLogprobs) -> dict[str, Any]:
+        body = self._body
+        shown: dict[str, Any] = {
+            "index": self._indices[choice.index],
+            "text": self._prompt.text + choice.text if first else choice.text,
+            "logprobs": self._logprobs(choice, prompt_logprobs_ if first else None),
+            "finish_reason": choice.finish_reason,
+        }
+        if choice.finish_reason is not None:
+            shown["stop_reason"] = choice.stop_reason
+            if choice.cumulative_logprob is not None:
+                shown["cumulative_logprob"] = finite(choice.cumulative_logprob)
+        if body.return_token_ids:
+            shown["token_ids"] = choice.token_ids
+            if first:
+                shown["prompt_token_ids"] = self._prompt.token_ids
+        if first and body.prompt_logprobs is not None and prompt_logprobs_ is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(prompt_logprobs_, body.prompt_logprobs, self._tokenizer)
+        return shown
+
+    def _logprobs(self, choice: ChoiceDelta, prompt: PromptLogprobs) -> dict[str, Any] | None:
+        if self._body.logprobs is None:
+            return None
+        entries: list[TokenLogprob | None] = list(choice.logprobs or ())
+        token_ids = list(choice.token_ids)
+        if self._body.echo and prompt is not None:
+            entries = [*prompt, *entries]
+            token_ids = [*self._prompt.token_ids, *token_ids]
+        offset = self._offsets[choice.index]
+        self._offsets[choice.index] = offset + sum(map(self._spelling.length, token_ids))
+        return completion_logprobs(entries, token_ids, self._body.logprobs, self._spelling, offset)

@@ -1,0 +1,50 @@
+"""What every handler needs, built once by make_app."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from engine.config import ServerConfig
+from server.auth import Gate
+from server.errors import ApiError
+from server.interfaces import EngineLike, TextLike
+from server.metrics import Metrics
+from server.names import RunningNames
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    engine: EngineLike
+    text: TextLike
+    config: ServerConfig
+    gate: Gate
+    metrics: Metrics
+    model_names: tuple[str, ...]
+    pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
+    names: RunningNames = field(default_factory=RunningNames)
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def served_name(self, model: str | None) -> str:
+        """The name to answer with; raises 404 for a model that is not here."""
+        if model is None:
+            return self.model_names[0]
+        if model not in self.model_names:
+            raise unknown_model(model, self.model_names)
+        return model
+
+
+CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
+# Of a request, set by the middleware before any handler runs.
+TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
+ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)
+
+
+def unknown_model(model: str, served: tuple[str, ...]) -> ApiError:
+    names = ", ".join(f"'{name}'" for name in served)
+    shown = model if len(model) <= 100 else model[:99] + "…"
+    message = f"The model '{shown}' does not exist here; this server serves {names}."
+    return ApiError(404, "model_not_found", message, param="model")

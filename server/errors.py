@@ -1,0 +1,111 @@
+"""Errors as a client sees them: `{"error": {"message", "type", "param", "code", "details"}}` with a status and headers.
+
+The message is complete in itself, since clients print nothing else; `details` holds the numbers a program needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from engine.errors import EngineError
+
+RETRY_SECONDS = "1"
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+# Status of each code that the engine can raise.
+_ENGINE_STATUS = {
+    "invalid_value": 400,
+    "context_length_exceeded": 400,
+    "queue_full": 429,
+    "deadline_exceeded": 504,
+    "draining": 503,
+    "loading": 503,
+    "engine_dead": 503,
+    "internal_error": 500,
+}
+
+
+class ApiError(Exception):
+    """Ends a request with this status and error object."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.details = dict(details or {})
+        self.headers = {**_retry_headers(status, code), **(headers or {})}
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def body(self) -> bytes:
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+            "details": self.details,
+        }
+        return orjson.dumps({"error": error})
+
+    def response(self) -> web.Response:
+        return web.Response(body=self.body(), status=self.status, content_type="application/json", headers=self.headers)
+
+
+def _retry_headers(status: int, code: str) -> dict[str, str]:
+    """OpenAI's client repeats 409, 429 and 5xx: tell it when, or that it would be in vain."""
+    if status == 503 or code in ("queue_full", "rate_limit_exceeded"):
+        return {"Retry-After": RETRY_SECONDS}
+    if code == "deadline_exceeded":
+        return {"x-should-retry": "false"}
+    return {}
+
+
+def invalid(message: str, param: str | None) -> ApiError:
+    return ApiError(400, "invalid_value", message, param=param)
+
+
+def missing(param: str, message: str | None = None) -> ApiError:
+    return ApiError(400, "missing_required_parameter", message or f"`{param}` is missing.", param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    return ApiError(400, "unsupported_parameter", message, param=param)
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """An aborted request that still has a listener was cut off by the server's own end."""
+    code = "draining" if error.code == "aborted" else error.code
+    status = _ENGINE_STATUS.get(code, 500)
+    return ApiError(status, code, error.message, param=error.param, details=error.details)
+
+
+def internal(answer_id: str) -> ApiError:
+    return ApiError(
+        500,
+        "internal_error",
+        f"The server failed on this request through a fault of its own; its log tells more under {answer_id}.",
+    )

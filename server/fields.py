@@ -1,0 +1,141 @@
+"""The classes of body fields: honoured and advisory (members of the typed bodies), refused, ignored, and near misses.
+
+A refused field may still be sent with a value that asks for nothing. A field in no class is ignored and named in a
+response header, unless it is nearly a name of ours: then the client meant us, and must know that we did not hear.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from server import wire
+from server.errors import ApiError, unsupported
+
+IGNORED_HEADER = "X-Bequest-Ignored"
+_MOST_NAMED = 32  # of ignored fields, so that the header stays a header
+
+# Refused fields and the values that ask for nothing.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "background": (False,),
+    "beam_width": (),
+    "catalogue": (),
+    "continuation_at": ("end",),
+    "continuation_choice": (0,),
+    "continuation_fallback": ("", []),
+    "continuation_of": (),
+    "continuation_suffix": ("",),
+    "continuation_token_ids": ([],),
+    "early_stopping": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "length_penalty": (1.0,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "response_format": ({"type": "text"},),
+    "retain": (False,),
+    "return_hidden_states": (False,),
+    "structured_outputs": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+# Fields of one endpoint that the other refuses, and what to use there.
+_ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
+    wire.CompletionBody: {
+        "suffix": (("",), "this model does not fill in the middle"),
+        "messages": (([],), "completions take `prompt`; messages go to /v1/chat/completions"),
+        "top_logprobs": ((0,), "in completions `logprobs` is the number of alternatives"),
+        "continue_final_message": ((False,), "it belongs to /v1/chat/completions"),
+        "chat_template": ((), "it belongs to /v1/chat/completions"),
+    },
+    wire.ChatBody: {
+        "echo": ((False,), "it belongs to /v1/completions"),
+        "suffix": (("",), "it belongs to /v1/completions"),
+        "prompt": (("", []), "chat takes `messages`; a prompt goes to /v1/completions"),
+    },
+}
+# Names that other servers use for something of ours.
+_ALIASES = {
+    "catalog": "catalogue",
+    "guided_choice": "structured_outputs",
+    "guided_grammar": "structured_outputs",
+    "guided_json": "structured_outputs",
+    "guided_regex": "structured_outputs",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_beams": "beam_width",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+}
+_NEAR = 0.85  # of difflib's ratio: one slip in a short name, two in a long one (`top_a` is not a slip of `top_k`)
+
+
+def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[str]]:
+    """The typed body, and the names of the fields that were ignored."""
+    known = set(body.__struct_fields__)
+    ignored = []
+    for name, value in raw.items():
+        if name in known:
+            continue
+        if name in _REFUSED or name in _ELSEWHERE.get(body, {}):
+            _refuse_unless_idle(name, value, body)
+        elif meant := _near_miss(name, known):
+            message = f"`{wire.shorten(name)}` is not a parameter of this endpoint; did you mean `{meant}`?"
+            raise ApiError(400, "unknown_parameter", message, param=wire.shorten(name))
+        elif name != "best_of":
+            ignored.append(name)
+    _check_best_of(raw)
+    return wire.convert(raw, body), ignored
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Names are the client's, so they are quoted before they enter a header."""
+    quoted = [quote(wire.shorten(name), safe="[]():@!$*+/") for name in names]
+    if not quoted:
+        return {}
+    if len(quoted) > _MOST_NAMED:
+        quoted[_MOST_NAMED:] = [f"and-{len(quoted) - _MOST_NAMED}-more"]
+    return {IGNORED_HEADER: ", ".join(quoted)}
+
+
+def _refuse_unless_idle(name: str, value: Any, body: type[msgspec.Struct]) -> None:
+    elsewhere = _ELSEWHERE.get(body, {}).get(name)
+    idle, hint = elsewhere if elsewhere else (_REFUSED[name], "")
+    if any((type(value) is type(default) and value == default) or _same_number(value, default) for default in idle):
+        return
+    reason = hint or "this server does not support it"
+    raise unsupported(name, f"`{name}` cannot be used here: {reason}. Leave it out.")
+
+
+def _same_number(value: Any, default: Any) -> bool:
+    numbers = isinstance(value, int | float) and isinstance(default, int | float)
+    return numbers and not isinstance(value, bool) and not isinstance(default, bool) and value == default
+
+
+def _check_best_of(raw: dict[str, Any]) -> None:
+    """Without beams `best_of` would compute choices and throw them away; as many as are returned asks for nothing."""
+    best_of = raw.get("best_of")
+    if best_of is None:
+        return
+    if type(best_of) is not int or best_of != raw.get("n", 1):
+        raise unsupported("best_of", "`best_of` needs beam search (`use_beam_search`); ask for more choices with `n`.")
+
+
+def _near_miss(name: str, known: set[str]) -> str | None:
+    """The name of ours that was probably meant."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
+    if plain in _ALIASES:
+        return _ALIASES[plain]
+    names = known | _REFUSED.keys()
+    if plain in names:
+        return plain
+    close = difflib.get_close_matches(plain, names, n=1, cutoff=_NEAR) if len(plain) < 64 else []
+    return close[0] if close else None

@@ -1,0 +1,185 @@
+"""What completions and chat share: from typed body to engine requests, and from deltas to a whole answer.
+
+The handlers' order is always the same: read the body, tokenise, check, claim the name, submit, then either collect
+or stream; leaving the `with` block of a Job aborts whatever has not finished, whichever way it was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import orjson
+from aiohttp import web
+
+from engine.errors import EngineError
+from engine.types import ChoiceDelta, Delta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
+from server import sampling
+from server.context import TENANT, Context
+from server.errors import from_engine, invalid
+from server.interfaces import EngineLike
+from server.wire import GenerationBody
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenised prompt; `text` is what `echo` gives back."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+
+
+class _EndedSink(Protocol):
+    @property
+    def finished(self) -> bool: ...
+
+    def __call__(self, delta: Delta) -> None: ...
+
+
+class Job:
+    """The engine requests of one HTTP request: submitted together, and aborted where unfinished on leaving."""
+
+    def __init__(self, engine: EngineLike, requests: Sequence[Request], sinks: Sequence[_EndedSink]) -> None:
+        self._engine = engine
+        self._pairs = list(zip(requests, sinks, strict=True))
+        self._submitted: list[tuple[Request, _EndedSink]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for request, sink in self._pairs:
+                self._engine.submit(request, sink)
+                self._submitted.append((request, sink))
+        except EngineError as error:
+            self._abort()
+            raise from_engine(error) from error
+        except BaseException:
+            self._abort()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abort()
+
+    def _abort(self) -> None:
+        for request, sink in self._submitted:
+            if not sink.finished:
+                self._engine.abort(request.id)
+
+
+class Collector:
+    """The sink of a request whose answer is sent whole."""
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self._done = done
+        self.choices: dict[int, ChoiceDelta] = {}
+        self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+        self.usage: Usage | None = None
+        self.error: EngineError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.usage is not None or self.error is not None
+
+    def __call__(self, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        for choice in delta.choices:
+            self.choices[choice.index] = choice
+        self.usage, self.error = delta.usage, delta.error
+        if self.finished and not self._done.done():
+            self._done.set_result(None)
+
+
+async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Collector]:
+    """Runs the requests to their end; raises the first error. Cancelled when the client goes away."""
+    loop = asyncio.get_running_loop()
+    futures: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
+    collectors = [Collector(future) for future in futures]
+    whole = [replace(request, output=OutputMode.FINAL) for request in requests]
+    with Job(engine, whole, collectors):
+        for future, collector in zip(futures, collectors, strict=True):
+            await future
+            if collector.error is not None:
+                raise from_engine(collector.error) from collector.error
+    return collectors
+
+
+def engine_requests(
+    context: Context,
+    http: web.Request,
+    body: GenerationBody,
+    answer_id: str,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    default_tokens: int | None,
+) -> list[Request]:
+    """One engine request per prompt, named after the answer."""
+    timeout = sampling.timeout_seconds(body.timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    priority = sampling.priority(body.priority, context.gate.lowest_priority)
+    requests = []
+    for index, prompt in enumerate(prompts):
+        try:
+            fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, default_tokens)
+        except EngineError as error:
+            raise from_engine(error) from error
+        requests.append(
+            Request(
+                id=answer_id if index == 0 else f"{answer_id}-{index}",
+                tenant=http[TENANT],
+                prompt_token_ids=prompt.token_ids,
+                params=fitted,
+                priority=priority,
+                deadline=deadline,
+                cache_salt=body.cache_salt or "",
+            )
+        )
+    return requests
+
+
+def truncated(ids: Sequence[int], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:
+    """The last `truncate_prompt_tokens` of a prompt; -1 keeps what leaves room for the completion."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return tuple(ids)
+    if keep == -1:
+        asked = sampling.max_tokens(body)
+        keep = max(max_model_len - (1 if asked is None else asked), 1)
+    if not 1 <= keep <= max_model_len:
+        raise invalid(
+            f"`truncate_prompt_tokens` must be from 1 to {max_model_len}, or -1 for what fits, not {keep}.",
+            "truncate_prompt_tokens",
+        )
+    return tuple(ids[-keep:])
+
+
+def check_stream_options(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("`stream_options` needs `stream: true`.", "stream_options")
+
+
+def check_not_empty(prompt: Prompt, param: str) -> Prompt:
+    if not prompt.token_ids:
+        raise invalid(f"`{param}` is empty: there is no token to begin from.", param)
+    return prompt
+
+
+def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+    }
+
+
+def json_response(value: Any, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=headers)

@@ -1,0 +1,106 @@
+"""Chat messages as clients send them → as templates take them: roles, text parts, tool calls.
+
+Whatever this server puts into a message is accepted back; nulls and unknown fields inside messages are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from server.errors import ApiError, invalid, missing
+from server.wire import shorten
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def conversation(messages: list[dict[str, Any]] | None, knows_developer: bool) -> list[dict[str, Any]]:
+    """The messages for a template; `developer` is `system` to one that does not know it."""
+    if messages is None:
+        raise missing("messages", "`messages` is missing: send a list of {role, content}.")
+    if not messages:
+        raise invalid("`messages` is empty; send at least one message.", "messages")
+    plain = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if not knows_developer:
+        for message in plain:
+            if message["role"] == "developer":
+                message["role"] = "system"
+    return plain
+
+
+def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
+    given = {name: value for name, value in message.items() if value is not None}
+    role = _string(given, "role", path)
+    if role not in ROLES:
+        raise invalid(f"`{path}.role` must be one of {', '.join(ROLES)}, not {shorten(repr(role))}.", f"{path}.role")
+    plain: dict[str, Any] = {"role": role}
+    if "content" in given:
+        plain["content"] = _content(given["content"], f"{path}.content")
+    elif role == "assistant":
+        plain["content"] = ""  # it called tools and said nothing
+    else:
+        raise missing(f"{path}.content")
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if name in given:
+            plain[name] = _string(given, name, path)
+    if given.get("tool_calls"):
+        plain["tool_calls"] = _tool_calls(given["tool_calls"], f"{path}.tool_calls")
+    return plain
+
+
+def _content(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong_type(path, "a string or a list of parts")
+    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Any, path: str) -> str:
+    if not isinstance(part, dict):
+        raise _wrong_type(path, "an object with `type` and `text`")
+    kind = _string(part, "type", path)
+    if kind not in _TEXT_PARTS:
+        raise invalid(
+            f"`{path}.type` is {shorten(repr(kind))}; this model reads text alone: send parts of type 'text'.",
+            f"{path}.type",
+        )
+    return _string(part, _TEXT_PARTS[kind], path)
+
+
+def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    """Calls the assistant made. Templates write out `arguments` themselves, so they get the object, not its JSON."""
+    if not isinstance(calls, list):
+        raise _wrong_type(path, "a list")
+    plain = []
+    for index, call in enumerate(calls):
+        at = f"{path}[{index}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise _wrong_type(f"{at}.function", "an object with `name` and `arguments`")
+        name = _string(function, "name", f"{at}.function")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and arguments:
+            try:
+                arguments = msgspec.json.decode(arguments)
+            except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+                raise invalid(f"`{at}.function.arguments` is not valid JSON.", f"{at}.function.arguments") from None
+        plain.append(
+            {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments or {}}}
+        )
+    return plain
+
+
+def _string(given: dict[str, Any], name: str, path: str) -> str:
+    value = given.get(name)
+    if value is None:
+        raise missing(f"{path}.{name}")
+    if not isinstance(value, str):
+        raise _wrong_type(f"{path}.{name}", "a string")
+    return value
+
+
+def _wrong_type(param: str, wanted: str) -> ApiError:
+    return ApiError(400, "invalid_type", f"`{param}` must be {wanted}.", param=param)

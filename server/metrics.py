@@ -1,0 +1,160 @@
+"""Metrics under vLLM's names. The engine reports each step and each ended request; here that is plain arithmetic,
+and the exposition format is made when somebody asks: a step of 64 sequences must not cost 64 calls into a client
+library."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from engine.types import RequestStats, StepStats
+
+_STEP_SECONDS = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01)
+_TOKEN_SECONDS = (*_STEP_SECONDS, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_FIRST_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+                  20.0, 40.0, 80.0, 160.0, 640.0)  # fmt: skip
+_REQUEST_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+                    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)  # fmt: skip
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+_CHOICES = (1, 2, 5, 10, 20, 50, 100)
+_REASONS = ("stop", "length", "abort", "error")
+
+
+class Histogram:
+    """Counts per bucket, not cumulative; the last bucket is everything above."""
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it) as the exposition format wants them."""
+        pairs, seen = [], 0
+        for bound, count in zip((*map(float, self.bounds), float("inf")), self.counts, strict=True):
+            seen += count
+            pairs.append(("+Inf" if bound == float("inf") else repr(bound), float(seen)))
+        return pairs
+
+
+class Metrics(Collector):
+    """The engine's Observer, and prometheus_client's Collector. Lives on the event-loop thread."""
+
+    def __init__(self) -> None:
+        self.model_name = ""  # the label on everything, known when the model is
+        self._running = 0
+        self._waiting = 0
+        self._cache_usage = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+        self._finished = dict.fromkeys(_REASONS, 0)
+        self._first_token = Histogram(_FIRST_SECONDS)
+        self._inter_token = Histogram(_TOKEN_SECONDS)
+        self._step = Histogram(_TOKEN_SECONDS)
+        self._end_to_end = Histogram(_REQUEST_SECONDS)
+        self._queue = Histogram(_REQUEST_SECONDS)
+        self._prefill = Histogram(_REQUEST_SECONDS)
+        self._decode = Histogram(_REQUEST_SECONDS)
+        self._request_prompt = Histogram(_COUNTS)
+        self._request_generation = Histogram(_COUNTS)
+        self._request_max_tokens = Histogram(_COUNTS)
+        self._request_n = Histogram(_CHOICES)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def on_step(self, stats: StepStats) -> None:
+        self._running = stats.running
+        self._waiting = stats.waiting
+        self._cache_usage = stats.used_blocks / stats.usable_blocks if stats.usable_blocks else 0.0
+        self._prompt_tokens += stats.prompt_tokens
+        self._generation_tokens += stats.generated_tokens
+        self._preemptions += stats.preempted
+        self._step.observe(stats.seconds)
+        for seconds in stats.first_token_seconds:
+            self._first_token.observe(seconds)
+        for seconds in stats.inter_token_seconds:
+            self._inter_token.observe(seconds)
+
+    def on_finish(self, stats: RequestStats) -> None:
+        self._finished[stats.reason] += 1
+        self._prefix_queries += stats.prompt_tokens
+        self._prefix_hits += stats.cached_tokens
+        self._end_to_end.observe(stats.total_seconds)
+        self._queue.observe(stats.queue_seconds)
+        self._prefill.observe(stats.prefill_seconds)
+        self._decode.observe(stats.decode_seconds)
+        self._request_prompt.observe(stats.prompt_tokens)
+        self._request_generation.observe(stats.completion_tokens)
+        self._request_max_tokens.observe(stats.max_tokens)
+        self._request_n.observe(stats.n)
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The text format and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _gauges(self) -> Iterator[Metric]:
+        for name, text, value in (
+            ("num_requests_running", "Requests that run.", self._running),
+            ("num_requests_waiting", "Requests that wait to run.", self._waiting),
+            ("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", self._cache_usage),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            gauge.add_metric([self.model_name], value)
+            yield gauge
+
+    def _counters(self) -> Iterator[Metric]:
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens computed.", self._prompt_tokens),
+            ("generation_tokens", "Tokens generated.", self._generation_tokens),
+            ("num_preemptions", "Times a sequence gave up its blocks to others.", self._preemptions),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self._prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", self._prefix_hits),
+        ):
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            counter.add_metric([self.model_name], value)
+            yield counter
+        success = CounterMetricFamily(
+            "vllm:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self._finished.items():
+            success.add_metric([self.model_name, reason], count)
+        yield success
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "Arrival to first token.", self._first_token),
+            ("inter_token_latency_seconds", "Between two tokens of a sequence.", self._inter_token),
+            ("e2e_request_latency_seconds", "Arrival to end.", self._end_to_end),
+            ("request_queue_time_seconds", "Waiting to run.", self._queue),
+            ("request_prefill_time_seconds", "From running to the first token.", self._prefill),
+            ("request_decode_time_seconds", "From the first token to the last.", self._decode),
+            ("request_prompt_tokens", "Prompt tokens of a request.", self._request_prompt),
+            ("request_generation_tokens", "Generated tokens of a request.", self._request_generation),
+            ("request_params_max_tokens", "max_tokens of a request.", self._request_max_tokens),
+            ("request_params_n", "n of a request.", self._request_n),
+        ):
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family.add_metric([self.model_name], buckets=histogram.cumulative(), sum_value=histogram.total)
+            yield family
+        step = HistogramMetricFamily("bequest:step_seconds", "A step on the device.", labels=["model_name"])
+        step.add_metric([self.model_name], buckets=self._step.cumulative(), sum_value=self._step.total)
+        yield step

@@ -1,0 +1,132 @@
+"""The life of the server process: load, listen, serve, drain, exit.
+
+SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once.
+An engine that dies fails every open request, and then the process, with exit code 1: a supervisor starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from aiohttp import web
+
+from engine.config import ServerConfig
+from engine.errors import ModelError
+from server.app import AppRunner, make_app
+from server.auth import Keys, is_loopback, load_keys
+from server.interfaces import EngineLike, TextLike
+from server.metrics import Metrics
+
+_log = logging.getLogger("bequest")
+
+# Loads the model: given the observer of its steps, an engine that is ready, and its text side.
+Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
+
+EXIT_OK, EXIT_FAILED = 0, 1
+_LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
+
+
+def configure_logging(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
+    )
+
+
+async def serve(config: ServerConfig, load: Loader) -> int:
+    """Runs the server to its end; returns the exit code."""
+    began = time.monotonic()
+    try:
+        keys = load_keys(_all_keys(config), config.api_keys)
+        listener = _bind(config)
+    except (ValueError, OSError) as error:
+        _log.error("%s", error)
+        return EXIT_FAILED
+    with listener:
+        metrics = Metrics()
+        try:
+            engine, text = await load(metrics)
+        except ModelError as error:
+            _log.error("%s", error)
+            return EXIT_FAILED
+        _warn_if_open(config, keys)
+        runner = AppRunner(make_app(engine, text, config, keys, metrics))
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
+            return await _until_end(engine, config.drain_timeout)
+        finally:
+            await engine.stop()  # tells what still runs, so that its streams end with an error and not with a cut
+            await runner.cleanup()
+
+
+async def _until_end(engine: EngineLike, drain_timeout: float) -> int:
+    """Waits for a signal or the engine's death, and for what has to follow it."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    death = asyncio.ensure_future(engine.wait_dead())
+    called = asyncio.ensure_future(signals.get())
+    draining: asyncio.Future[bool] | None = None
+    try:
+        await asyncio.wait({death, called}, return_when=asyncio.FIRST_COMPLETED)
+        if not death.done():
+            _log.info("%s: draining for up to %g s", called.result().name, drain_timeout)
+            draining = asyncio.ensure_future(engine.drain(drain_timeout))
+            called = asyncio.ensure_future(signals.get())
+            await asyncio.wait({death, called, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if death.done():
+            _log.error("the engine died: %r", death.result())
+            await asyncio.sleep(_LAST_ANSWERS)
+            return EXIT_FAILED
+        if called.done():
+            _log.info("%s again: ending at once", called.result().name)
+            return 128 + called.result()
+        assert draining is not None
+        _log.info("drained" if draining.result() else "drain timeout: the requests that still ran were ended")
+        return EXIT_OK
+    finally:
+        for task in (death, called, draining):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _all_keys(config: ServerConfig) -> list[str]:
+    """Keys of the command line and of the environment, which does not show in a process list."""
+    return [*config.api_key, *filter(None, os.environ.get("BEQUEST_API_KEY", "").split(","))]
+
+
+def _bind(config: ServerConfig) -> socket.socket:
+    """Before the model is loaded: a port that is taken should not cost a minute to find out."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {config.host}:{config.port}: {error.strerror}") from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _warn_if_open(config: ServerConfig, keys: Keys) -> None:
+    if not keys and not is_loopback(config.host):
+        _log.warning("listening on %s without keys: whoever reaches this address may use the model", config.host)

@@ -1,0 +1,282 @@
+"""The stream writer: Deltas → server-sent events → the connection, on the event loop and without a task per token.
+
+Each engine request of a stream has a Source, which is its sink. While the connection takes bytes, a Source formats
+an event and writes it to the transport inside the engine's call. Before the response has begun, and while the client
+lags (the transport is above its high-water mark), it holds what comes and merges it per choice, so a lagging stream
+costs the memory of its text and gets it in one event. The handler's task sleeps on one future, and is woken for the
+first event, to wait for a lagging client, and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from aiohttp import web
+from aiohttp.http_writer import StreamWriter
+
+from engine.types import ChoiceDelta, Delta, TokenLogprob, Usage
+from server.errors import ApiError, from_engine, internal
+
+_log = logging.getLogger("bequest.server")
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+_DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class ChunkFormat(Protocol):
+    """Writes the events of one engine request."""
+
+    def first(self, choices: Sequence[ChoiceDelta], prompt_logprobs: Sequence[TokenLogprob | None] | None) -> bytes:
+        """The first event, which names every choice."""
+
+    def event(self, choices: Sequence[ChoiceDelta]) -> bytes:
+        """A later event; empty if there is nothing a client would see."""
+
+
+# Makes the event before [DONE] from the usage of each source; empty if the client did not ask for it.
+UsageFormat = Callable[[Sequence[Usage]], bytes]
+
+
+class _Held:
+    """What one choice gained while it could not be sent."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.last: ChoiceDelta | None = None
+
+    def add(self, choice: ChoiceDelta) -> None:
+        self.text.append(choice.text)
+        self.token_ids.extend(choice.token_ids)
+        self.logprobs.extend(choice.logprobs or ())
+        self.last = choice
+
+    def merged(self) -> ChoiceDelta:
+        assert self.last is not None
+        return dataclasses.replace(
+            self.last,
+            text="".join(self.text),
+            token_ids=tuple(self.token_ids),
+            logprobs=None if self.last.logprobs is None else tuple(self.logprobs),
+        )
+
+
+class Source:
+    """The sink of one engine request in a stream."""
+
+    def __init__(self, stream: EventStream, chunks: ChunkFormat) -> None:
+        self._stream = stream
+        self._chunks = chunks
+        self._held: dict[int, _Held] = {}
+        self._prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+        self._begun = False  # the first event has been written
+        self.finished = False
+
+    def __call__(self, delta: Delta) -> None:
+        try:
+            self._take(delta)
+        except Exception:
+            # The engine's loop must not suffer from a bug here, nor may the client take half an answer for a whole.
+            _log.exception("stream %s", delta.request_id)
+            self._stream.fail(internal(delta.request_id))
+
+    def _take(self, delta: Delta) -> None:
+        stream = self._stream
+        if delta.usage is None and delta.error is None:
+            if self._begun and not self._held and not stream.blocked:
+                stream.write(self._chunks.event(delta.choices))
+            else:
+                self._hold(delta)
+                stream.wake()
+            return
+        self.finished = True
+        self._hold(delta)
+        if delta.error is not None:
+            stream.fail(from_engine(delta.error))
+        else:
+            assert delta.usage is not None
+            stream.finish(delta.usage)
+
+    def _hold(self, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        for choice in delta.choices:
+            held = self._held.get(choice.index)
+            if held is None:
+                held = self._held[choice.index] = _Held()
+            held.add(choice)
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
+    def flush(self) -> bytes:
+        """The event of everything held."""
+        if not self._held:
+            return b""
+        choices = [held.merged() for _, held in sorted(self._held.items())]
+        self._held.clear()
+        if self._begun:
+            return self._chunks.event(choices)
+        self._begun = True
+        return self._chunks.first(choices, self._prompt_logprobs)
+
+
+class _Connection:
+    """A response that has begun, as the sources write to it: straight to the transport."""
+
+    __slots__ = ("_protocol", "_transport", "chunked")
+
+    def __init__(self, writer: StreamWriter) -> None:
+        assert writer.transport is not None
+        self._protocol = writer.protocol
+        self._transport = writer.transport
+        self.chunked = writer.chunked  # HTTP/1.0 has no chunks, there the connection's end is the body's
+
+    @property
+    def blocked(self) -> bool:
+        return self._protocol.writing_paused or self._transport.is_closing()
+
+    @property
+    def closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def write(self, event: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self.chunked else event)
+
+    def write_last(self, events: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events) if self.chunked else events)
+
+
+class EventStream:
+    """One streamed answer: its sources, and the connection they share."""
+
+    def __init__(self, usage_event: UsageFormat, keep_alive: float) -> None:
+        self._usage_event = usage_event
+        self._keep_alive = keep_alive
+        self._sources: list[Source] = []
+        self._usage: list[Usage] = []
+        self._error: ApiError | None = None
+        self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection: _Connection | None = None  # None: the response has not begun
+        self._wrote = False  # since the last look of the keep-alive clock
+        self._closed = False  # the last byte has been handed to the transport
+
+    def add_source(self, chunks: ChunkFormat) -> Source:
+        source = Source(self, chunks)
+        self._sources.append(source)
+        return source
+
+    # --- called by the sources, inside the engine's delivery
+
+    @property
+    def blocked(self) -> bool:
+        """True while nothing may be written: not begun, or ended, or the client lags or is gone."""
+        connection = self._connection
+        return connection is None or self._closed or connection.blocked
+
+    def write(self, event: bytes) -> None:
+        """REQUIRES: not blocked."""
+        if event and self._connection is not None:
+            self._wrote = True
+            self._connection.write(event)
+
+    def finish(self, usage: Usage) -> None:
+        self._usage.append(usage)
+        if self._ended and not self.blocked:
+            self._write_end()
+        self.wake()
+
+    def fail(self, error: ApiError) -> None:
+        if self._error is None:
+            self._error = error
+        if not self.blocked:
+            self._write_end()
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._wake.done():
+            self._wake.set_result(None)
+
+    # --- called by the handler's task
+
+    async def wait_first(self) -> None:
+        """Returns when there is something to send; raises what went wrong before that."""
+        await self._woken()
+        if self._error is not None:
+            raise self._error
+
+    async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        """Sends everything until the end. Cancelled when the client goes away."""
+        response = web.StreamResponse(headers={**HEADERS, **headers})
+        writer = await response.prepare(request)
+        assert isinstance(writer, StreamWriter)
+        if writer.transport is None:
+            raise ConnectionResetError("the client went away")
+        self._connection = _Connection(writer)
+        while not self._closed:
+            await writer.drain()
+            if self._connection.closing:
+                raise ConnectionResetError("the client went away")
+            self._flush()
+            if not self._closed:
+                await self._woken_or_silent()
+        # The terminating chunk has been sent with the last event: aiohttp must not send another.
+        writer.chunked = False
+        await response.write_eof()
+        return response
+
+    async def _woken(self) -> None:
+        await self._wake
+        self._wake = asyncio.get_running_loop().create_future()
+
+    async def _woken_or_silent(self) -> None:
+        """Sleeps until a source wakes it; meanwhile sends a comment after each silent interval, if there is one."""
+        while self._keep_alive > 0:
+            self._wrote = False
+            try:
+                async with asyncio.timeout(self._keep_alive):
+                    await asyncio.shield(self._wake)
+                break
+            except TimeoutError:
+                if not self._wrote and not self.blocked:
+                    self.write(_KEEP_ALIVE)
+        await self._woken()
+
+    def _flush(self) -> None:
+        if self._ended:
+            self._write_end()
+            return
+        for source in self._sources:
+            if not self.blocked:
+                self.write(source.flush())
+        if self.blocked and any(source.holds for source in self._sources):
+            self.wake()
+
+    @property
+    def _ended(self) -> bool:
+        return self._error is not None or len(self._usage) == len(self._sources)
+
+    def _write_end(self) -> None:
+        """Everything that is left, the last events and the end of the body, in one write."""
+        if self._closed:
+            return
+        self._closed = True
+        events = [source.flush() for source in self._sources]
+        if self._error is not None:
+            events.append(b"data: " + self._error.body() + b"\n\n")
+        else:
+            events.append(self._usage_event(self._usage))
+        events.append(_DONE)
+        assert self._connection is not None
+        self._connection.write_last(b"".join(events))

@@ -1,0 +1,194 @@
+"""Request bodies: bytes → JSON → typed structs, with every complaint mapped to the field it is about.
+
+`null` is the same as absent for every field, so every field is optional here; who needs one asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from server.errors import ApiError
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # advisory: padding against traffic analysis
+
+
+class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    store: bool | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    timeout: float | None = None
+
+    # Advisory: cannot change the output.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    verbosity: str | None = None
+    reasoning_effort: str | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+    prompt: str | list[int | str | list[int]] | None = None
+    echo: bool = False
+    logprobs: int | None = None
+
+
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_COMPLAINT = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?$")
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body, without its null fields."""
+    if not data.strip():
+        raise ApiError(400, "invalid_json", "The body is empty; send a JSON object.")
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {_why_malformed(error)}.") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "invalid_type", f"The body must be a JSON object, not {_describe(value)}.")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def convert(fields: dict[str, Any], body: type[Body]) -> Body:
+    """The typed body. Names it does not know are left out; nulls inside `stream_options` are absent too."""
+    options = fields.get("stream_options")
+    if isinstance(options, dict):
+        fields = {**fields, "stream_options": {k: v for k, v in options.items() if v is not None}}
+    try:
+        return msgspec.convert(fields, body)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error), fields) from None
+
+
+def _why_malformed(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    # A lone surrogate at the very end of a string reads as "truncated" in the parser's own words.
+    return str(error).removeprefix("JSON is malformed: ").removesuffix(" - at `$[...]`")
+
+
+def _type_error(complaint: str, fields: dict[str, Any]) -> ApiError:
+    match = _COMPLAINT.match(complaint)
+    if match is None:
+        path = complaint.rpartition(" - at `$")[2].rstrip("`") if " - at " in complaint else ""
+        return ApiError(400, "invalid_type", complaint.partition(" - at ")[0] + ".", param=_param(path))
+    param = _param(match["path"] or "")
+    wanted = [_WORDS.get(name, name) for name in match["want"].split(" | ") if name != "null"]
+    found, value = _lookup(fields, match["path"] or "")
+    got = _describe(value) if found else _WORDS.get(match["got"], match["got"])
+    return ApiError(400, "invalid_type", f"`{param}` must be {' or '.join(wanted)}, not {got}.", param=param)
+
+
+def _param(path: str) -> str | None:
+    return path.removeprefix(".").replace("[...]", "") or None
+
+
+def _lookup(fields: dict[str, Any], path: str) -> tuple[bool, Any]:
+    """The value at a path such as `.stop[1]`."""
+    value: Any = fields
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+        if name and isinstance(value, dict) and name in value:
+            value = value[name]
+        elif index.isdigit() and isinstance(value, list) and int(index) < len(value):
+            value = value[int(index)]
+        else:
+            return False, None
+    return True, value
+
+
+def _describe(value: Any) -> str:
+    """A value in an error message: what it is and, where short, what it says."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return shorten(repr(value))
+    if isinstance(value, str):
+        return f"the string {shorten(repr(value))}"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

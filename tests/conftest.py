@@ -1,0 +1,24 @@
+"""Fixtures shared by the whole suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """tiny_model("llama") is the directory of a checkpoint of tiny_models.TINY_MODELS, written once a session. It must
+    not be changed."""
+    from tests.tiny_models import save_tiny_model  # transformers takes seconds to import: only for those who ask
+
+    made: dict[str, Path] = {}
+
+    def directory_of(name: str) -> Path:
+        if name not in made:
+            made[name] = save_tiny_model(name, tmp_path_factory.mktemp("tiny") / name)
+        return made[name]
+
+    return directory_of

@@ -1,0 +1,74 @@
+"""A batch of sequences over a paged cache, for tests of whole models: the least that a runner does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kernels import AttentionPlan
+from engine.models.batch import ModelInput
+from engine.models.decoder import Decoder
+
+BLOCK_SIZE = 4
+
+
+class PagedSequences:
+    """Sequences by number, each with blocks scattered over the cache. Unwritten cache is NaN: reading it shows."""
+
+    def __init__(self, model: Decoder, num_sequences: int, max_len: int, dtype: torch.dtype = torch.float32) -> None:
+        config = model.config
+        self.model = model
+        blocks_each = -(-max_len // BLOCK_SIZE)
+        num_blocks = 1 + num_sequences * blocks_each
+        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        self.kv_cache = torch.full(shape, torch.nan, dtype=dtype)
+        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
+        self.block_tables = order.reshape(num_sequences, blocks_each).int()  # [sequences, MB]
+        self.lens = [0] * num_sequences
+
+    def step(self, new_tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Computes the next tokens of some sequences in one batch; each one's logits, [tokens, V]."""
+        config = self.model.config
+        sequences = list(new_tokens)
+        counts = [len(new_tokens[s]) for s in sequences]
+        positions = [
+            torch.arange(self.lens[s], self.lens[s] + count) for s, count in zip(sequences, counts, strict=True)
+        ]
+        slots = [
+            self.block_tables[s][at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
+            for s, at in zip(sequences, positions, strict=True)
+        ]
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.lens[sequence] += count
+        query_start = torch.tensor([0, *counts]).cumsum(0).int()
+        seq_lens = torch.tensor([self.lens[s] for s in sequences], dtype=torch.int32)
+        plans = {
+            window: AttentionPlan(
+                query_start,
+                seq_lens,
+                self.block_tables[sequences].contiguous(),
+                num_q_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                block_size=BLOCK_SIZE,
+                num_blocks=self.kv_cache.shape[0],
+                window=window,
+            )
+            for window in config.windows
+        }
+        batch = ModelInput(
+            input_ids=torch.tensor([token for s in sequences for token in new_tokens[s]], dtype=torch.int32),
+            positions=torch.cat(positions).int(),
+            slot_mapping=torch.cat(slots),
+            kv_cache=self.kv_cache,
+            attention=plans,
+        )
+        logits = self.model.logits(self.model.forward(batch))
+        return dict(zip(sequences, logits.split(counts), strict=True))
+
+    def run(self, sequence: int, tokens: Sequence[int], chunk: int) -> Tensor:
+        """One sequence alone, `chunk` tokens a step; logits of all tokens, [tokens, V]."""
+        parts = [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]
+        return torch.cat([self.step({sequence: part})[sequence] for part in parts])

@@ -1,0 +1,94 @@
+"""The decoder against transformers on tiny random weights: logits in every way of cutting the work into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.models.load import LoadedModel, load_model
+from tests.models.paged import PagedSequences
+from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, make_reference
+
+LENGTH = 41  # longer than every window, not a multiple of the block size
+
+
+@pytest.fixture(scope="module", params=TINY_MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(name: str, tiny_model: Callable[[str], Path]) -> LoadedModel:
+    return load_model(tiny_model(name))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return torch.randint(VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.fixture(scope="module")
+def expected(name: str, tokens: list[int]) -> Tensor:
+    """[LENGTH, V]"""
+    with torch.no_grad():
+        return make_reference(name)(torch.tensor([tokens])).logits[0]
+
+
+def assert_near(actual: Tensor, expected: Tensor, relative: float = 2e-5) -> None:
+    error = (actual - expected).abs().max() / expected.abs().max()
+    assert error < relative, f"relative error {error:.2e}"
+
+
+def test_whole_prompt_in_one_step(loaded: LoadedModel, tokens: list[int], expected: Tensor) -> None:
+    sequences = PagedSequences(loaded.model, 1, LENGTH)
+    assert_near(sequences.run(0, tokens, chunk=LENGTH), expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_chunks_change_nothing(loaded: LoadedModel, tokens: list[int], chunk: int) -> None:
+    whole = PagedSequences(loaded.model, 1, LENGTH).run(0, tokens, chunk=LENGTH)
+    chunked = PagedSequences(loaded.model, 1, LENGTH).run(0, tokens, chunk=chunk)
+    assert torch.equal(chunked, whole)
+
+
+def test_rows_of_a_mixed_batch_do_not_see_each_other(loaded: LoadedModel, tokens: list[int]) -> None:
+    """A prompt, a chunk of another and two decodes in one step: the same bits as alone."""
+    prompts = [tokens, tokens[::-1], tokens[5:] + tokens[:5], tokens[:20]]
+    done = [0, 13, LENGTH - 1, 19]
+    until = [LENGTH, 30, LENGTH, 20]
+    crowd = PagedSequences(loaded.model, 4, LENGTH)
+    crowd.step({s: prompts[s][: done[s]] for s in (1, 2, 3)})
+    mixed = crowd.step({s: prompts[s][done[s] : until[s]] for s in (2, 0, 3, 1)})
+    for sequence, prompt in enumerate(prompts):
+        alone = PagedSequences(loaded.model, 1, LENGTH).run(0, prompt[: until[sequence]], chunk=LENGTH)
+        assert torch.equal(mixed[sequence], alone[done[sequence] :])
+
+
+def test_a_step_without_tokens(loaded: LoadedModel, tokens: list[int], expected: Tensor) -> None:
+    """Gives no rows, and leaves the cache alone."""
+    sequences = PagedSequences(loaded.model, 1, LENGTH)
+    assert sequences.step({0: []})[0].shape == (0, VOCAB_SIZE)
+    assert_near(sequences.run(0, tokens, chunk=LENGTH), expected)
+
+
+def test_bfloat16_weights_and_cache(
+    name: str, tiny_model: Callable[[str], Path], tokens: list[int], expected: Tensor
+) -> None:
+    loaded = load_model(tiny_model(name), dtype="bfloat16")
+    assert loaded.dtype == torch.bfloat16
+    sequences = PagedSequences(loaded.model, 1, LENGTH, dtype=torch.bfloat16)
+    actual = sequences.run(0, tokens, chunk=7)
+    # bfloat16 has 8 bits: each weight is off by up to 2^-9, and errors of three layers add up.
+    assert_near(actual, expected, relative=0.05)
+
+
+def test_facts(name: str, loaded: LoadedModel) -> None:
+    reference = make_reference(name)
+    assert loaded.num_parameters == sum(parameter.numel() for parameter in reference.parameters())
+    assert loaded.weight_bytes >= 4 * sum(p.numel() for p in reference.parameters() if p.dim() == 2)
+    assert loaded.generation.eos_token_ids == (0, 2)
+    assert loaded.max_model_len == loaded.config.max_position

@@ -1,0 +1,118 @@
+"""Tiny random checkpoints of every supported architecture, complete with tokenizer and chat template, so that anything
+from a layer to the whole server can be tested against the transformers library."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 320
+END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CORPUS = (
+    "the quick brown fox jumps over the lazy dog",
+    "a finished request leaves its cache to the next request",
+    "The cat sat on the mat, and the rat ran after the cat; 1234567890 times!",
+)
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+
+# name → (model class, its configuration)
+TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE)),
+    "llama-biases-tied-mha-gelu": (
+        LlamaForCausalLM,
+        LlamaConfig(**SHAPE | BIASES | {"num_key_value_heads": 4, "hidden_act": "gelu", "tie_word_embeddings": True}),
+    ),
+    "llama-odd-head": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=24, hidden_act="gelu_pytorch_tanh")),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=LINEAR)),
+    "llama-llama3": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=LLAMA3)),
+    "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=YARN)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SHAPE, sliding_window=8)),
+    "qwen2": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**SHAPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1),
+    ),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=32)),
+}
+
+
+def make_reference(name: str) -> PreTrainedModel:
+    """The model in transformers, float32, the same weights on every call."""
+    model_class, config = TINY_MODELS[name]
+    model = model_class(config)
+    random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            # Wide enough that a mistake anywhere shows in the logits; norms and biases are not left at 1 and 0.
+            centre = 1.0 if "norm" in parameter_name else 0.0
+            parameter.copy_(centre + 0.15 * torch.randn(parameter.shape, generator=random))
+    return model.eval()
+
+
+def save_tiny_model(name: str, directory: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """Writes what a download from the Hugging Face hub would hold; `options` go to save_pretrained."""
+    model = make_reference(name).to(dtype)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=[0, 2])
+    model.save_pretrained(directory, **options)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=TURN_END, pad_token=END_OF_TEXT
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
