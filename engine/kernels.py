@@ -3,7 +3,8 @@
 On the CPU activations are float32; weights are stored in float32 or bfloat16 and multiplied in float32.
 All results depend, to the bit, on a token's own row alone: neither the batch around it nor the number of threads
 changes them. Functions release the GIL. Dims: T tokens, H hidden, N outputs, K inputs, I intermediate, NQ / NKV heads,
-D head dim, P positions.
+D head dim, P positions, S sequences, NB blocks, L layers, BS tokens per block, MB blocks per row, V vocabulary.
+Host arrays (lengths, tables, rows) are int32, numpy or torch.
 """
 
 from __future__ import annotations
@@ -227,8 +228,6 @@ def _gated(gate_up: Tensor, activation: int) -> Tensor:
 
 # --- attention, cache, sampling ----------------------------------------------------------------------------------
 
-_KV_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
-
 HostInts = npt.NDArray[np.int32] | Tensor
 
 
@@ -283,7 +282,7 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: T
         slot_mapping.data_ptr(),
         num_tokens,
         kv_cache.data_ptr(),
-        _KV_DTYPES[kv_cache.dtype],
+        _DTYPE_CODES[kv_cache.dtype],
         sizes,
         layer,
     )
@@ -318,7 +317,7 @@ class AttentionPlan:
 
     query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
     at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
-    last `window` of these. Sequences without queries are allowed.
+    last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
     """
 
     __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
@@ -333,6 +332,7 @@ class AttentionPlan:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
+        num_blocks: int,
         causal: bool = True,
         window: int = 0,
     ) -> None:
@@ -350,6 +350,7 @@ class AttentionPlan:
             num_kv_heads,
             head_dim,
             block_size,
+            num_blocks,
             causal,
             window,
         )
@@ -388,7 +389,7 @@ def paged_attention(
         _row_stride(q),
         out.data_ptr(),
         kv_cache.data_ptr(),
-        _KV_DTYPES[kv_cache.dtype],
+        _DTYPE_CODES[kv_cache.dtype],
         _kv_sizes(kv_cache),
         layer,
         scale,
@@ -462,7 +463,7 @@ class Sampler:
 
 
 def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
-    """Log-softmax of logits f32 [N, V]: of the chosen [N], their ranks [N], the `top` best ids and values [N, K].
+    """Log-softmax of logits f32 [N, V]: of the chosen tokens [N], their ranks [N], the best ids and values [N, top].
 
     Rank is 1 + the number of greater logits; equal ones are listed by lower id. A row with NaN gives NaN.
     """

@@ -20,11 +20,9 @@ void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const flo
 void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
   const AttentionShape& shape = plan.shape();
   check(p.layer >= 0 && p.layer < p.layout.num_layers, "paged_attention: layer out of range");
-  check(p.layout.block_size == shape.block_size && p.layout.num_kv_heads == shape.num_kv_heads &&
-            p.layout.head_dim == shape.head_dim,
+  check(p.layout.num_blocks == shape.num_blocks && p.layout.block_size == shape.block_size &&
+            p.layout.num_kv_heads == shape.num_kv_heads && p.layout.head_dim == shape.head_dim,
         "paged_attention: the plan was made for a cache of another shape");
-  check(plan.max_block() < p.layout.num_blocks,
-        "paged_attention: a block table names a block outside the cache");
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
 }
 

@@ -27,7 +27,7 @@ AttentionPlan::AttentionPlan(const AttentionBatch& batch, const AttentionShape& 
     : shape_(shape), num_workers_(bequest::num_threads()) {
   check(shape.num_kv_heads > 0 && shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
         "attention: the query heads must be a multiple of the kv heads");
-  check(shape.head_dim > 0 && shape.block_size > 0, "attention: empty shape");
+  check(shape.head_dim > 0 && shape.block_size > 0 && shape.num_blocks > 0, "attention: empty shape");
   check(shape.window >= 0 && (shape.window == 0 || shape.causal), "attention: a window needs a causal mask");
   check(batch.query_start[0] == 0, "attention: query_start must begin with 0");
   num_tokens_ = batch.query_start[batch.num_sequences];
@@ -61,8 +61,9 @@ void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
   const int64_t used = ceil_div(seq_len, shape_.block_size);
   blocks_.insert(blocks_.end(), table, table + used);
   for (int64_t i = 0; i < used; ++i) {
-    check(table[i] >= 0, "attention: negative block id");
-    max_block_ = std::max(max_block_, table[i]);
+    if (table[i] < 0 || table[i] >= shape_.num_blocks)
+      fail("attention: block " + std::to_string(table[i]) + " of sequence " + std::to_string(s) +
+           " is outside the cache");
   }
   const int32_t tile_tokens = std::max(1, kMaxTileRows / shape_.group());
   for (int32_t first = begin; first < end; first += tile_tokens) {

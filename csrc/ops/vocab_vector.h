@@ -3,10 +3,6 @@
 
 #include "core/simd.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace bequest::BEQUEST_ISA {
 
 inline constexpr float kInfinity = __builtin_inff();
