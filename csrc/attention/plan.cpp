@@ -27,7 +27,7 @@ AttentionPlan::AttentionPlan(const AttentionBatch& batch, const AttentionShape& 
     : shape_(shape), num_workers_(bequest::num_threads()) {
   check(shape.num_kv_heads > 0 && shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
         "attention: the query heads must be a multiple of the kv heads");
-  check(shape.head_dim > 0 && shape.block_size > 0 && shape.num_blocks > 0, "attention: empty shape");
+  check(shape.head_dim > 0 && shape.block_size > 0, "attention: empty shape");
   check(shape.window >= 0 && (shape.window == 0 || shape.causal), "attention: a window needs a causal mask");
   check(batch.query_start[0] == 0, "attention: query_start must begin with 0");
   num_tokens_ = batch.query_start[batch.num_sequences];
@@ -47,13 +47,8 @@ void AttentionPlan::check_sequence(const AttentionBatch& batch, int64_t s) const
   if (seq_len < 0) fail(name + ": negative seq_len");
   if (query_len == 0) return;
   if (shape_.causal && query_len > seq_len) fail(name + ": more queries than tokens");
-  const int64_t used = ceil_div(seq_len, shape_.block_size);
-  if (used > batch.max_blocks) fail(name + ": seq_len exceeds its block table");
-  for (int64_t i = 0; i < used; ++i) {
-    const int32_t block = batch.block_tables[s * batch.max_blocks + i];
-    if (block < 0 || block >= shape_.num_blocks)
-      fail(name + ": block " + std::to_string(block) + " is outside the cache");
-  }
+  if (ceil_div(seq_len, shape_.block_size) > batch.max_blocks)
+    fail(name + ": seq_len exceeds its block table");
 }
 
 void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
@@ -63,7 +58,12 @@ void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
   if (begin == end) return;
   const int32_t seq_len = batch.seq_lens[s];
   const int32_t* table = batch.block_tables + s * batch.max_blocks;
-  blocks_.insert(blocks_.end(), table, table + ceil_div(seq_len, shape_.block_size));
+  const int64_t used = ceil_div(seq_len, shape_.block_size);
+  blocks_.insert(blocks_.end(), table, table + used);
+  for (int64_t i = 0; i < used; ++i) {
+    check(table[i] >= 0, "attention: negative block id");
+    max_block_ = std::max(max_block_, table[i]);
+  }
   const int32_t tile_tokens = std::max(1, kMaxTileRows / shape_.group());
   for (int32_t first = begin; first < end; first += tile_tokens) {
     const int32_t tokens = std::min(tile_tokens, end - first);

@@ -26,9 +26,8 @@ struct AttentionShape {
   int num_kv_heads;
   int head_dim;
   int block_size;
-  int num_blocks;  // of the cache; block tables are checked against it
-  bool causal;     // else every query sees all seq_len keys
-  int window;      // a query at p sees keys in (p - window, p]; 0: all. REQUIRES: causal if not 0
+  bool causal;  // else every query sees all seq_len keys
+  int window;   // a query at p sees keys in (p - window, p]; 0: all. REQUIRES: causal if not 0
 
   int group() const { return num_q_heads / num_kv_heads; }
 };
@@ -65,11 +64,13 @@ struct AttentionBatch {
 // Owns what it was built from and the kernels' memory, so it serves one call at a time.
 class AttentionPlan {
  public:
-  // Throws on inconsistent lengths and on a block id outside [0, NB) among a sequence's ceil(seq_len / BS).
+  // Throws on inconsistent lengths and on a negative block id among a sequence's ceil(seq_len / BS).
   AttentionPlan(const AttentionBatch& batch, const AttentionShape& shape);
 
   const AttentionShape& shape() const { return shape_; }
   int64_t num_tokens() const { return num_tokens_; }
+  // The largest block id it will read; the caller's cache must have it.
+  int32_t max_block() const { return max_block_; }
   const std::vector<QueryTile>& tiles() const { return tiles_; }
   const std::vector<WorkItem>& items() const { return items_; }
   const std::vector<int32_t>& split_tiles() const { return split_tiles_; }  // tiles with partial states
@@ -97,6 +98,7 @@ class AttentionPlan {
   AttentionShape shape_;
   int64_t num_tokens_ = 0;
   int num_workers_ = 1;
+  int32_t max_block_ = 0;
   std::vector<int32_t> blocks_;
   std::vector<int64_t> block_start_;
   std::vector<QueryTile> tiles_;

@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
 #endif
 
 #include "core/dtype.h"
@@ -48,7 +50,7 @@ inline VecF load(const BFloat16* p) {
   // GCC 12 widens 16-bit vectors on x86 in halves that it joins again; this is one instruction.
   return (VecF)((VecU)_mm256_cvtepu16_epi32((__m128i)h) << 16);
 #else
-  return (VecF)(__builtin_convertvector(h, VecU) << 16);
+  return (VecF)((VecU)vmovl_u16((uint16x4_t)h) << 16);  // GCC 12 would widen lane by lane
 #endif
 }
 inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }

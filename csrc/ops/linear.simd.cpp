@@ -19,18 +19,20 @@ namespace {
 
 constexpr int kVecs = kPanelWidth / kLanes;  // vectors per row of a panel
 
-// What the register file allows.
+// What the register file allows: accumulators of a tile in vectors, and the widest tiles.
 #if defined(BEQUEST_ISA_avx512)
 constexpr int kAccumulators = 24;
 constexpr int kTileRows = 12;
+constexpr int kTilePanels = 8;
 #elif defined(BEQUEST_ISA_avx2)
 constexpr int kAccumulators = 12;
 constexpr int kTileRows = 6;
+constexpr int kTilePanels = 6;
 #else
-constexpr int kAccumulators = 24;
-constexpr int kTileRows = 6;
+constexpr int kAccumulators = 20;  // GCC loads all operands of a step first, and 24 would leave them no room
+constexpr int kTileRows = 5;
+constexpr int kTilePanels = 4;
 #endif
-constexpr int kMostPanels = 8;
 
 constexpr int64_t kBlockTiles = 16;          // tiles of rows per work item
 constexpr int64_t kDepth = 512;              // values of k per pass
@@ -38,7 +40,7 @@ constexpr int64_t kGroupBytes = 768 * 1024;  // weights per work item: part of L
 
 constexpr int tile_panels(int rows) {
   const int fit = kAccumulators / (rows * kVecs);
-  return fit > kMostPanels ? kMostPanels : fit < 1 ? 1 : fit;
+  return fit > kTilePanels ? kTilePanels : fit < 1 ? 1 : fit;
 }
 
 // How a panel of weights is read: the door for other storage formats.
@@ -173,7 +175,7 @@ void run(const LinearParams& p) {
   const int64_t fit = kGroupBytes / panel_bytes;
   const int64_t fair = panels * blocks / (num_threads() * 4);  // leaves items for the thread that comes late
   int64_t group = fit < fair ? fit : fair;
-  group = group < kMostPanels ? kMostPanels : group / kMostPanels * kMostPanels;
+  group = group < kTilePanels ? kTilePanels : group / kTilePanels * kTilePanels;
   const int64_t groups = (panels + group - 1) / group;
   parallel_for(groups * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {

@@ -91,7 +91,6 @@ def make_plan(step: Step) -> kernels.AttentionPlan:
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         block_size=case.block_size,
-        num_blocks=step.kv_cache.shape[0],
         causal=case.causal,
         window=case.window,
     )
@@ -230,7 +229,6 @@ def plan_with(**changes: object) -> kernels.AttentionPlan:
         "num_kv_heads": 2,
         "head_dim": 16,
         "block_size": 8,
-        "num_blocks": 3,
     }
     return kernels.AttentionPlan(**(arguments | changes))  # type: ignore[arg-type]
 
@@ -238,7 +236,6 @@ def plan_with(**changes: object) -> kernels.AttentionPlan:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"block_tables": np.array([[1, 3]], np.int32)},
         {"block_tables": np.array([[-1, 1]], np.int32)},
         {"block_tables": np.array([[1]], np.int32)},
         {"seq_lens": np.array([1], np.int32)},
@@ -258,8 +255,10 @@ def test_invalid_plans_are_errors(changes: dict[str, object]) -> None:
 
 def test_plan_for_another_cache_is_an_error() -> None:
     step = make_step(Case(((2, 9),)))
-    other = torch.zeros(9, NUM_LAYERS, 2, 2, 8, 16)
+    other = torch.zeros(9, NUM_LAYERS, 2, 2, 8, 15)
     with pytest.raises(_C.Error, match="another shape"):
         kernels.paged_attention(step.q, other, LAYER, make_plan(step), 1.0)
+    with pytest.raises(_C.Error, match="outside the cache"):
+        kernels.paged_attention(step.q, step.kv_cache[:2], LAYER, make_plan(step), 1.0)
     with pytest.raises(_C.Error, match="layer"):
         kernels.paged_attention(step.q, step.kv_cache, NUM_LAYERS, make_plan(step), 1.0)
