@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import orjson
 import pytest
 
 from engine.errors import EngineDead, EngineDraining, EngineError, InternalError, QueueFull
+from engine.types import Delta
 from server import wire
 from tests.server.conftest import Starter
 from tests.server.front import Front
@@ -222,6 +224,23 @@ async def test_idle_values_of_refused_fields(front: Front) -> None:
     answer, content = await front.post("/v1/chat/completions", {**CHAT, **idle})
     assert answer.status == 200, content
     assert "X-Bequest-Ignored" not in answer.headers
+
+
+async def test_unknown_stream_options_are_named(front: Front) -> None:
+    options = {"include_usage": None, "continuous_usage_stats": True}
+    answer, _ = await front.post("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": options})
+    assert answer.headers["X-Bequest-Ignored"] == "stream_options.continuous_usage_stats"
+
+
+async def test_one_prompts_failure_ends_the_others(front: Front) -> None:
+    front.engine.held = True
+    call = asyncio.create_task(front.post("/v1/completions", {"prompt": ["a", "b", "c"]}))
+    await front.until(lambda: len(front.engine.runs) == 3)
+    first, second, third = (request.id for request in front.engine.submitted)
+    front.engine.advance(third)
+    front.engine.runs.pop(second).sink(Delta(second, error=InternalError("broken")))
+    answer, _ = await call
+    assert answer.status == 500 and front.engine.aborted == [first]
 
 
 async def test_unknown_fields_are_named(front: Front) -> None:
