@@ -316,3 +316,58 @@ def prepare_batch(
     MB is `columns`, or the largest number of blocks that a sequence has computed tokens in. T and S are
     `pad_tokens` and `pad_rows` where these are not 0: slot -1, rows of length 0.
     """
+
+# --- csrc/attention, on a GPU
+
+class AttentionWork:
+    """The shape of a step's attention work and the layout of its list (csrc/attention/work_list.h)."""
+
+    def __init__(
+        self,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: int,
+        causal: bool,
+        window: int,
+        num_multiprocessors: int,
+        max_sequences: int,
+        max_tokens: int,
+    ) -> None: ...
+    @property
+    def size(self) -> int:
+        """int32 of the list."""
+    @property
+    def state_rows(self) -> int: ...
+    @property
+    def decode_tokens(self) -> int: ...
+    @property
+    def decode_workers(self) -> int: ...
+    @property
+    def prefill_workers(self) -> int: ...
+    @property
+    def sections(self) -> tuple[int, int, int]:
+        """Where merges, decode items and prefill items begin."""
+    def write(self, query_start: int, seq_lens: int, num_sequences: int, buffer: int) -> tuple[int, int, int]:
+        """(decode items, prefill items, merges)"""
+
+def cuda_paged_attention(
+    work: AttentionWork,
+    q: int,
+    q_stride: int,
+    out: int,
+    kv_cache: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+    scale: float,
+    soft_cap: float,
+    block_tables: int,
+    max_blocks: int,
+    work_list: int,
+    state_values: int,
+    state_scales: int,
+    decode: bool,
+    prefill: bool,
+    max_merges: int,
+    stream: int,
+) -> None: ...

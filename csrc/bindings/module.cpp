@@ -21,5 +21,6 @@ PYBIND11_MODULE(_C, m) {
   bind_cache(m);
   bind_ops(m);
   bind_attention(m);
+  bind_cuda_attention(m);
   bind_sampling(m);
 }

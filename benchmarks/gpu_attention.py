@@ -1,0 +1,184 @@
+"""Paged attention on a GPU beside torch's SDPA on contiguous tensors and the measured read bandwidth, in one run.
+
+    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill]
+
+32 query and 8 KV heads of 128, bf16, blocks of 16 in shuffled order. Each layer of the cache is other memory, and a
+timed graph walks all layers, so that the L2 does not serve what a model would read from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine import kernels_cuda_attention as cuda
+
+NQ, NKV, D, BS = 32, 8, 128, 16
+SCALE = D**-0.5
+DECODE = [(1, 1), (1, 16), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4), (32, 16), (8, 64)]  # batch, KV in 1024
+PREFILL = [(16, 1), (4, 4), (1, 16)]
+BYTES_PER_TOKEN = 2 * NKV * D * 2
+ROTATION_BYTES = 1 << 30  # of distinct KV per graph, far more than the L2
+LIBRARY = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: microseconds of ours and of each library backend (None: it refused), and our rate."""
+
+    shape: str
+    ours_us: float
+    rate: float  # TB/s (decode) or TFLOP/s (prefill)
+    library_us: dict[str, float | None]
+
+
+def microseconds(run: Callable[[], object], calls: int, repeats: int = 7) -> float:
+    """Median time of one of the `calls` that a graph of `run` makes."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(2):
+        graph.replay()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / calls)
+    return statistics.median(times)
+
+
+def read_bandwidth() -> float:
+    """TB/s of summing 4 GiB."""
+    data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
+    return data.nbytes / microseconds(lambda: torch.sum(data), 1) / 1e6
+
+
+def paged_step(lens: list[tuple[int, int]]) -> tuple[Tensor, Tensor, cuda.CudaAttentionPlan, int]:
+    """(q [T, NQ, D], kv_cache, plan, layers) of a step with (query_len, seq_len) per sequence."""
+    total = sum(seq_len for _, seq_len in lens)
+    layers = max(2, min(64, ROTATION_BYTES // (total * BYTES_PER_TOKEN)))
+    blocks_of = [-(-seq_len // BS) for _, seq_len in lens]
+    num_blocks = sum(blocks_of) + 1
+    cache = torch.empty(num_blocks, layers, 2, NKV, BS, D, dtype=torch.bfloat16, device="cuda").normal_()
+    tables = np.zeros((len(lens), max(blocks_of)), np.int32)
+    shuffled = np.random.default_rng(0).permutation(num_blocks - 1).astype(np.int32) + 1
+    starts = np.cumsum([0, *blocks_of])
+    for s, count in enumerate(blocks_of):
+        tables[s, :count] = shuffled[starts[s] : starts[s] + count]
+    num_tokens = sum(query_len for query_len, _ in lens)
+    workspace = cuda.CudaAttentionWorkspace(
+        num_q_heads=NQ, num_kv_heads=NKV, head_dim=D, max_sequences=len(lens), max_tokens=num_tokens
+    )
+    query_start = np.cumsum([0, *(query_len for query_len, _ in lens)], dtype=np.int32)
+    seq_lens = np.array([seq_len for _, seq_len in lens], np.int32)
+    decode = max(query_len for query_len, _ in lens) == 1
+    plan = workspace.plan(query_start, seq_lens, tables)
+    if decode:  # as a decode graph has it: the grids of any step
+        plan = workspace.bind(plan.work_list, plan.block_tables, max_query_len=1)
+    q = torch.randn(num_tokens, NQ, D, device="cuda").bfloat16()
+    return q, cache, plan, layers
+
+
+def ours(lens: list[tuple[int, int]]) -> float:
+    q, cache, plan, layers = paged_step(lens)
+    out = torch.empty_like(q)
+
+    def run() -> None:
+        for layer in range(layers):
+            cuda.paged_attention(q, cache, layer, plan, SCALE, out=out)
+
+    return microseconds(run, layers)
+
+
+def library(backend: SDPBackend, batch: int, query_len: int, seq_len: int) -> float | None:
+    """SDPA on contiguous [B, heads, tokens, D], None where the backend refuses."""
+    copies = max(1, min(64, ROTATION_BYTES // (batch * seq_len * BYTES_PER_TOKEN)))
+    q = torch.randn(batch, NQ, query_len, D, device="cuda").bfloat16()
+    kv = torch.empty(copies, 2, batch, NKV, seq_len, D, dtype=torch.bfloat16, device="cuda").normal_()
+
+    def run() -> None:
+        for k, v in kv:
+            scaled_dot_product_attention(q, k, v, is_causal=query_len > 1, scale=SCALE, enable_gqa=True)
+
+    try:
+        with sdpa_kernel(backend):
+            return microseconds(run, copies)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+
+
+def measure(batch: int, kilo: int, query_len: int) -> Row:
+    seq_len = kilo * 1024
+    own = ours([(query_len, seq_len)] * batch)
+    others = {name: library(backend, batch, query_len, seq_len) for name, backend in LIBRARY.items()}
+    torch.cuda.empty_cache()
+    if query_len == 1:
+        rate = batch * seq_len * BYTES_PER_TOKEN / own / 1e6
+    else:
+        rate = 4 * NQ * D * batch * seq_len * (seq_len + 1) / 2 / own / 1e6
+    return Row(f"{batch} x {kilo}k", own, rate, others)
+
+
+def list_microseconds() -> float:
+    """Host time to write the list of 256 sequences, lengths 1 to 64k."""
+    workspace = cuda.CudaAttentionWorkspace(
+        num_q_heads=NQ, num_kv_heads=NKV, head_dim=D, max_sequences=256, max_tokens=256
+    )
+    seq_lens = np.random.default_rng(0).integers(1, 65536, 256, dtype=np.int32)
+    query_start = np.arange(257, dtype=np.int32)
+    buffer = torch.empty(workspace.list_len, dtype=torch.int32, pin_memory=True)
+    times = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        workspace.write_list(query_start, seq_lens, buffer)
+        times.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times)
+
+
+def print_table(title: str, unit: str, rows: list[Row]) -> None:
+    print(f"\n{title:<18}{'ours us':>10}{unit:>10}" + "".join(f"{name + ' us':>12}{unit:>9}" for name in LIBRARY))
+    for row in rows:
+        line = f"{row.shape:<18}{row.ours_us:>10.1f}{row.rate:>10.2f}"
+        for name in LIBRARY:
+            us = row.library_us[name]
+            line += f"{'-':>12}{'-':>9}" if us is None else f"{us:>12.1f}{row.rate * row.ours_us / us:>9.2f}"
+        print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=["decode", "prefill"])
+    args = parser.parse_args()
+    bandwidth = read_bandwidth()
+    host = list_microseconds()
+    print(f"{torch.cuda.get_device_name()}: reads {bandwidth:.2f} TB/s; work list of 256 sequences: {host:.1f} us")
+    decode = [measure(batch, kilo, 1) for batch, kilo in DECODE] if args.only != "prefill" else []
+    print_table("decode", "TB/s", decode)
+    prefill = [measure(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if args.only != "decode" else []
+    print_table("causal prefill", "TFLOP/s", prefill)
+    if args.json:
+        report = {"read_tb_s": bandwidth, "list_us": host}
+        tables = {"decode": [asdict(row) for row in decode], "prefill": [asdict(row) for row in prefill]}
+        args.json.write_text(json.dumps(report | tables, indent=1))
+
+
+if __name__ == "__main__":
+    main()

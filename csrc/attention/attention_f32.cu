@@ -1,0 +1,99 @@
+// Attention in float32 for any head dim up to 256: simple, for comparisons with float32 references.
+//
+// A warp takes one row (query token and head) and walks all its keys in order, so that the result of a row
+// depends on nothing else in the step.
+#include <cuda_runtime.h>
+
+#include "attention/device_args.cuh"
+#include "attention/launch.cuh"
+
+namespace bequest {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kMaxPerLane = 8;  // a lane holds dimensions lane + 32 * i
+constexpr int kUnroll = 4;      // keys in flight
+
+__device__ float warp_sum(float x) {
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+
+struct RowState {
+  float o[kMaxPerLane] = {};
+  float m = -INFINITY;
+  float d = 0.0f;
+};
+
+__device__ const float* key_of(const AttentionArgs& a, const int32_t* table, int key) {
+  return static_cast<const float*>(a.keys) + table[key / a.block_size] * a.block_stride +
+         static_cast<int64_t>(blockIdx.y) * a.head_stride + key % a.block_size * a.head_dim;
+}
+
+__device__ void add_keys(const AttentionArgs& a, const int32_t* table, const float (&q)[kMaxPerLane], int key,
+                         int end, int lane, RowState& state) {
+  float scores[kUnroll];
+  const float* keys[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    keys[u] = key_of(a, table, min(key + u, end - 1));
+    float dot = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMaxPerLane; ++i)
+      if (lane + 32 * i < a.head_dim) dot = fmaf(q[i], keys[u][lane + 32 * i], dot);
+    dot = warp_sum(dot);
+    scores[u] = a.cap_factor > 0.0f ? score_in_log2<true>(dot, a) : score_in_log2<false>(dot, a);
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (key + u >= end) break;
+    const float m = fmaxf(state.m, scores[u]);
+    const float old = exp2f(state.m - m);
+    const float p = exp2f(scores[u] - m);
+    state.m = m;
+    state.d = state.d * old + p;
+#pragma unroll
+    for (int i = 0; i < kMaxPerLane; ++i)
+      if (lane + 32 * i < a.head_dim)
+        state.o[i] = state.o[i] * old + p * keys[u][a.values_after_keys + lane + 32 * i];
+  }
+}
+
+__device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int row, int lane) {
+  const int64_t token = item.first_token + row / a.group;
+  const int head = blockIdx.y * a.group + row % a.group;
+  const float* source = static_cast<const float*>(a.q) + token * a.q_stride + head * a.head_dim;
+  float q[kMaxPerLane];
+#pragma unroll
+  for (int i = 0; i < kMaxPerLane; ++i) q[i] = lane + 32 * i < a.head_dim ? source[lane + 32 * i] : 0.0f;
+
+  const int position = item.first_position + row / a.group;
+  const int begin = max(item.kv_begin, position - a.window + 1);
+  const int end = min(item.kv_end, position + 1);
+  const int32_t* table = a.block_tables + item.sequence * a.max_blocks;
+  RowState state;
+  for (int key = begin; key < end; key += kUnroll) add_keys(a, table, q, key, end, lane, state);
+
+  float* out = static_cast<float*>(a.out) + (token * a.num_q_heads + head) * a.head_dim;
+#pragma unroll
+  for (int i = 0; i < kMaxPerLane; ++i)
+    if (lane + 32 * i < a.head_dim) out[lane + 32 * i] = state.d > 0.0f ? state.o[i] / state.d : 0.0f;
+}
+
+__global__ void __launch_bounds__(kWarps * 32) f32_kernel(const __grid_constant__ AttentionArgs a) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int index = blockIdx.x; index >= 0;) {
+    const WorkItem item = load_item(a.items, index);
+    for (int row = warp; row < item.num_tokens * a.group; row += kWarps) attend_row(a, item, row, lane);
+    index = item.next;
+  }
+}
+
+}  // namespace
+
+void launch_f32(const AttentionArgs& a, int workers, cudaStream_t stream) {
+  check(a.head_dim <= 32 * kMaxPerLane, "float32 attention: head_dim must be at most 256");
+  launch_kernel(Launch{f32_kernel, dim3(workers, a.num_kv_heads), kWarps * 32, 0}, stream, a);
+}
+
+}  // namespace bequest

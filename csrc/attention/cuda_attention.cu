@@ -1,0 +1,83 @@
+#include <bit>
+
+#include "attention/cuda_attention.h"
+#include "attention/device_args.cuh"
+#include "attention/launch.cuh"
+
+namespace bequest {
+namespace {
+
+constexpr float kLog2E = 1.44269504f;
+
+AttentionArgs make_args(const CudaAttentionParams& p) {
+  const size_t key_offset = p.layout.keys(p.layer, 0) * size_of(p.dtype);
+  AttentionArgs a{};
+  a.q = p.q;
+  a.out = p.out;
+  a.keys = static_cast<const char*>(p.kv_cache) + key_offset;
+  a.block_tables = p.block_tables;
+  a.work_list = p.work_list;
+  a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.decode_items);
+  a.state_values = p.state_values;
+  a.state_scales = reinterpret_cast<float2*>(p.state_scales);
+  a.q_stride = p.q_stride;
+  a.block_stride = p.layout.block_stride();
+  a.values_after_keys = p.layout.values_after_keys();
+  a.max_blocks = p.max_blocks;
+  a.head_stride = static_cast<int32_t>(p.layout.block_size * p.layout.head_dim);
+  a.block_size = static_cast<int32_t>(p.layout.block_size);
+  a.log2_block_size = std::bit_width(static_cast<uint32_t>(a.block_size)) - 1;
+  a.head_dim = static_cast<int32_t>(p.layout.head_dim);
+  a.num_q_heads = p.num_q_heads;
+  a.num_kv_heads = static_cast<int32_t>(p.layout.num_kv_heads);
+  a.group = a.num_q_heads / a.num_kv_heads;
+  a.window = p.window > 0 ? p.window : INT_MAX / 2;
+  a.score_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
+  a.cap_factor = p.soft_cap * kLog2E;
+  return a;
+}
+
+template <class F>
+void dispatch_head_dim(int head_dim, F&& f) {
+  switch (head_dim) {
+    case 64:
+      return f.template operator()<64>();
+    case 128:
+      return f.template operator()<128>();
+    case 256:
+      return f.template operator()<256>();
+  }
+  fail("bf16 attention: head_dim must be 64, 128 or 256");
+}
+
+void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
+                 cudaStream_t stream) {
+  check(a.block_size >= 8 && std::has_single_bit(static_cast<uint32_t>(a.block_size)),
+        "bf16 attention: block_size must be a power of two, at least 8");
+  check(reinterpret_cast<uintptr_t>(p.q) % 16 == 0 && p.q_stride % 8 == 0,
+        "rows of q must be 16-byte aligned");
+  const bool soft_cap = p.soft_cap > 0.0f;
+  dispatch_head_dim(a.head_dim, [&]<int D>() {
+    if (launches.prefill && p.lists.prefill_workers > 0) {
+      AttentionArgs prefill = a;
+      prefill.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
+      launch_prefill<D>(prefill, p.lists.prefill_workers, soft_cap, stream);
+    }
+    if (launches.decode) launch_decode<D>(a, p.lists.decode_workers, soft_cap, stream);
+  });
+  if (launches.max_merges > 0) launch_merge(a, p.work_list + p.lists.merges, launches.max_merges, stream);
+}
+
+}  // namespace
+
+void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
+                          cudaStream_t stream) {
+  check(p.layer >= 0 && p.layer < p.layout.num_layers, "layer outside the cache");
+  check(p.scale > 0.0f && p.soft_cap >= 0.0f, "scale must be positive, soft_cap not negative");
+  const AttentionArgs a = make_args(p);
+  if (p.dtype == DType::kBF16) return launch_bf16(p, launches, a, stream);
+  check(p.dtype == DType::kF32, "attention is for bf16 and f32");
+  if (launches.decode) launch_f32(a, p.lists.decode_workers, stream);
+}
+
+}  // namespace bequest

@@ -1,0 +1,50 @@
+// Attention of a step's queries over the paged KV cache on a GPU: the contract of attention.h, walked from a
+// work list in device memory. Grids depend on sizes fixed at start-up alone, so that a captured graph serves
+// every later list.
+//
+// bf16: the result of a row depends, in its last bits, on how the list cut its keys. f32: it depends on
+// nothing but the row's own q and the keys it sees.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/work_list.h"
+#include "cache/kv_layout.h"
+#include "core/dtype.h"
+
+using cudaStream_t = struct CUstream_st*;
+
+namespace bequest {
+
+// Which launches a call makes. A graph captures those that any of its steps may need.
+struct AttentionLaunches {
+  bool decode;
+  bool prefill;
+  int max_merges;  // thread blocks per kv head of the merge; 0: none
+};
+
+struct CudaAttentionParams {
+  const void* q;         // [T, NQ, D], rows q_stride apart, 16-byte aligned
+  int64_t q_stride;      // elements
+  void* out;             // [T, NQ, D], contiguous; rows no item covers (padding) stay as they are
+  DType dtype;           // of q, out and the cache
+  const void* kv_cache;  // [NB, L, 2, NKV, BS, D]
+  KvLayout layout;       // bf16: BS a power of two, at least 8; D 64, 128 or 256
+  int64_t layer;
+  int num_q_heads;
+  float scale;                  // > 0
+  float soft_cap;               // c: scores become c * tanh(score / c); 0: none
+  int window;                   // as in the list's shape
+  const int32_t* block_tables;  // [S, MB], rows max_blocks apart
+  int64_t max_blocks;
+  const int32_t* work_list;  // [lists.size]
+  WorkListLayout lists;
+  float* state_values;  // [state_rows, NKV, D]: o of the partial states
+  float* state_scales;  // [state_rows, NKV, 2]: {m, d}, m in powers of two
+};
+
+// Throws on a shape no kernel serves or a failed launch.
+void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
+                          cudaStream_t stream);
+
+}  // namespace bequest

@@ -1,0 +1,317 @@
+// Attention of tiles of at most 16 rows, where reading the keys and values is all the cost.
+//
+// A thread block is four warps that never wait for each other while they read: each owns every fourth step of
+// kStepKeys keys of the block's items, a private ring of kStages steps in shared memory, and a private
+// softmax state. The ring runs on over the ends of items, so that memory stays busy while an item is
+// finished. At its end the four states meet in the ring slots the warps have just emptied (a step's keys and
+// values are exactly the bytes of a 16 × D float tile) and become the output or the item's partial state.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "attention/device_args.cuh"
+#include "attention/launch.cuh"
+#include "attention/tensor_core.cuh"
+
+namespace bequest {
+
+inline constexpr int kStepKeys = 16;
+inline constexpr int kDecodeWarps = 4;
+static_assert(kStepKeys * kDecodeWarps == kUnitKeys);
+
+template <int D>
+struct DecodeShape {
+  static constexpr int kRowBytes = D * 2;
+  static constexpr int kTileBytes = kStepKeys * kRowBytes;  // of keys; the values follow
+  static constexpr int kStageBytes = 2 * kTileBytes;
+  static constexpr int kStages = D == 64 ? 6 : 3;
+  static constexpr int kWarpBytes = kStages * kStageBytes;
+  static constexpr int kBlockBytes = kDecodeWarps * kWarpBytes;
+};
+
+// Issues the copies of one warp's steps, item after item.
+template <int D>
+class StepReader {
+ public:
+  __device__ StepReader(const AttentionArgs& a, int warp, int lane, int head)
+      : a_(a), warp_(warp), lane_(lane), item_(blockIdx.x) {
+    keys_ = static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
+    enter_item();
+  }
+
+  // One group of copies, empty behind the last step.
+  __device__ void read_step(uint32_t stage) {
+    if (token_ < end_) {
+      copy_step(stage);
+      token_ += kUnitKeys;
+      if (token_ < end_)
+        fetch_blocks();
+      else
+        enter_item();
+    }
+    commit_copies();
+  }
+
+ private:
+  using S = DecodeShape<D>;
+  static constexpr int kChunks = D / 8;  // per row
+  static constexpr int kRowsPerCopy = 32 / kChunks;
+  static constexpr int kCopies = kStepKeys / kRowsPerCopy;
+
+  // On to the next item that has a step for this warp.
+  __device__ void enter_item() {
+    token_ = end_ = 0;
+    while (item_ >= 0) {
+      const WorkItem item = load_item(a_.items, item_);
+      item_ = item.next;
+      token_ = item.kv_begin / kStepKeys * kStepKeys + warp_ * kStepKeys;
+      begin_ = item.kv_begin;
+      end_ = item.kv_end;
+      table_ = a_.block_tables + item.sequence * a_.max_blocks;
+      if (token_ < end_) return fetch_blocks();
+    }
+  }
+
+  // A step ahead of their use, so that the copies never wait for the block table.
+  __device__ void fetch_blocks() {
+    blocks_[0] = __ldg(table_ + (token_ >> a_.log2_block_size));
+    blocks_[1] = __ldg(table_ + (min(token_ + 8, end_ - 1) >> a_.log2_block_size));
+  }
+
+  __device__ void copy_step(uint32_t stage) {
+    const int chunk = lane_ % kChunks;
+    const int lane_row = lane_ / kChunks;
+    const bf16* sources[2];
+    for (int half = 0; half < 2; ++half)
+      sources[half] = keys_ + blocks_[half] * a_.block_stride +
+                      ((token_ + half * 8) & (a_.block_size - 1)) * D + lane_row * D + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = i * kRowsPerCopy + lane_row;
+      const bf16* source = sources[i / (kCopies / 2)] + i % (kCopies / 2) * kRowsPerCopy * D;
+      // Slots without a key the item sees may hold anything, NaN included: they become zeros.
+      const bool valid = token_ + row >= begin_ && token_ + row < end_;
+      const uint32_t destination = stage + tile_offset<D>(row, chunk);
+      copy_16_async(destination, source, valid);
+      copy_16_async(destination + S::kTileBytes, source + a_.values_after_keys, valid);
+    }
+  }
+
+  const AttentionArgs& a_;
+  const int warp_, lane_;
+  const bf16* keys_;
+  const int32_t* table_ = nullptr;
+  int item_, token_ = 0, begin_ = 0, end_ = 0;
+  int blocks_[2] = {0, 0};  // of rows 0-7 and 8-15 of the step
+};
+
+// One warp's softmax state of 16 rows. A lane holds rows lane / 4 + {0, 8}: m[half], d[half] (its own
+// columns' part).
+template <int D, bool kSoftCap>
+class WarpState {
+ public:
+  __device__ WarpState(const AttentionArgs& a, const WorkItem& item, int head, int lane) : lane_(lane) {
+    const int rows = item.num_tokens * a.group;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + half * 8;
+      const int token = row / a.group;
+      position_[half] = item.first_position + min(token, item.num_tokens - 1);
+      const bf16* q = static_cast<const bf16*>(a.q) + (item.first_token + token) * a.q_stride +
+                      (head * a.group + row % a.group) * D + lane % 4 * 2;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+        q_[k][half] = row < rows ? *reinterpret_cast<const uint32_t*>(q + k * 16) : 0;
+        q_[k][half + 2] = row < rows ? *reinterpret_cast<const uint32_t*>(q + k * 16 + 8) : 0;
+      }
+    }
+  }
+
+  // Adds the keys [token, token + 16) of the item, whose tiles are at `stage`.
+  __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage) {
+    float scores[2][4] = {};
+    const uint32_t keys = stage + lane_offset_columns_first<D>(lane_);
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      uint32_t b[4];
+      load_matrices(b, keys ^ (k * 32));
+      multiply_accumulate(scores[0], q_[k], b[0], b[1]);
+      multiply_accumulate(scores[1], q_[k], b[2], b[3]);
+    }
+    weigh(a, item, token, scores);
+    const uint32_t weights[4] = {pack(scores[0][0], scores[0][1]), pack(scores[0][2], scores[0][3]),
+                                 pack(scores[1][0], scores[1][1]), pack(scores[1][2], scores[1][3])};
+    const uint32_t values = stage + DecodeShape<D>::kTileBytes + lane_offset_rows_first<D>(lane_);
+#pragma unroll
+    for (int n = 0; n < D / 16; ++n) {
+      uint32_t b[4];
+      load_matrices_transposed(b, values ^ (n * 32));
+      multiply_accumulate(o_[2 * n], weights, b[0], b[1]);
+      multiply_accumulate(o_[2 * n + 1], weights, b[2], b[3]);
+    }
+  }
+
+  // Leaves o at `tile` [16, D] and {m, d} at scales[16]. Columns are swizzled: see swizzled().
+  __device__ void store(float* tile, float2* scales, int rows) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_ / 4 + half * 8;
+      const float d = quad_sum(d_[half]);
+      if (row >= rows) continue;
+      if (lane_ % 4 == 0) scales[row] = {m_[half], d};
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        float* target = tile + row * D + swizzled(row, n * 8 + lane_ % 4 * 2);
+        *reinterpret_cast<float2*>(target) = {o_[n][half * 2], o_[n][half * 2 + 1]};
+      }
+    }
+  }
+
+  // Spreads the four rows that a half-warp writes at once over all banks.
+  __device__ static int swizzled(int row, int column) { return column ^ ((row & 3) << 3); }
+
+ private:
+  // scores → softmax weights, relative to m.
+  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[2][4]) {
+    float highest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = token + n * 8 + lane_ % 4 * 2 + (e & 1);
+        const int position = position_[e >> 1];
+        const bool seen =
+            key >= item.kv_begin && key < item.kv_end && key <= position && key > position - a.window;
+        const float score = seen ? score_in_log2<kSoftCap>(scores[n][e], a) : -INFINITY;
+        scores[n][e] = score;
+        highest[e >> 1] = fmaxf(highest[e >> 1], score);
+      }
+    highest[0] = quad_max(highest[0]);
+    highest[1] = quad_max(highest[1]);
+    const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
+    if (__any_sync(0xffffffffu, grows)) rescale(highest);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] = exp2f(scores[n][e] - finite_or_zero(m_[e >> 1]));
+        d_[e >> 1] += scores[n][e];
+      }
+  }
+
+  __device__ void rescale(const float (&highest)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float m = fmaxf(m_[half], highest[half]);
+      const float factor = exp2f(m_[half] - finite_or_zero(m));
+      m_[half] = m;
+      d_[half] *= factor;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        o_[n][half * 2] *= factor;
+        o_[n][half * 2 + 1] *= factor;
+      }
+    }
+  }
+
+  const int lane_;
+  int position_[2];
+  uint32_t q_[D / 16][4];
+  float o_[D / 8][4] = {};
+  float m_[2] = {-INFINITY, -INFINITY};
+  float d_[2] = {0.0f, 0.0f};
+};
+
+// Merges the warps' states of an item (tiles[warp] null: no step of it) and writes the rows. By the whole
+// block.
+template <int D>
+__device__ void finish_item(const AttentionArgs& a, const WorkItem& item, int head,
+                            float* const (&tiles)[kDecodeWarps],
+                            const float2 (&scales)[kDecodeWarps][kDecodeRows]) {
+  const int rows = item.num_tokens * a.group;
+  for (int i = threadIdx.x; i < rows * (D / 4); i += kDecodeWarps * 32) {
+    const int row = i / (D / 4);
+    const int column = i % (D / 4) * 4;
+    float m = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w)
+      if (tiles[w]) m = fmaxf(m, scales[w][row].x);
+    float4 o{};
+    float d = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      if (!tiles[w]) continue;
+      const float factor = exp2f(scales[w][row].x - finite_or_zero(m));
+      const auto& part =
+          *reinterpret_cast<const float4*>(tiles[w] + row * D + WarpState<D, false>::swizzled(row, column));
+      o = {o.x + factor * part.x, o.y + factor * part.y, o.z + factor * part.z, o.w + factor * part.w};
+      d += factor * scales[w][row].y;
+    }
+    if (item.state_row >= 0) {
+      const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
+      *reinterpret_cast<float4*>(a.state_values + state * D + column) = o;
+      if (column == 0) a.state_scales[state] = {m, d};
+    } else {
+      const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+      const int64_t token = item.first_token + row / a.group;
+      bf16* out =
+          static_cast<bf16*>(a.out) + (token * a.num_q_heads + head * a.group + row % a.group) * D + column;
+      *reinterpret_cast<uint2*>(out) = {pack(o.x * inverse, o.y * inverse),
+                                        pack(o.z * inverse, o.w * inverse)};
+    }
+  }
+}
+
+template <int D, bool kSoftCap>
+__global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
+    decode_kernel(const __grid_constant__ AttentionArgs a) {
+  using S = DecodeShape<D>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ float2 scales[kDecodeWarps][kDecodeRows];
+  __shared__ float* shared_tiles[kDecodeWarps];
+  // The merge may take its place beside this grid and wait there.
+  asm volatile("griddepcontrol.launch_dependents;");
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+  uint8_t* const ring = shared + warp * S::kWarpBytes;
+  const uint32_t ring_address = shared_address(ring);
+
+  StepReader<D> reader(a, warp, lane, head);
+#pragma unroll
+  for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
+  int stage = 0;
+  for (int index = blockIdx.x; index >= 0;) {
+    const WorkItem item = load_item(a.items, index);
+    if (item.num_tokens == 0) break;
+    index = item.next;
+    WarpState<D, kSoftCap> state(a, item, head, lane);
+    // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.
+    int held = -1;
+    for (int token = item.kv_begin / kStepKeys * kStepKeys + warp * kStepKeys; token < item.kv_end;
+         token += kUnitKeys) {
+      if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
+      wait_copies<S::kStages - 1>();
+      __syncwarp();
+      state.add_step(a, item, token, ring_address + stage * S::kStageBytes);
+      __syncwarp();
+      held = stage;
+      stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    }
+    float* tile = held < 0 ? nullptr : reinterpret_cast<float*>(ring + held * S::kStageBytes);
+    if (held >= 0) state.store(tile, scales[warp], item.num_tokens * a.group);
+    if (lane == 0) shared_tiles[warp] = tile;
+    __syncthreads();
+    float* const tiles[kDecodeWarps] = {shared_tiles[0], shared_tiles[1], shared_tiles[2], shared_tiles[3]};
+    finish_item<D>(a, item, head, tiles, scales);
+    __syncthreads();
+    if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
+  }
+}
+
+template <int D>
+void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream) {
+  const auto kernel = soft_cap ? decode_kernel<D, true> : decode_kernel<D, false>;
+  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes},
+                stream, a);
+}
+
+}  // namespace bequest

@@ -1,0 +1,68 @@
+// What the attention kernels are given, and how they read it.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "attention/cuda_attention.h"
+
+namespace bequest {
+
+struct AttentionArgs {
+  const void* q;
+  void* out;
+  const void* keys;  // of (layer, head 0) in block 0
+  const int32_t* block_tables;
+  const int32_t* work_list;
+  const int4* items;  // of the kernel's section
+  float* state_values;
+  float2* state_scales;
+  int64_t q_stride;
+  int64_t block_stride;  // elements between blocks
+  int64_t values_after_keys;
+  int64_t max_blocks;
+  int32_t head_stride;  // BS * D
+  int32_t block_size;
+  int32_t log2_block_size;
+  int32_t head_dim;
+  int32_t num_q_heads;
+  int32_t num_kv_heads;
+  int32_t group;
+  int32_t window;      // INT_MAX / 2: all keys
+  float score_factor;  // with a soft cap: scale / cap; else scale * log2(e)
+  float cap_factor;    // cap * log2(e)
+};
+
+__device__ inline WorkItem load_item(const int4* items, int index) {
+  const int4 a = __ldg(items + 2 * index);
+  const int4 b = __ldg(items + 2 * index + 1);
+  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+// Scores leave the tensor cores as q · k and enter the softmax in powers of two.
+template <bool kSoftCap>
+__device__ inline float score_in_log2(float dot, const AttentionArgs& a) {
+  if constexpr (kSoftCap) {
+    // tanh(x) = 1 - 2 / (1 + e^2x), right at both infinities; the chip's own tanh has only 11 bits.
+    const float e = exp2f(2.0f * 1.44269504f * a.score_factor * dot);
+    return a.cap_factor * (1.0f - __fdividef(2.0f, 1.0f + e));
+  } else {
+    return dot * a.score_factor;
+  }
+}
+
+// A row's reference m only moves when a score exceeds it by this much (in powers of two): the state stays
+// exact because o and d use the same m, p stays below 2^8, and accumulators are almost never rescaled.
+inline constexpr float kRescaleThreshold = 8.0f;
+
+// What to subtract from scores: an empty state's m is -inf, and -inf - -inf would be NaN.
+__device__ inline float finite_or_zero(float m) { return m == -INFINITY ? 0.0f : m; }
+
+template <int D>
+void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
+template <int D>
+void launch_prefill(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
+void launch_f32(const AttentionArgs& a, int workers, cudaStream_t stream);
+void launch_merge(const AttentionArgs& a, const int32_t* merges, int max_merges, cudaStream_t stream);
+
+}  // namespace bequest

@@ -1,0 +1,132 @@
+// Merges the partial softmax states of the tiles that the work list cut, and writes their rows.
+//
+// A thread block takes one merge entry and kv head. With few rows and many states (decode), several warps
+// share a row, each with every n-th state, and meet in shared memory; with many rows (prefill) a warp takes
+// whole rows.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "attention/device_args.cuh"
+#include "attention/launch.cuh"
+
+namespace bequest {
+namespace {
+
+constexpr int kWarps = 16;
+constexpr int kUnroll = 4;  // states a warp has in flight
+
+// A lane's columns of a state: lane * 2 + 64 * i + {0, 1}.
+template <int D>
+struct LaneState {
+  static constexpr int kPairs = D / 64;
+  float2 o[kPairs] = {};
+  float m = -INFINITY;
+  float d = 0.0f;
+
+  __device__ void load(const AttentionArgs& a, int64_t state, int lane) {
+    const float2 scales = a.state_scales[state];
+    m = scales.x;
+    d = scales.y;
+    const auto* values = reinterpret_cast<const float2*>(a.state_values + state * D) + lane;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) o[i] = values[32 * i];
+  }
+
+  __device__ void merge(const LaneState& other) {
+    const float highest = fmaxf(m, other.m);
+    const float own = exp2f(m - finite_or_zero(highest));
+    const float theirs = exp2f(other.m - finite_or_zero(highest));
+    m = highest;
+    d = d * own + other.d * theirs;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      o[i] = {o[i].x * own + other.o[i].x * theirs, o[i].y * own + other.o[i].y * theirs};
+  }
+};
+
+// The states first, first + step, ... of a row.
+template <int D>
+__device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entry, int row, int first,
+                                  int step, int lane) {
+  const int rows = entry.num_tokens * a.group;
+  LaneState<D> total;
+  for (int i = first; i < entry.num_states; i += step * kUnroll) {
+    LaneState<D> states[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int index = i + u * step;
+      if (index >= entry.num_states) break;
+      const int64_t state_row = entry.state_row + static_cast<int64_t>(index) * rows + row;
+      states[u].load(a, state_row * a.num_kv_heads + blockIdx.y, lane);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) total.merge(states[u]);
+  }
+  return total;
+}
+
+template <int D>
+__device__ void write_row(const AttentionArgs& a, const MergeEntry& entry, int row, const LaneState<D>& state,
+                          int lane) {
+  const float inverse = state.d > 0.0f ? 1.0f / state.d : 0.0f;
+  const int64_t token = entry.first_token + row / a.group;
+  auto* out =
+      reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(a.out) +
+                                        (token * a.num_q_heads + blockIdx.y * a.group + row % a.group) * D) +
+      lane;
+#pragma unroll
+  for (int i = 0; i < LaneState<D>::kPairs; ++i)
+    out[32 * i] = __floats2bfloat162_rn(state.o[i].x * inverse, state.o[i].y * inverse);
+}
+
+template <int D>
+__global__ void __launch_bounds__(kWarps * 32)
+    merge_kernel(const __grid_constant__ AttentionArgs a, const int4* merges) {
+  __shared__ LaneState<D> shared[kWarps][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int num_merges = __ldg(a.work_list);
+  const int4 fields = __ldg(merges + blockIdx.x);  // maybe past the last entry, within the buffer
+  const MergeEntry entry{fields.x, fields.y, fields.z, fields.w};
+  // Even a block without work waits: the grid must not end before the one whose states it merges.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (blockIdx.x >= num_merges) return;
+  const int rows = entry.num_tokens * a.group;
+  const int warps_per_row = rows >= kWarps ? 1 : kWarps / rows;
+  for (int first = 0; first < rows; first += kWarps) {
+    const int row = first + (warps_per_row == 1 ? warp : warp % rows);
+    const int part = warps_per_row == 1 ? 0 : warp / rows;
+    const bool has_row = row < rows && part < warps_per_row;
+    LaneState<D> total;
+    if (has_row) total = merge_row<D>(a, entry, row, part, warps_per_row, lane);
+    if (warps_per_row > 1) {
+      shared[warp][lane] = total;
+      __syncthreads();
+      if (part == 0)
+        for (int other = 1; other < warps_per_row; ++other) total.merge(shared[warp + other * rows][lane]);
+    }
+    if (has_row && part == 0) write_row<D>(a, entry, row, total, lane);
+  }
+}
+
+template <int D>
+void launch(const AttentionArgs& a, const int4* merges, int max_merges, cudaStream_t stream) {
+  launch_kernel(Launch{merge_kernel<D>, dim3(max_merges, a.num_kv_heads), kWarps * 32, 0, Overlap::kPrevious},
+                stream, a, merges);
+}
+
+}  // namespace
+
+void launch_merge(const AttentionArgs& a, const int32_t* merges, int max_merges, cudaStream_t stream) {
+  const auto* entries = reinterpret_cast<const int4*>(merges);
+  switch (a.head_dim) {
+    case 64:
+      return launch<64>(a, entries, max_merges, stream);
+    case 128:
+      return launch<128>(a, entries, max_merges, stream);
+    case 256:
+      return launch<256>(a, entries, max_merges, stream);
+  }
+  fail("bf16 attention: head_dim must be 64, 128 or 256");
+}
+
+}  // namespace bequest

@@ -1,0 +1,5 @@
+#include "attention/prefill.cuh"
+
+namespace bequest {
+template void launch_prefill<64>(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
+}  // namespace bequest

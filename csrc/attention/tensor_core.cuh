@@ -1,0 +1,96 @@
+// The instructions bf16 attention is made of, and the layout of its shared-memory tiles.
+//
+// A tile is rows of D bf16, each row D / 8 chunks of 16 bytes; chunk c of row r lies at chunk c ^ (r % 8).
+// ldmatrix reads one logical chunk of 8 consecutive rows at a time, which so falls into 8 different groups of
+// 4 banks.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace bequest {
+
+using bf16 = __nv_bfloat16;
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Copies 16 bytes to shared memory, or zeros if !valid (the source is then not read).
+__device__ inline void copy_16_async(uint32_t destination, const void* source, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void copy_4_async(uint32_t destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8 × 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// c[16, 8] += a[16, 16] · b[16, 8]. Lane l holds rows l / 4 and l / 4 + 8, columns l % 4 * 2 + {0, 1} of c.
+__device__ inline void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Over the four lanes that hold one row of c.
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile.
+template <int D>
+__device__ inline uint32_t tile_offset(int row, int chunk) {
+  return row * (D * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
+// Lane addresses for load_matrices on a tile. With rows 0-15 and chunks {0, 1} of the tile, the matrices come
+// as
+//   by rows first:    (rows 0-7, chunk 0) (rows 8-15, chunk 0) (rows 0-7, chunk 1) (rows 8-15, chunk 1)
+//   by columns first: (rows 0-7, chunk 0) (rows 0-7, chunk 1) (rows 8-15, chunk 0) (rows 8-15, chunk 1)
+// Chunks {2i, 2i + 1} are at address ^ (32 * i), rows 16j.. at address + 16 * j * row bytes: tiles are
+// aligned so that neither carries into the other.
+template <int D>
+__device__ inline uint32_t lane_offset_rows_first(int lane) {
+  return tile_offset<D>((lane >> 3 & 1) * 8 + (lane & 7), lane >> 4);
+}
+template <int D>
+__device__ inline uint32_t lane_offset_columns_first(int lane) {
+  return tile_offset<D>((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+}
+
+}  // namespace bequest

@@ -1,0 +1,105 @@
+// The work of one step's attention on a GPU, as data: a flat int32 buffer that the host writes and a fixed
+// grid walks.
+//
+// The queries of a sequence are cut into tiles (query tokens × heads of one kv head's group = rows), the keys
+// a tile sees into units of kUnitKeys. All units of a section stand in one line, weighted with their cost,
+// and the line is cut into equal parts, one per worker, wherever the cuts fall:
+//
+//   tiles     |------- A -------|-- B --|-C-|--------------- D ---------------|
+//   workers   |----- 0 -----|----- 1 -----|----- 2 -----|----- 3 -----|
+//   items      A[0,13)       A[13,17) B C[0,1) ...
+//
+// so lengths from 1 to 64k in one batch leave no tail. A tile inside one worker is written to the output; a
+// tile that is cut leaves one partial softmax state {o, m, d} per piece, and a merge entry says which states
+// make which rows. The list knows nothing of kv heads: a worker is NKV thread blocks, one per head, which
+// walk the same items.
+//
+// Two sections, for two kernels: "decode" has the tiles of at most kDecodeRows rows, "prefill" the others.
+// An entry of shared-prefix or cross attention is the same item: adjacent query tokens, the block table of
+// the sequence that owns the keys, and a first_position past kv_end, which no key is masked from.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace bequest {
+
+inline constexpr int kDecodeRows = 16;  // one tensor-core tile
+inline constexpr int kUnitKeys = 64;
+
+struct WorkItem {
+  int32_t sequence;     // whose block table holds the keys
+  int32_t first_token;  // query tokens [first_token, first_token + num_tokens) of the step
+  int32_t num_tokens;   // 0: a worker without work
+  int32_t first_position;
+  int32_t kv_begin;  // keys [kv_begin, kv_end) of the sequence; kv_begin lies in the piece's first unit
+  int32_t kv_end;
+  int32_t state_row;  // where the rows of its partial state begin; -1: the result goes to the output
+  int32_t next;       // the worker's next item; -1: none. The first item of worker w is item w.
+};
+
+// Rows of `num_tokens` query tokens: state i of num_states begins at state_row + i * rows.
+struct MergeEntry {
+  int32_t first_token;
+  int32_t num_tokens;
+  int32_t state_row;
+  int32_t num_states;
+};
+
+struct WorkListHeader {
+  int32_t num_merges;
+  int32_t num_decode_items;
+  int32_t num_prefill_items;
+  int32_t num_state_rows;
+};
+
+// What is fixed when an engine starts. Everything about the buffer's size follows from it.
+struct WorkShape {
+  int num_q_heads;
+  int num_kv_heads;
+  int head_dim;
+  DType dtype;  // kF32: one kernel for all tiles, which are never cut, so that a row's result depends on
+                // nothing else
+  bool causal;
+  int window;  // a query at p sees keys in (p - window, p]; 0: all. REQUIRES: causal if not 0
+  int num_multiprocessors;
+  int64_t max_sequences;
+  int64_t max_tokens;
+
+  int group() const { return num_q_heads / num_kv_heads; }
+};
+
+// Where the sections lie (in int32 from the start of the buffer) and how large everything is.
+struct WorkListLayout {
+  int decode_workers;   // thread blocks per kv head
+  int prefill_workers;  // 0: no such tile can be
+  int decode_tokens;    // most query tokens of a decode tile; 0: a single token has too many rows
+  int prefill_tokens;
+  int64_t merges;
+  int64_t decode_items;
+  int64_t prefill_items;
+  int64_t size;        // of the whole buffer
+  int64_t state_rows;  // scratch is [state_rows, NKV, D] for o and [state_rows, NKV, 2] for {m, d}
+};
+
+// Thread blocks per multiprocessor and rows of a prefill tile, which the kernels are compiled for.
+constexpr int attention_blocks_per_sm(int head_dim) { return head_dim <= 128 ? 2 : 1; }
+constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
+
+// Throws on a shape no kernel serves.
+WorkListLayout work_list_layout(const WorkShape& shape);
+
+struct WorkBatch {
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* seq_lens;     // [S], computed tokens after this step; 0: padding, skipped
+  int64_t num_sequences;
+};
+
+// Writes the list to `buffer` (layout.size int32; gaps stay as they are). A sequence's query i is at position
+// seq_len - query_len + i. Throws if the batch is larger than the shape allows or its lengths are
+// inconsistent.
+WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
+                               int32_t* buffer);
+
+}  // namespace bequest

@@ -1,0 +1,84 @@
+// The work list is plain C++ and bound in every build; the kernels where CUDA is compiled.
+#include "attention/cuda_attention.h"
+#include "attention/work_list.h"
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace bequest {
+namespace {
+
+// (NB, L, NKV, BS, D), the sizes of a cache tensor [NB, L, 2, NKV, BS, D]
+using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+// A work shape with its layout: what the kernels and the list's writer share.
+struct AttentionWork {
+  WorkShape shape;
+  WorkListLayout layout;
+};
+
+std::tuple<int, int, int> write_list(const AttentionWork& self, Address query_start, Address seq_lens,
+                                     int64_t num_sequences, Address buffer) {
+  const WorkBatch batch{pointer<int32_t>(query_start), pointer<int32_t>(seq_lens), num_sequences};
+  const WorkListHeader header = build_work_list(self.shape, self.layout, batch, pointer<int32_t>(buffer));
+  return {header.num_decode_items, header.num_prefill_items, header.num_merges};
+}
+
+#ifdef BEQUEST_WITH_CUDA
+void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out, Address kv_cache,
+            const KvSizes& sizes, int64_t layer, float scale, float soft_cap, Address block_tables,
+            int64_t max_blocks, Address work_list, Address state_values, Address state_scales, bool decode,
+            bool prefill, int max_merges, Address stream) {
+  const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
+  const CudaAttentionParams params{pointer<void>(q),
+                                   q_stride,
+                                   pointer<void>(out),
+                                   self.shape.dtype,
+                                   pointer<void>(kv_cache),
+                                   {num_blocks, num_layers, num_kv_heads, block_size, head_dim},
+                                   layer,
+                                   self.shape.num_q_heads,
+                                   scale,
+                                   soft_cap,
+                                   self.shape.window,
+                                   pointer<int32_t>(block_tables),
+                                   max_blocks,
+                                   pointer<int32_t>(work_list),
+                                   self.layout,
+                                   pointer<float>(state_values),
+                                   pointer<float>(state_scales)};
+  cuda_paged_attention(params, {decode, prefill, max_merges}, pointer<CUstream_st>(stream));
+}
+#endif
+
+}  // namespace
+
+void bind_cuda_attention(py::module_& m) {
+  py::class_<AttentionWork>(m, "AttentionWork")
+      .def(py::init([](int num_q_heads, int num_kv_heads, int head_dim, int dtype, bool causal, int window,
+                       int num_multiprocessors, int64_t max_sequences, int64_t max_tokens) {
+        const WorkShape shape{
+            num_q_heads,         num_kv_heads,  head_dim,  static_cast<DType>(dtype), causal, window,
+            num_multiprocessors, max_sequences, max_tokens};
+        return AttentionWork{shape, work_list_layout(shape)};
+      }))
+      .def_property_readonly("size", [](const AttentionWork& self) { return self.layout.size; })
+      .def_property_readonly("state_rows", [](const AttentionWork& self) { return self.layout.state_rows; })
+      .def_property_readonly("decode_tokens",
+                             [](const AttentionWork& self) { return self.layout.decode_tokens; })
+      .def_property_readonly("decode_workers",
+                             [](const AttentionWork& self) { return self.layout.decode_workers; })
+      .def_property_readonly("prefill_workers",
+                             [](const AttentionWork& self) { return self.layout.prefill_workers; })
+      .def_property_readonly("sections",
+                             [](const AttentionWork& self) {
+                               return std::tuple(self.layout.merges, self.layout.decode_items,
+                                                 self.layout.prefill_items);
+                             })
+      .def("write", &write_list, py::call_guard<py::gil_scoped_release>());
+#ifdef BEQUEST_WITH_CUDA
+  m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>());
+#endif
+}
+
+}  // namespace bequest

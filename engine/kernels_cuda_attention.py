@@ -1,0 +1,182 @@
+"""Paged attention on a GPU: the functions of engine.kernels over the CUDA part of the extension.
+
+A `CudaAttentionWorkspace` is made once: it knows the model's shape and the largest step, owns the scratch of partial
+softmax states and writes work lists. A `CudaAttentionPlan` is one step's work: a list and block tables in device
+memory. Eagerly a plan is made per step; for a graph it is bound once to fixed buffers, whose content the runner
+replaces between replays. Calls that share a workspace must be in one stream order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine import _C
+from engine.kernels import HostInts, _host_ints, _kv_sizes
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
+
+
+@dataclass(frozen=True)
+class WorkCounts:
+    """What a work list holds. A plan without items of a kind, or without merges, spares that launch."""
+
+    decode_items: int
+    prefill_items: int
+    merges: int
+
+
+class CudaAttentionWorkspace:
+    """What is fixed about attention when an engine starts; see AttentionPlan for `causal` and `window`.
+
+    bf16 serves head_dim 64, 128 and 256 and block sizes that are powers of two from 8 on; float32 any head_dim up to
+    256. `max_sequences` and `max_tokens` bound one step; they size the list and nothing else.
+    """
+
+    __slots__ = ("_work", "device", "dtype", "head_dim", "num_kv_heads", "num_q_heads", "scales", "states")
+
+    def __init__(
+        self,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_sequences: int,
+        max_tokens: int,
+        dtype: torch.dtype = torch.bfloat16,
+        causal: bool = True,
+        window: int = 0,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
+        multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._work = _C.AttentionWork(
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            _DTYPES[dtype],
+            causal,
+            window,
+            multiprocessors,
+            max_sequences,
+            max_tokens,
+        )
+        rows = self._work.state_rows
+        self.states = torch.empty(rows, num_kv_heads, head_dim, dtype=torch.float32, device=self.device)
+        self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
+
+    @property
+    def list_len(self) -> int:
+        """int32 that a work list takes."""
+        return self._work.size
+
+    def write_list(self, query_start: HostInts, seq_lens: HostInts, work_list: HostInts) -> WorkCounts:
+        """Writes the list of a step to `work_list` [list_len], host memory (a view of pinned staging).
+
+        query_start [S + 1], seq_lens [S]: computed tokens after the step; a sequence of 0 tokens is padding.
+        """
+        starts, (num_starts,) = _host_ints(query_start)
+        lens, (num_sequences,) = _host_ints(seq_lens)
+        buffer, (list_len,) = _host_ints(work_list)
+        assert num_starts == num_sequences + 1 and list_len == self.list_len
+        return WorkCounts(*self._work.write(starts, lens, num_sequences, buffer))
+
+    def plan(self, query_start: HostInts, seq_lens: HostInts, block_tables: HostInts) -> CudaAttentionPlan:
+        """The plan of one eager step. block_tables [S, MB]."""
+        work_list = torch.empty(self.list_len, dtype=torch.int32, pin_memory=True)
+        counts = self.write_list(query_start, seq_lens, work_list)
+        tables = torch.as_tensor(block_tables).pin_memory()
+        return CudaAttentionPlan(
+            self,
+            work_list.to(self.device, non_blocking=True),
+            tables.to(self.device, non_blocking=True),
+            decode=counts.decode_items > 0,
+            prefill=counts.prefill_items > 0,
+            max_merges=counts.merges,
+        )
+
+    def bind(self, work_list: Tensor, block_tables: Tensor, *, max_query_len: int) -> CudaAttentionPlan:
+        """The plan of all steps of a graph, over device buffers: work_list int32 [list_len], block_tables [S, MB].
+
+        Before a replay the buffers must hold a list of a step in which no sequence has more queries than max_query_len.
+        """
+        prefill = max_query_len > self._work.decode_tokens and self._work.prefill_workers > 0
+        decode = self._work.decode_tokens > 0
+        merges = decode * self._work.decode_workers + prefill * self._work.prefill_workers
+        return CudaAttentionPlan(self, work_list, block_tables, decode=decode, prefill=prefill, max_merges=merges)
+
+
+class CudaAttentionPlan:
+    """The work of one step's attention in device memory, used by every layer."""
+
+    __slots__ = ("_launches", "block_tables", "work_list", "workspace")
+
+    def __init__(
+        self,
+        workspace: CudaAttentionWorkspace,
+        work_list: Tensor,
+        block_tables: Tensor,
+        *,
+        decode: bool,
+        prefill: bool,
+        max_merges: int,
+    ) -> None:
+        for tensor in (work_list, block_tables):
+            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.stride(-1) == 1
+        assert work_list.shape == (workspace.list_len,) and work_list.data_ptr() % 16 == 0 and block_tables.dim() == 2
+        self.workspace = workspace
+        self.work_list = work_list
+        self.block_tables = block_tables
+        self._launches = (decode, prefill, max_merges)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    plan: CudaAttentionPlan,
+    scale: float,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale * q · Kᵀ) · V over the paged cache, [T, NQ, D] in q's dtype.
+
+    q [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D]; both of the workspace's dtype.
+    With a soft cap c > 0 a score s becomes c * tanh(s / c). Rows of `out` that belong to no sequence stay as they are.
+    """
+    workspace = plan.workspace
+    num_tokens = q.shape[0]
+    shape = (num_tokens, workspace.num_q_heads, workspace.head_dim)
+    sizes = _kv_sizes(kv_cache)
+    assert q.shape == shape and q.dtype == kv_cache.dtype == workspace.dtype
+    assert q.stride(2) == 1 and q.stride(1) == workspace.head_dim
+    assert sizes[2] == workspace.num_kv_heads and sizes[4] == workspace.head_dim
+    if out is None:
+        out = torch.empty(shape, dtype=q.dtype, device=q.device)
+    assert out.shape == shape and out.dtype == q.dtype and out.is_contiguous()
+    decode, prefill, max_merges = plan._launches
+    _C.cuda_paged_attention(
+        workspace._work,
+        q.data_ptr(),
+        q.stride(0),
+        out.data_ptr(),
+        kv_cache.data_ptr(),
+        sizes,
+        layer,
+        scale,
+        soft_cap,
+        plan.block_tables.data_ptr(),
+        plan.block_tables.stride(0),
+        plan.work_list.data_ptr(),
+        workspace.states.data_ptr(),
+        workspace.scales.data_ptr(),
+        decode,
+        prefill,
+        max_merges,
+        torch.cuda.current_stream(q.device).cuda_stream,
+    )
+    return out

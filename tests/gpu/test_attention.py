@@ -1,0 +1,307 @@
+"""Paged attention on a GPU against a float32 reference, at the edges of blocks, tiles, units and splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine import kernels_cuda_attention as cuda
+
+pytestmark = pytest.mark.gpu
+
+NAN = float("nan")
+LAYER, NUM_LAYERS = 1, 3
+DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: (query_len, seq_len) per sequence, and the shape of the model."""
+
+    lens: tuple[tuple[int, int], ...]
+    num_q_heads: int = 8
+    num_kv_heads: int = 2
+    head_dim: int = 128
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    causal: bool = True
+    window: int = 0
+    soft_cap: float = 0.0
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(query_len for query_len, _ in self.lens)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tensors of a case. keys, values: what each sequence sees, [seq_len, NKV, D]."""
+
+    q: Tensor  # [T, NQ, D], a view of wider rows
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    kv_cache: Tensor
+    query_start: np.ndarray
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
+
+
+def make_step(case: Case, *, shared_table: bool = False) -> Step:
+    """Random keys and values in shuffled blocks; every slot no sequence sees is NaN, unused table entries point there.
+
+    With `shared_table` all sequences read the blocks of the longest.
+    """
+    generator = torch.Generator(DEVICE).manual_seed(case.seed)
+    blocks_of = [-(-seq_len // case.block_size) for _, seq_len in case.lens]
+    longest = max(range(len(case.lens)), key=lambda s: case.lens[s][1]) if case.lens else 0
+    num_blocks = sum(blocks_of) + 3
+    shape = (num_blocks, NUM_LAYERS, 2, case.num_kv_heads, case.block_size, case.head_dim)
+    kv_cache = torch.full(shape, NAN, dtype=case.dtype, device=DEVICE)
+    shuffled = np.random.default_rng(case.seed).permutation(np.arange(1, num_blocks)).astype(np.int32)
+    block_tables = np.zeros((len(case.lens), max(blocks_of, default=0) + 1), dtype=np.int32)
+    starts = np.cumsum([0, *blocks_of])
+    keys, values = [], []
+    for s in range(len(case.lens)):
+        owner = longest if shared_table else s
+        table = shuffled[starts[owner] : starts[owner] + blocks_of[s]]
+        block_tables[s, : len(table)] = table
+    for s in [longest] if shared_table and case.lens else range(len(case.lens)):
+        seq_len = case.lens[s][1]
+        kv = torch.randn(2, case.num_kv_heads, seq_len, case.head_dim, generator=generator, device=DEVICE)
+        table = torch.from_numpy(block_tables[s, : blocks_of[s]]).to(DEVICE).long()
+        positions = torch.arange(seq_len, device=DEVICE)
+        blocks, offsets = table[positions // case.block_size], positions % case.block_size
+        # advanced indices first: [seq_len, 2, NKV, D]
+        kv_cache[blocks, LAYER, :, :, offsets] = kv.permute(2, 0, 1, 3).to(case.dtype)
+    for s, (_, seq_len) in enumerate(case.lens):
+        table = torch.from_numpy(block_tables[s, : blocks_of[s]]).to(DEVICE).long()
+        rows = kv_cache[table, LAYER].permute(1, 0, 3, 2, 4).reshape(2, -1, case.num_kv_heads, case.head_dim)
+        keys.append(rows[0, :seq_len])
+        values.append(rows[1, :seq_len])
+    wide = torch.randn(
+        case.num_tokens, case.num_q_heads + 2 * case.num_kv_heads, case.head_dim, generator=generator, device=DEVICE
+    ).to(case.dtype)
+    query_start = np.cumsum([0, *(query_len for query_len, _ in case.lens)], dtype=np.int32)
+    seq_lens = np.array([seq_len for _, seq_len in case.lens], dtype=np.int32)
+    q = wide[:, : case.num_q_heads]
+    return Step(q, tuple(keys), tuple(values), kv_cache, query_start, seq_lens, block_tables)
+
+
+def reference(case: Case, step: Step) -> Tensor:
+    """float32, one sequence at a time, whole score matrices. [T, NQ, D]"""
+    out = torch.full((case.num_tokens, case.num_q_heads, case.head_dim), NAN, device=DEVICE)
+    group = case.num_q_heads // case.num_kv_heads
+    for s, (query_len, seq_len) in enumerate(case.lens):
+        if seq_len == 0 or query_len == 0:
+            continue
+        rows = slice(int(step.query_start[s]), int(step.query_start[s + 1]))
+        k = step.keys[s].float().repeat_interleave(group, 1)
+        v = step.values[s].float().repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", step.q[rows].float(), k) * case.scale
+        if case.soft_cap:
+            scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+        query = torch.arange(seq_len - query_len, seq_len, device=DEVICE)[:, None]
+        key = torch.arange(seq_len, device=DEVICE)[None]
+        seen = (key <= query) | (not case.causal)
+        if case.window:
+            seen &= key > query - case.window
+        weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, v)
+    return out
+
+
+def workspace_of(case: Case, max_sequences: int = 0, max_tokens: int = 0) -> cuda.CudaAttentionWorkspace:
+    workspace = cuda.CudaAttentionWorkspace(
+        num_q_heads=case.num_q_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        max_sequences=max_sequences or len(case.lens),
+        max_tokens=max_tokens or case.num_tokens,
+        dtype=case.dtype,
+        causal=case.causal,
+        window=case.window,
+    )
+    workspace.states.fill_(NAN)
+    workspace.scales.fill_(NAN)
+    return workspace
+
+
+def run(case: Case, step: Step, plan: cuda.CudaAttentionPlan | None = None) -> Tensor:
+    """The kernel's output [T, NQ, D], its canary rows checked."""
+    guarded = torch.full((case.num_tokens + 2, case.num_q_heads, case.head_dim), 7.0, dtype=case.dtype, device=DEVICE)
+    plan = plan or workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
+    out = guarded[1:-1]
+    cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out)
+    torch.cuda.synchronize()
+    assert (guarded[0] == 7).all() and (guarded[-1] == 7).all()
+    return out
+
+
+def check_rows(case: Case, step: Step, out: Tensor) -> None:
+    expected = reference(case, step)
+    wanted = ~expected.isnan().any(-1).any(-1)
+    assert (out[~wanted] == 7).all(), "a row of no sequence was written"
+    if not wanted.any():
+        return
+    out, expected = out[wanted].float(), expected[wanted]
+    assert not out.isnan().any()
+    error = (out - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < (1.5e-2 if case.dtype == torch.bfloat16 else 1e-5), error.max()
+    average = (out - expected).norm() / expected.norm()
+    assert average < (6e-3 if case.dtype == torch.bfloat16 else 2e-6), average
+
+
+def check(case: Case, *, shared_table: bool = False) -> None:
+    step = make_step(case, shared_table=shared_table)
+    check_rows(case, step, run(case, step))
+
+
+EDGES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 300)
+DECODE = tuple((1, n) for n in EDGES)
+PREFILL = tuple((n, n) for n in EDGES)
+MIXED = ((1, 500), (70, 70), (0, 40), (33, 500), (1, 1), (2, 40), (5, 130), (200, 1000), (1, 0), (0, 0))
+SMALL = ((1, 17), (9, 40), (1, 70), (40, 70))
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("lens", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+def test_block_sizes(lens: tuple[tuple[int, int], ...], block_size: int, dtype: torch.dtype) -> None:
+    check(Case(lens, block_size=block_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("lens", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (14, 2), (16, 2), (16, 1), (64, 2)], ids=str)
+def test_heads(lens: tuple[tuple[int, int], ...], head_dim: int, heads: tuple[int, int]) -> None:
+    check(Case(lens, num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "change", [{"window": 1}, {"window": 16}, {"window": 100}, {"soft_cap": 3.0}, {"causal": False}]
+)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_masks_and_caps(change: dict[str, float], head_dim: int, dtype: torch.dtype) -> None:
+    check(replace(Case(MIXED, head_dim=head_dim, dtype=dtype), **change))
+
+
+@pytest.mark.parametrize("head_dim", [20, 80, 200])
+def test_float32_takes_any_head_dim(head_dim: int) -> None:
+    check(Case(MIXED, head_dim=head_dim, block_size=5, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "lens",
+    [
+        ((1, 65536), (1, 1), (1, 300), (1, 9000)),
+        ((40, 30000), (1, 20000), (3, 3)),
+        ((1, 1024),),
+        tuple((1, 10 + 37 * i) for i in range(300)),
+        ((1500, 1500), (700, 2900)),
+    ],
+    ids=lambda lens: f"{len(lens)}-{lens[0]}",
+)
+def test_long_and_many(lens: tuple[tuple[int, int], ...]) -> None:
+    check(Case(lens, num_q_heads=32, num_kv_heads=8))
+
+
+def test_large_scores_move_the_reference() -> None:
+    """Later keys with ever larger scores: the lazily rescaled accumulators must follow."""
+    case = Case(((1, 3000), (64, 3000)))
+    step = make_step(case)
+    step.kv_cache[:, LAYER, 0] *= torch.linspace(0.1, 20, step.kv_cache.shape[0], device=DEVICE)[:, None, None, None]
+    keys = []
+    for s in range(2):
+        table = torch.from_numpy(step.block_tables[s]).to(DEVICE).long()
+        rows = step.kv_cache[table, LAYER, 0].permute(0, 2, 1, 3).reshape(-1, case.num_kv_heads, case.head_dim)
+        keys.append(rows[:3000])
+    step = replace(step, keys=tuple(keys))
+    check_rows(case, step, run(case, step))
+
+
+def test_shared_blocks() -> None:
+    check(Case(((1, 900), (1, 400), (20, 620), (1, 16))), shared_table=True)
+
+
+def test_no_rows() -> None:
+    case = Case(((0, 0), (0, 30)))
+    assert run(case, make_step(case)).shape[0] == 0
+    empty = Case(())
+    workspace_of(empty, 1, 1).plan(np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
+
+
+def test_float32_row_depends_on_nothing_else() -> None:
+    case = Case(((1, 700), (40, 300), (1, 90), (1, 33)), dtype=torch.float32)
+    step = make_step(case)
+    together = run(case, step)
+    for s, lens in enumerate(case.lens):
+        rows = slice(int(step.query_start[s]), int(step.query_start[s + 1]))
+        alone = replace(case, lens=(lens,))
+        single = replace(
+            step,
+            q=step.q[rows],
+            query_start=np.array([0, lens[0]], np.int32),
+            seq_lens=step.seq_lens[s : s + 1].copy(),
+            block_tables=step.block_tables[s : s + 1].copy(),
+        )
+        assert torch.equal(run(alone, single), together[rows])
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (64, 2)], ids=str)
+def test_graph_replays_with_other_lengths(heads: tuple[int, int]) -> None:
+    """One graph, captured on an empty list, serves steps of other lengths and of fewer sequences, as eager does."""
+    slots = 24
+    shape = Case(((1, 1),), num_q_heads=heads[0], num_kv_heads=heads[1])
+    workspace = workspace_of(shape, slots, slots)
+    work_list = torch.empty(workspace.list_len, dtype=torch.int32, pin_memory=True)
+    empty = np.zeros(slots + 1, np.int32)
+    workspace.write_list(empty, empty[:-1].copy(), work_list)
+    device_list = work_list.to(DEVICE)
+    tables = torch.zeros(slots, 1100, dtype=torch.int32, device=DEVICE)
+    q = torch.zeros(slots, heads[0], 128, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.zeros_like(q)
+    cache = torch.full((3300, NUM_LAYERS, 2, heads[1], 16, 128), NAN, dtype=torch.bfloat16, device=DEVICE)
+    plan = workspace.bind(device_list, tables, max_query_len=1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cuda.paged_attention(q, cache, LAYER, plan, shape.scale, out=out)
+    for seed, lens in enumerate([(1, 700, 17000, 3, 64), tuple(range(1, 25)), (16000,), (5, 0, 900)]):
+        case = replace(shape, lens=tuple((int(n > 0), n) for n in lens), seed=seed)
+        step = make_step(case)
+        cache.fill_(NAN)
+        cache[: step.kv_cache.shape[0]] = step.kv_cache
+        tables.zero_()
+        tables[: len(lens), : step.block_tables.shape[1]] = torch.from_numpy(step.block_tables).to(DEVICE)
+        q.zero_()
+        q[: case.num_tokens] = step.q
+        query_start = np.full(slots + 1, case.num_tokens, np.int32)
+        query_start[: len(step.query_start)] = step.query_start
+        seq_lens = np.zeros(slots, np.int32)
+        seq_lens[: len(lens)] = lens
+        workspace.write_list(query_start, seq_lens, work_list)
+        device_list.copy_(work_list)
+        out.fill_(7.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        check_rows(case, step, out[: case.num_tokens])
+        assert (out[case.num_tokens :] == 7).all()
+        eager = workspace.plan(query_start, seq_lens, tables.cpu())
+        assert torch.equal(run(case, step, eager), out[: case.num_tokens])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small(head_dim: int, dtype: torch.dtype) -> None:
+    """Small enough for compute-sanitizer."""
+    check(Case(SMALL, head_dim=head_dim, dtype=dtype))

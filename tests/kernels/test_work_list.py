@@ -1,0 +1,190 @@
+"""The work list of GPU attention: every visible key of every query once, within the announced sizes, balanced."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from engine import _C
+
+F32, BF16 = 0, 1
+CANARY = -7
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_q_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    dtype: int = BF16
+    causal: bool = True
+    window: int = 0
+    multiprocessors: int = 132
+
+    def work(self, max_sequences: int, max_tokens: int) -> _C.AttentionWork:
+        return _C.AttentionWork(
+            self.num_q_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.dtype,
+            self.causal,
+            self.window,
+            self.multiprocessors,
+            max_sequences,
+            max_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Item:
+    worker: int
+    sequence: int
+    first_token: int
+    num_tokens: int
+    first_position: int
+    kv_begin: int
+    kv_end: int
+    state_row: int
+
+
+@dataclass(frozen=True)
+class WorkList:
+    decode: list[Item]
+    prefill: list[Item]
+    merges: list[tuple[int, int, int, int]]
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def build(shape: Shape, lens: list[tuple[int, int]]) -> WorkList:
+    """Builds the list of (query_len, seq_len) in a buffer with a canary behind it, and walks it as the kernels do."""
+    query_start = np.cumsum([0, *(query_len for query_len, _ in lens)], dtype=np.int32)
+    seq_lens = np.array([seq_len for _, seq_len in lens], dtype=np.int32)
+    work = shape.work(len(lens), int(query_start[-1]))
+    buffer = np.full(work.size + 64, CANARY, dtype=np.int32)
+    counts = work.write(address(query_start), address(seq_lens), len(lens), address(buffer))
+    assert (buffer[work.size :] == CANARY).all()
+    merges_at, decode_at, prefill_at = work.sections
+    assert tuple(buffer[:3]) == (counts[2], counts[0], counts[1])
+    merges = [tuple(map(int, row)) for row in buffer[merges_at : merges_at + 4 * counts[2]].reshape(-1, 4)]
+    assert merges_at + 4 * counts[2] <= decode_at and buffer[3] <= work.state_rows
+    decode = walk(buffer[decode_at:prefill_at], work.decode_workers)
+    prefill = walk(buffer[prefill_at : work.size], work.prefill_workers)
+    assert (len(decode), len(prefill)) == counts[:2]
+    return WorkList(decode, prefill, merges)
+
+
+def walk(section: np.ndarray, workers: int) -> list[Item]:
+    items = []
+    for worker in range(workers):
+        index = worker
+        while index >= 0:
+            *fields, index_after = map(int, section[8 * index : 8 * index + 8])
+            if fields[2] == 0:
+                assert index == worker and index_after == -1
+                break
+            items.append(Item(worker, *fields))
+            index = index_after
+    return items
+
+
+def check_cover(shape: Shape, lens: list[tuple[int, int]], found: WorkList) -> None:
+    """Each query token's visible keys are covered once; cut tiles are exactly the merged ones."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    states: dict[int, tuple[int, int]] = {}
+    group = shape.num_q_heads // shape.num_kv_heads
+    for item in found.decode + found.prefill:
+        assert item.kv_begin < item.kv_end
+        for token in range(item.first_token, item.first_token + item.num_tokens):
+            ranges.setdefault(token, []).append((item.kv_begin, item.kv_end))
+        if item.state_row >= 0:
+            assert item.state_row not in states
+            states[item.state_row] = (item.first_token, item.num_tokens)
+    merged = {}
+    for first_token, num_tokens, state_row, num_states in found.merges:
+        assert num_states > 1
+        for i in range(num_states):
+            merged[state_row + i * num_tokens * group] = (first_token, num_tokens)
+    assert merged == states
+    token = 0
+    for sequence, (query_len, seq_len) in enumerate(lens):
+        for i in range(query_len):
+            pieces = sorted(ranges.pop(token + i, []))
+            if seq_len == 0:
+                assert not pieces
+                continue
+            position = seq_len - query_len + i if shape.causal else seq_len - 1
+            begin = max(0, position - shape.window + 1) if shape.window else 0
+            assert pieces[0][0] <= begin and pieces[-1][1] > position, (sequence, i, pieces)
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+        token += query_len
+    assert not ranges
+
+
+SHAPES = [
+    Shape(),
+    Shape(window=100),
+    Shape(causal=False),
+    Shape(dtype=F32),
+    Shape(num_q_heads=28, num_kv_heads=4),
+    Shape(num_q_heads=64, num_kv_heads=1),  # a single token has more rows than a decode tile
+    Shape(num_q_heads=8, num_kv_heads=8, head_dim=256),
+    Shape(num_q_heads=400, num_kv_heads=400, multiprocessors=3),
+]
+BATCHES: list[list[tuple[int, int]]] = [
+    [],
+    [(0, 0), (0, 5), (1, 0), (3, 0)],
+    [(1, 1)],
+    [(1, 63), (1, 64), (1, 65), (4, 4), (5, 5), (0, 9)],
+    [(1, 65536)] + [(1, 16)] * 40,
+    [(1, n) for n in (1, 1000, 65536, 3, 70, 4096)],
+    [(300, 300), (1, 2000), (128, 4000), (2, 2), (33, 64)],
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("lens", BATCHES, ids=lambda lens: str(len(lens)))
+def test_every_visible_key_once(shape: Shape, lens: list[tuple[int, int]]) -> None:
+    check_cover(shape, lens, build(shape, lens))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_batches(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lens = []
+    for _ in range(rng.integers(1, 40)):
+        query_len = int(rng.choice([0, 1, 1, 1, 4, 5, int(rng.integers(1, 200))]))
+        lens.append((query_len, query_len + int(rng.choice([0, 1, 63, 64, int(rng.integers(1, 3000))]))))
+    shape = SHAPES[seed % len(SHAPES)]
+    check_cover(shape, lens, build(shape, lens))
+
+
+def test_no_worker_has_much_more_than_its_share() -> None:
+    lens = [(1, n) for n in (65536, 1, 17, 4096, 900, 1, 1, 12000, 64, 3000)]
+    items = build(Shape(), lens).decode
+    load = [0] * 33
+    for item in items:
+        load[item.worker] += item.kv_end - item.kv_begin
+    share = sum(load) / len(load)
+    assert max(load) <= 1.1 * share
+
+
+def test_float32_tiles_stay_whole() -> None:
+    found = build(Shape(dtype=F32), [(1, 60000), (9, 500), (1, 3)])
+    assert not found.merges and all(item.state_row == -1 for item in found.decode)
+
+
+def test_inconsistent_lengths_are_errors() -> None:
+    with pytest.raises(_C.Error, match="more queries than tokens"):
+        build(Shape(), [(5, 4)])
+    work = Shape().work(1, 1)
+    array = np.array([0, 1, 2], dtype=np.int32)
+    with pytest.raises(_C.Error, match="more sequences"):
+        work.write(address(array), address(array), 2, address(np.zeros(work.size, dtype=np.int32)))
+    with pytest.raises(_C.Error, match="too many query heads"):
+        Shape(num_q_heads=129, num_kv_heads=1).work(1, 1)
