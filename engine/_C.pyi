@@ -153,6 +153,115 @@ def logprobs(
 def philox4x32(counter: Sequence[int], key: int) -> list[int]:
     """Four words for a counter of four words."""
 
+# --- CUDA: only where with_cuda. Addresses are of device memory unless said otherwise; `stream` is a cudaStream_t.
+
+cuda_sampler_row_bytes: int
+cuda_row_update_bytes: int
+
+def cuda_rms_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    out: int,
+    dtype: int,
+    num_tokens: int,
+    hidden: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+    stream: int,
+) -> None: ...
+def cuda_prepare_qkv(
+    q: int,
+    k: int,
+    v: int,
+    q_stride: int,
+    k_stride: int,
+    v_stride: int,
+    num_tokens: int,
+    q_heads: int,
+    k_heads: int,
+    head_dim: int,
+    q_weight: int,
+    k_weight: int,
+    eps: float,
+    positions: int,
+    cos_sin: int,
+    rotary_dim: int,
+    slots: int,
+    kv_cache: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+    dtype: int,
+    stream: int,
+) -> None: ...
+def cuda_gated_activation(
+    gate_up: int, out: int, dtype: int, num_tokens: int, intermediate: int, activation: int, stream: int
+) -> None: ...
+def cuda_embedding(
+    ids: int,
+    last_tokens: int,
+    num_rows: int,
+    weight: int,
+    out: int,
+    dtype: int,
+    num_tokens: int,
+    vocab_size: int,
+    hidden: int,
+    stream: int,
+) -> None: ...
+def cuda_copy_blocks(
+    cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
+) -> None: ...
+def cuda_swap_blocks(
+    source: int,
+    source_blocks: int,
+    destination: int,
+    destination_blocks: int,
+    block_bytes: int,
+    pairs: int,
+    num_pairs: int,
+    stream: int,
+) -> None:
+    """`pairs` is in host memory."""
+
+def cuda_update_rows(
+    updates: int, num_updates: int, payload: int, rows: int, last_tokens: int, stream: int
+) -> None: ...
+def cuda_sample(
+    logits: int,
+    dtype: int,
+    stride: int,
+    row_ids: int,
+    positions: int,
+    num: int,
+    vocab_size: int,
+    num_rows: int,
+    rows: int,
+    last_tokens: int,
+    tokens: int,
+    bad: int,
+    stream: int,
+) -> None: ...
+def cuda_logprobs(
+    logits: int,
+    dtype: int,
+    stride: int,
+    num: int,
+    vocab_size: int,
+    chosen: int,
+    top: int,
+    chosen_logprob: int,
+    rank: int,
+    top_ids: int,
+    top_logprob: int,
+    stream: int,
+) -> None: ...
+
 # --- csrc/cache
 
 class TokenList:

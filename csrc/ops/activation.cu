@@ -1,0 +1,68 @@
+// Memory-bound: 3 I elements per token, one vector of gate and of up per thread.
+#include "core/cuda.cuh"
+#include "ops/activation_cuda.h"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <Activation kActivation>
+__device__ __forceinline__ float activate(float x) {
+  if constexpr (kActivation == Activation::kSilu) {
+    return x / (1.0f + __expf(-x));
+  } else if constexpr (kActivation == Activation::kGeluErf) {
+    return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  } else {
+    // tanh by exp: fast math's own tanh is good to 11 bits only.
+    const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
+    return x - x / (1.0f + __expf(2.0f * inner));
+  }
+}
+
+template <class T, int W, Activation kActivation>
+__global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {
+  const int64_t i = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * W;
+  if (i >= intermediate) return;
+  const T* gate = gate_up + blockIdx.x * 2 * intermediate + i;
+  float a[W];
+  float b[W];
+  load_vector<T, W>(gate, a);
+  load_vector<T, W>(gate + intermediate, b);
+#pragma unroll
+  for (int j = 0; j < W; ++j) a[j] = activate<kActivation>(a[j]) * b[j];
+  store_vector<T, W>(out + blockIdx.x * intermediate + i, a);
+}
+
+template <class T, int W>
+void launch_width(const GatedParams& p, Stream stream) {
+  const auto run = [&]<Activation kActivation>() {
+    const dim3 grid(static_cast<unsigned>(p.num_tokens),
+                    static_cast<unsigned>(ceil_div(p.intermediate, kThreads * W)));
+    launch(gated_kernel<T, W, kActivation>, {grid, kThreads}, stream, static_cast<const T*>(p.gate_up),
+           static_cast<T*>(p.out), p.intermediate);
+  };
+  switch (p.activation) {
+    case Activation::kSilu:
+      return run.template operator()<Activation::kSilu>();
+    case Activation::kGeluErf:
+      return run.template operator()<Activation::kGeluErf>();
+    case Activation::kGeluTanh:
+      return run.template operator()<Activation::kGeluTanh>();
+  }
+  fail("gated_activation: unknown activation");
+}
+
+}  // namespace
+
+void gated_activation(const GatedParams& p, Stream stream) {
+  check(p.num_tokens >= 0 && p.intermediate >= 1, "gated_activation: empty rows");
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    if (p.intermediate % kWide == 0 && is_aligned(p.gate_up, 16) && is_aligned(p.out, 16))
+      return launch_width<T, kWide>(p, stream);
+    launch_width<T, 1>(p, stream);
+  });
+}
+
+}  // namespace bequest::cuda

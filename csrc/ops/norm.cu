@@ -1,0 +1,133 @@
+// Memory-bound: a row is read once into registers, summed there, and written once. Small rows get a warp each
+// (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of additions, and
+// so the result, is the same in any batch.
+#include "core/cuda.cuh"
+#include "ops/norm_cuda.h"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr int kWarpsPerBlock = 4;  // where a warp has a row
+constexpr int kMaxThreads = 1024;
+
+// Where the tap wants this row, or null.
+template <class T>
+__device__ __forceinline__ T* tap_row(const HiddenTap& tap, int64_t token, int64_t hidden) {
+  if (tap.ring_rows == nullptr) return nullptr;
+  const int64_t first = tap.ring_rows[token];
+  if (first < 0) return nullptr;
+  const uint64_t low = tap.layers[2 * token];
+  const uint64_t high = tap.layers[2 * token + 1];
+  const int layer = tap.layer;
+  const uint64_t word = layer < 64 ? low : high;
+  const uint64_t bit = uint64_t{1} << (layer % 64);
+  if ((word & bit) == 0) return nullptr;
+  const int before = __popcll(word & (bit - 1)) + (layer < 64 ? 0 : __popcll(low));
+  return static_cast<T*>(tap.ring) + (first + before) % tap.num_ring_rows * hidden;
+}
+
+// N vectors of W elements per thread; a row belongs to a warp or to the block.
+template <class T, int W, int N, bool kWarpPerRow>
+__global__ void rms_norm_kernel(const RmsNormParams p) {
+  const int64_t row = kWarpPerRow ? int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp : blockIdx.x;
+  if (kWarpPerRow && row >= p.num_tokens) return;
+  const int first = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
+  const int step = kWarpPerRow ? kWarp : blockDim.x;
+  const int num_vectors = static_cast<int>(p.hidden / W);
+  const T* x = static_cast<const T*>(p.x) + row * p.hidden;
+  T* residual = p.residual ? static_cast<T*>(p.residual) + row * p.hidden : nullptr;
+  const T* weight = static_cast<const T*>(p.weight);
+  T* out = static_cast<T*>(p.out) + row * p.hidden;
+  T* tapped = tap_row<T>(p.tap, row, p.hidden);
+
+  // All loads before the first store: the compiler cannot tell that the residual and x are apart.
+  float values[N][W];
+  float added[N][W];
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+    if (first + n * step < num_vectors) load_vector<T, W>(x + (first + n * step) * W, values[n]);
+  if (residual != nullptr) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      if (first + n * step < num_vectors) load_vector<T, W>(residual + (first + n * step) * W, added[n]);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (first + n * step >= num_vectors) continue;
+#pragma unroll
+      for (int i = 0; i < W; ++i) values[n][i] = rounded<T>(values[n][i] + added[n][i]);
+      store_vector<T, W>(residual + (first + n * step) * W, values[n]);
+    }
+  }
+  if (tapped != nullptr && !p.tap.store_output) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      if (first + n * step < num_vectors) store_vector<T, W>(tapped + (first + n * step) * W, values[n]);
+  }
+
+  float square = 0;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (first + n * step >= num_vectors) continue;
+#pragma unroll
+    for (int i = 0; i < W; ++i) square += values[n][i] * values[n][i];
+  }
+  if constexpr (kWarpPerRow) {
+    square = warp_sum(square);
+  } else {
+    __shared__ float shared[kMaxThreads / kWarp];
+    square = block_reduce(square, shared, [](float a, float b) { return a + b; });
+  }
+  const float scale = rsqrtf(square / static_cast<float>(p.hidden) + p.eps);
+
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const int at = (first + n * step) * W;
+    if (first + n * step >= num_vectors) continue;
+    float w[W];
+    load_constant<T, W>(weight + at, w);
+#pragma unroll
+    for (int i = 0; i < W; ++i) values[n][i] = values[n][i] * scale * w[i];
+    store_vector<T, W>(out + at, values[n]);
+    if (tapped != nullptr && p.tap.store_output) store_vector<T, W>(tapped + at, values[n]);
+  }
+}
+
+template <class T, int W>
+void launch_width(const RmsNormParams& p, Stream stream) {
+  const int64_t num_vectors = p.hidden / W;
+  const auto tokens = static_cast<unsigned>(p.num_tokens);
+  const auto by_warp = [&]<int N>() {
+    const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kWarpsPerBlock));
+    launch(rms_norm_kernel<T, W, N, true>, {blocks, kWarpsPerBlock * kWarp}, stream, p);
+  };
+  const auto by_block = [&]<int N>() {
+    const auto threads = static_cast<unsigned>(round_up(ceil_div(num_vectors, N), kWarp));
+    launch(rms_norm_kernel<T, W, N, false>, {tokens, threads}, stream, p);
+  };
+  if (num_vectors <= kWarp) return by_warp.template operator()<1>();
+  if (num_vectors <= 2 * kWarp) return by_warp.template operator()<2>();
+  if (num_vectors <= 4 * kWarp) return by_warp.template operator()<4>();
+  if (num_vectors <= 2 * 512) return by_block.template operator()<2>();
+  if (num_vectors <= 4 * 512)
+    return by_block.template operator()<4>();  // 94 registers: no more threads than that
+  if constexpr (W == 1)
+    if (num_vectors <= 8 * kMaxThreads) return by_block.template operator()<8>();
+  fail("rms_norm: the rows are too long");
+}
+
+}  // namespace
+
+void rms_norm(const RmsNormParams& p, Stream stream) {
+  check(p.num_tokens >= 0 && p.hidden >= 1, "rms_norm: empty rows");
+  check(p.num_tokens == 0 || p.out != p.residual, "rms_norm: the result would overwrite the residual");
+  check(p.tap.ring_rows == nullptr || (p.tap.layer >= 0 && p.tap.layer < 128 && p.tap.num_ring_rows > 0),
+        "rms_norm: tap out of range");
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&
+                         is_aligned(p.weight, 16) && is_aligned(p.out, 16) && is_aligned(p.tap.ring, 16);
+    return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
+  });
+}
+
+}  // namespace bequest::cuda

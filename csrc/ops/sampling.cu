@@ -1,0 +1,307 @@
+// A cluster per row. Greedy rows and rows with a temperature alone stream their logits once, from device
+// memory into registers; the others stage them in shared memory, edit them there, and search where the kept
+// tokens end.
+#include "ops/sampling_cuda.h"
+#include "ops/vocab_draw.cuh"
+#include "ops/vocab_select.cuh"
+
+namespace bequest::cuda {
+namespace {
+
+// --- what a row does to its logits
+// -----------------------------------------------------------------------------
+
+__device__ bool edits(const SamplerRow& row) {
+  return row.allowed >= 0 || row.num_bad_words > 0 || row.num_bias > 0 || row.counts_capacity > 0 ||
+         (row.num_outputs < row.min_tokens && row.num_held_back > 0);
+}
+
+__device__ void mask_bad_words(RowCluster& logits, const SamplerRow& row) {
+  const int32_t* starts = row.storage + row.bad_words;
+  const int32_t* tokens = starts + row.num_bad_words + 1;
+  const int32_t* tail = row.storage + row.tail;
+  for (int word = threadIdx.x; word < row.num_bad_words; word += kRowThreads) {
+    const int before = starts[word + 1] - starts[word] - 1;
+    const int32_t* wanted = tokens + starts[word];
+    bool matches = before <= row.tail_len;
+    for (int i = 0; matches && i < before; ++i) matches = wanted[i] == tail[row.tail_len - before + i];
+    float* x = matches ? logits.find(wanted[before]) : nullptr;
+    if (x) *x = -INFINITY;
+  }
+}
+
+__device__ void penalise(RowCluster& logits, const SamplerRow& row) {
+  const auto* counts = reinterpret_cast<const int2*>(row.storage + row.counts);
+  for (int i = threadIdx.x; i < row.num_counts; i += kRowThreads) {
+    const auto [token, outputs] = counts[i];
+    float* at = logits.find(token);
+    if (!at) continue;
+    float x = *at;
+    const float repetition = row.repetition_penalty;
+    if (repetition != 1) x = x > 0 ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
+    if (outputs > 0) {
+      const float taken =
+          __fadd_rn(__fmul_rn(row.frequency_penalty, static_cast<float>(outputs)), row.presence_penalty);
+      x = __fadd_rn(x, -taken);
+    }
+    *at = __fadd_rn(x, 0.0f);
+  }
+}
+
+// Masks, bias and penalties on the staged slice, in the order of ops/sampling.h. The allowed mask was applied
+// when it was staged.
+__device__ void edit(RowCluster& logits, const SamplerRow& row) {
+  __syncthreads();
+  mask_bad_words(logits, row);
+  if (row.num_outputs < row.min_tokens) {
+    for (int i = threadIdx.x; i < row.num_held_back; i += kRowThreads) {
+      float* x = logits.find(row.storage[row.held_back + i]);
+      if (x) *x = -INFINITY;
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < row.num_bias; i += kRowThreads) {
+    float* x = logits.find(row.storage[row.bias + i]);
+    if (x) atomicAdd(x, __int_as_float(row.storage[row.bias + row.num_bias + i]));
+  }
+  __syncthreads();
+  penalise(logits, row);
+  __syncthreads();
+}
+
+// Logits into the slice, without those that are not allowed; the range of what was read, of this thread's
+// part.
+template <class T>
+__device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row) {
+  const auto* allowed =
+      row.allowed >= 0 ? reinterpret_cast<const uint8_t*>(row.storage + row.allowed) : nullptr;
+  RowRange range;
+  for (int unit = threadIdx.x; unit < logits.units(); unit += kRowThreads) {
+    const int first = logits.begin() + unit * kUnit;
+    float x[kUnit];
+    logits.load_unit(from, aligned, unit, x);
+    const unsigned mask = allowed ? allowed[first / kUnit] : 0xffu;
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if (first + i < logits.end()) range.add(x[i]);
+      if ((mask >> i & 1) == 0) x[i] = -INFINITY;
+    }
+    logits.store_unit(unit, x);
+  }
+  __syncthreads();
+  return range;
+}
+
+// --- the choice
+// ------------------------------------------------------------------------------------------------
+
+struct Choice {
+  int token;
+  bool bad;
+};
+
+__device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+// The first of the best. `best` of this thread.
+__device__ int all_best(RowCluster& logits, uint64_t best) {
+  return ranked_id(logits.all_reduce(best, larger));
+}
+
+// No edits and no filters: one pass over the logits in device memory.
+template <class T, bool kDraws>
+__device__ Choice choose_streaming(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
+                                   const RowDrawKey& key) {
+  RowRange range;
+  uint64_t best = 0;
+  Draw draw(logits.shared(), row.inverse_temperature, key);
+  if constexpr (kDraws) draw.start();
+  const RowCutoff everything{-INFINITY, INT_MAX};
+  float next[kUnit];
+  if (threadIdx.x < logits.units()) logits.load_unit(from, aligned, threadIdx.x, next);
+  // Whole warps go round together; the next unit is on its way while one is worked on.
+  for (int base = 0; base < logits.units(); base += kRowThreads) {
+    const int unit = base + threadIdx.x;
+    if (unit < logits.units()) {
+      float x[kUnit];
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) x[i] = next[i];
+      if (unit + kRowThreads < logits.units()) logits.load_unit(from, aligned, unit + kRowThreads, next);
+      const int first = logits.begin() + unit * kUnit;
+      float most = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        most = fmaxf(most, x[i]);
+        range.broken |= x[i] != x[i];
+      }
+      if constexpr (kDraws) {
+        draw.offer(x, first, everything);
+      } else if (most > range.max) {
+#pragma unroll
+        for (int i = kUnit - 1; i >= 0; --i)
+          if (x[i] == most) best = ranked(most, first + i);
+      }
+      range.max = fmaxf(range.max, most);
+    }
+    if constexpr (kDraws) draw.publish();
+  }
+  const bool finite = logits.all_reduce(range).finite();
+  const int token = all_best(logits, kDraws ? draw.best() : best);
+  return {token, !finite};
+}
+
+// Where the tokens end that min_p, top_k and top_p leave. `range` of the edited row.
+__device__ RowCutoff find_kept(RowCluster& logits, const SamplerRow& row, const RowRange& range, int vocab) {
+  RowCutoff kept = RowCutoff::all(vocab);
+  if (row.min_p_offset > -INFINITY) kept = {__fadd_rn(range.max, row.min_p_offset), INT_MAX};
+  if (row.top_k > 0 && row.top_k < vocab)
+    kept = CutoffSearch<false>(logits, range, row.inverse_temperature, kept, row.top_k).run(vocab);
+  if (row.top_p < 1) {
+    float mine = 0;
+    logits.for_each_unit([&](const float (&x)[kUnit], int first) {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i)
+        if (kept.keeps(x[i], first + i)) mine += weight_of(x[i], range.max, row.inverse_temperature);
+    });
+    const double total =
+        logits.all_reduce(static_cast<double>(mine), [](double a, double b) { return a + b; });
+    kept = CutoffSearch<true>(logits, range, row.inverse_temperature, kept, row.top_p * total).run(vocab);
+  }
+  return kept;
+}
+
+template <class T>
+__device__ Choice choose_staged(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
+                                const RowDrawKey& key, int vocab) {
+  RowRange mine = stage(logits, from, aligned, row);
+  if (edits(row)) {
+    if (!logits.all_reduce(mine).finite()) return {0, true};
+    edit(logits, row);
+    mine = logits.scan();
+  }
+  const RowRange range = logits.all_reduce(mine);
+  if (!range.finite()) return {0, true};
+
+  if (row.state == RowState::kGreedy) {
+    uint64_t best = 0;
+    logits.for_each_unit([&](const float (&x)[kUnit], int first) {
+#pragma unroll
+      for (int i = kUnit - 1; i >= 0; --i)
+        if (x[i] == range.max) best = larger(best, ranked(x[i], first + i));
+    });
+    return {all_best(logits, best), false};
+  }
+  const RowCutoff kept = find_kept(logits, row, range, vocab);
+  Draw draw(logits.shared(), row.inverse_temperature, key);
+  draw.start();
+  for (int base = 0; base < logits.units(); base += kRowThreads) {
+    const int unit = base + threadIdx.x;
+    if (unit < logits.units()) {
+      float x[kUnit];
+      logits.load_unit(unit, x);
+      draw.offer(x, logits.begin() + unit * kUnit, kept);
+    }
+    draw.publish();
+  }
+  return {all_best(logits, draw.best()), false};
+}
+
+// --- the row's memory
+// ------------------------------------------------------------------------------------------
+
+// By one CTA, after every other has read the row.
+__device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_token, int token) {
+  auto* counts = reinterpret_cast<int2*>(row.storage + row.counts);
+  const int num_counts = row.num_counts;
+  if (row.counts_capacity > 0) {
+    if (threadIdx.x == 0) shared.found = -1;
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_counts; i += kRowThreads)
+      if (counts[i].x == token) shared.found = i;
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  if (row.counts_capacity > 0) {
+    if (shared.found >= 0) {
+      ++counts[shared.found].y;
+    } else if (num_counts < row.counts_capacity) {
+      counts[num_counts] = {token, 1};
+      row.num_counts = num_counts + 1;
+    }
+  }
+  if (row.tail_capacity > 0) {
+    int32_t* tail = row.storage + row.tail;
+    if (row.tail_len == row.tail_capacity) {
+      for (int i = 1; i < row.tail_capacity; ++i) tail[i - 1] = tail[i];
+      tail[row.tail_capacity - 1] = token;
+    } else {
+      tail[row.tail_len++] = token;
+    }
+  }
+  ++row.num_outputs;
+  last_token = token;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleParams p) {
+  extern __shared__ float4 slice[];
+  __shared__ ClusterShared shared;
+  const int64_t item = blockIdx.x / kClusterSize;
+  const int vocab = static_cast<int>(p.vocab_size);
+  RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
+  const int row_id = p.row_ids[item];
+  const bool open = row_id >= 0 && row_id < p.num_rows && p.rows[row_id].state != RowState::kClosed;
+  if (!open) {
+    if (logits.leads() && threadIdx.x == 0) {
+      p.tokens[item] = 0;
+      p.bad[item] = row_id >= 0;
+    }
+    return;
+  }
+  const SamplerRow row = p.rows[row_id];
+  const T* from = static_cast<const T*>(p.logits) + item * p.stride;
+  const bool aligned = p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
+  const RowDrawKey key{row.seed, static_cast<uint32_t>(p.positions[item]), row.choice};
+  const bool filters = row.top_p < 1 || row.min_p_offset > -INFINITY || (row.top_k > 0 && row.top_k < vocab);
+
+  Choice choice;
+  if (edits(row) || (row.state == RowState::kDraws && filters)) {
+    choice = choose_staged(logits, from, aligned, row, key, vocab);
+  } else if (row.state == RowState::kDraws) {
+    choice = choose_streaming<T, true>(logits, from, aligned, row, key);
+  } else {
+    choice = choose_streaming<T, false>(logits, from, aligned, row, key);
+  }
+  logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
+  if (!logits.leads()) return;
+  if (!choice.bad) record(shared, p.rows[row_id], p.last_tokens[row_id], choice.token);
+  if (threadIdx.x == 0) {
+    p.tokens[item] = choice.bad ? 0 : choice.token;
+    p.bad[item] = choice.bad;
+  }
+}
+
+__global__ void update_rows_kernel(const RowUpdateParams p) {
+  const RowUpdate& update = p.updates[blockIdx.x];
+  if (threadIdx.x == 0) {
+    p.rows[update.row] = update.state;
+    p.last_tokens[update.row] = update.last_token;
+  }
+  for (int i = threadIdx.x; i < update.payload_len; i += blockDim.x)
+    update.state.storage[i] = p.payload[update.payload_begin + i];
+}
+
+}  // namespace
+
+void update_rows(const RowUpdateParams& p, Stream stream) {
+  launch(update_rows_kernel, {static_cast<unsigned>(p.num_updates), 128}, stream, p);
+}
+
+void sample(const SampleParams& p, Stream stream) {
+  check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "sample: vocabulary outside [1, 416000]");
+  check(p.stride >= p.vocab_size || p.num <= 1, "sample: rows overlap");
+  dispatch(p.dtype, [&]<class T>() {
+    launch(sample_kernel<T>, cluster_shape(p.num, static_cast<int>(p.vocab_size)), stream, p);
+  });
+}
+
+}  // namespace bequest::cuda

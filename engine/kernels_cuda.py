@@ -1,0 +1,381 @@
+"""Typed functions over the extension's CUDA kernels: checks of shapes, and no logic.
+
+The functions of engine.kernels for tensors on a device, in float32 or bfloat16 (one dtype for activations, weights and
+cache; arithmetic is float32). Work is queued on torch's current stream; nothing synchronises or, where `out` is given,
+allocates, and all of it can be captured in a CUDA graph. What is data of a step lives in device memory: slots of -1 and
+rows of -1 are skipped, so a graph of a padded size serves every smaller step.
+
+Dims: T tokens, H hidden, I intermediate, NQ / NKV heads, D head dim, P positions, R rotary dims, N sampled rows,
+V vocabulary, K alternatives, NB blocks, L layers, BS tokens per block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine import _C
+from engine.types import IntArray
+
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
+_NO_CACHE = (0, 0, 0, 0, 0)
+
+
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def _check(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """The address of a dense device tensor of this dtype and shape."""
+    assert tensor.is_cuda and tensor.dtype is dtype and tensor.is_contiguous(), (tensor.dtype, tensor.stride())
+    assert tensor.shape == shape, (tuple(tensor.shape), shape)
+    return tensor.data_ptr()
+
+
+def _check_optional(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
+    return 0 if tensor is None else _check(tensor, dtype, *shape)
+
+
+def _heads(tensor: Tensor, dtype: torch.dtype) -> tuple[int, int]:
+    """Address and token stride of heads [T, heads, D], heads of a token dense (a slice of a fused row is fine)."""
+    assert tensor.is_cuda and tensor.dtype is dtype and tensor.dim() == 3, (tensor.dtype, tensor.shape)
+    assert tensor.stride(2) == 1 and (tensor.shape[1] <= 1 or tensor.stride(1) == tensor.shape[2]), tensor.stride()
+    return tensor.data_ptr(), tensor.stride(0)
+
+
+def _result(out: Tensor | None, like: Tensor, *shape: int) -> Tensor:
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    _check(out, like.dtype, *shape)
+    return out
+
+
+# --- layers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTap:
+    """Where rms_norm stores the hidden states that tokens of the step asked for. The tensors are data of the step.
+
+    ring_rows int32 [T]: the token's first row in the ring, -1: it asked for nothing. layers int64 [T, 2]: bit i of the
+    128 says that it wants layer i; its layers take consecutive ring rows (modulo their number), in ascending order.
+    ring [ring size, H] in the dtype of the activations.
+    """
+
+    ring_rows: Tensor
+    layers: Tensor
+    ring: Tensor
+
+
+def embedding(ids: Tensor, weight: Tensor, last_tokens: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Rows ids int32 [T] of weight [V, H] → [T, H].
+
+    An id of -(row + 1) is the last token of sampler row `row`: last_tokens int32 [rows] (CudaSampler.last_tokens).
+    An id outside the vocabulary gives NaN, which fails that request alone when it is sampled.
+    """
+    num_tokens = ids.shape[0]
+    vocab_size, hidden = weight.shape
+    out = _result(out, weight, num_tokens, hidden)
+    num_rows = 0 if last_tokens is None else last_tokens.shape[0]
+    _C.cuda_embedding(
+        _check(ids, torch.int32, num_tokens),
+        _check_optional(last_tokens, torch.int32, num_rows),
+        num_rows,
+        _check(weight, weight.dtype, vocab_size, hidden),
+        out.data_ptr(),
+        _DTYPE_CODES[weight.dtype],
+        num_tokens,
+        vocab_size,
+        hidden,
+        _stream(),
+    )
+    return out
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    tap: HiddenTap | None = None,
+    tap_layer: int = 0,
+    tap_output: bool = False,
+) -> Tensor:
+    """x [T, H], weight [H] → x / rms(x) * weight, [T, H]; `out` may be x.
+
+    With a residual [T, H]: residual += x in place, and the residual is what is normalised. A tap stores what is
+    normalised (the residual after the addition) as layer `tap_layer`, or with `tap_output` the result (the state after
+    the final norm), for the tokens that asked.
+    """
+    num_tokens, hidden = x.shape
+    dtype = x.dtype
+    out = _result(out, x, num_tokens, hidden)
+    ring_rows = layers = ring = ring_size = 0
+    if tap is not None:
+        ring_size = tap.ring.shape[0]
+        ring_rows = _check(tap.ring_rows, torch.int32, num_tokens)
+        layers = _check(tap.layers, torch.int64, num_tokens, 2)
+        ring = _check(tap.ring, dtype, ring_size, hidden)
+    _C.cuda_rms_norm(
+        _check(x, dtype, num_tokens, hidden),
+        _check_optional(residual, dtype, num_tokens, hidden),
+        _check(weight, dtype, hidden),
+        out.data_ptr(),
+        _DTYPE_CODES[dtype],
+        num_tokens,
+        hidden,
+        eps,
+        ring_rows,
+        layers,
+        ring,
+        ring_size,
+        tap_layer,
+        tap_output,
+        _stream(),
+    )
+    return out
+
+
+_SILU, _GELU_ERF, _GELU_TANH = 0, 1, 2  # csrc/ops/activation.h
+
+
+def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """gate_up [T, 2 I] → silu(gate) * up, [T, I]."""
+    return _gated(gate_up, _SILU, out)
+
+
+def gelu_mul(gate_up: Tensor, tanh: bool, out: Tensor | None = None) -> Tensor:
+    """gate_up [T, 2 I] → gelu(gate) * up, [T, I]; `tanh`: the approximation by tanh, else the exact one by erf."""
+    return _gated(gate_up, _GELU_TANH if tanh else _GELU_ERF, out)
+
+
+def _gated(gate_up: Tensor, activation: int, out: Tensor | None) -> Tensor:
+    num_tokens, doubled = gate_up.shape
+    assert doubled % 2 == 0, doubled
+    out = _result(out, gate_up, num_tokens, doubled // 2)
+    _C.cuda_gated_activation(
+        _check(gate_up, gate_up.dtype, num_tokens, doubled),
+        out.data_ptr(),
+        _DTYPE_CODES[gate_up.dtype],
+        num_tokens,
+        doubled // 2,
+        activation,
+        _stream(),
+    )
+    return out
+
+
+# --- queries, keys and values -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    """Norms of query and key heads: weights [D]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+def prepare_qkv(
+    qkv: Tensor,
+    num_q_heads: int,
+    kv_cache: Tensor,
+    layer: int,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    norm: QkNorm | None = None,
+) -> Tensor:
+    """All that lies between the fused projection qkv [T, (NQ + 2 NKV) D] and the attention, in one launch.
+
+    Query and key heads are normalised (if `norm`) and rotated by cos_sin float32 [P, R] at positions int32 [T] (if
+    given); keys and values go to kv_cache [NB, L, 2, NKV, BS, D] at slot_mapping int64 [T], those of slot -1 nowhere.
+    Queries are changed in place; returns them as a view [T, NQ, D]. The key and value parts of qkv stay as they are.
+    """
+    num_tokens, width = qkv.shape
+    num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    assert width == (num_q_heads + 2 * num_kv_heads) * head_dim, (width, num_q_heads, num_kv_heads, head_dim)
+    heads = qkv.view(num_tokens, -1, head_dim)
+    q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    _prepare(q, k, v, (kv_cache, layer, slot_mapping), positions, cos_sin, norm)
+    return q
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
+    """Stores k, v [T, NKV, D] (views of a fused row are fine) in kv_cache [NB, L, 2, NKV, BS, D].
+
+    slot_mapping int64 [T]: block * BS + offset; -1 is skipped.
+    """
+    _prepare(k[:, :0], k, v, (kv_cache, layer, slot_mapping), None, None, None)
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    """Rotates q [T, NQ, D] and k [T, NKV, D] in place (both may be slices of a fused row), half-rotation style.
+
+    positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
+    R dimensions of a head turn.
+    """
+    _prepare(q, k, None, None, positions, cos_sin, None)
+
+
+def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
+    """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
+    _prepare(x, x[:, :0], None, None, None, None, QkNorm(weight, weight, eps))
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    cache: tuple[Tensor, int, Tensor] | None,
+    positions: Tensor | None,
+    cos_sin: Tensor | None,
+    norm: QkNorm | None,
+) -> None:
+    """prepare_qkv over separate heads; without a cache keys are changed in place and values are not needed."""
+    num_tokens, q_heads, head_dim = q.shape
+    dtype = q.dtype
+    assert k.shape[0] == num_tokens and k.shape[2] == head_dim, (q.shape, k.shape)
+    q_address, q_stride = _heads(q, dtype)
+    k_address, k_stride = _heads(k, dtype)
+    v_address, v_stride = (0, 0) if v is None else _heads(v, dtype)
+    kv_address, sizes, layer, slots = 0, _NO_CACHE, 0, 0
+    if cache is not None:
+        kv_cache, layer, slot_mapping = cache
+        assert v is not None and v.shape == k.shape
+        sizes = _kv_sizes(kv_cache)
+        kv_address = _check(kv_cache, dtype, *kv_cache.shape)
+        slots = _check(slot_mapping, torch.int64, num_tokens)
+    rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
+    _C.cuda_prepare_qkv(
+        q_address,
+        k_address,
+        v_address,
+        q_stride,
+        k_stride,
+        v_stride,
+        num_tokens,
+        q_heads,
+        k.shape[1],
+        head_dim,
+        0 if norm is None else _check(norm.q_weight, dtype, head_dim),
+        0 if norm is None else _check(norm.k_weight, dtype, head_dim),
+        0.0 if norm is None else norm.eps,
+        _check_optional(positions, torch.int32, num_tokens),
+        0 if cos_sin is None else _check(cos_sin, torch.float32, *cos_sin.shape),
+        rotary_dim,
+        slots,
+        kv_address,
+        sizes,
+        layer,
+        _DTYPE_CODES[dtype],
+        _stream(),
+    )
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------
+
+
+def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
+    """(NB, L, NKV, BS, D) of a cache [NB, L, 2, NKV, BS, D]."""
+    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert two == 2 and kv_cache.is_contiguous()
+    return num_blocks, num_layers, num_kv_heads, block_size, head_dim
+
+
+def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
+    """Copies blocks inside a cache, all layers, in one launch: pairs int32 [C, 2] of (source, destination), on the device.
+
+    A source of -1 is skipped. The copies have no order: no destination may occur twice or be a source.
+    """
+    num_pairs = pairs.shape[0]
+    assert kv_cache.is_cuda and kv_cache.is_contiguous()
+    _C.cuda_copy_blocks(
+        kv_cache.data_ptr(),
+        kv_cache.shape[0],
+        kv_cache[0].nbytes,
+        _check(pairs, torch.int32, num_pairs, 2),
+        num_pairs,
+        _stream(),
+    )
+
+
+def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray) -> None:
+    """Copies blocks between a cache on the device and one in pinned host memory: pairs [C, 2], a host array.
+
+    Queued on the current stream and done by the copy engines. A block outside its cache is an Error.
+    """
+    assert pairs.dtype == np.int32 and pairs.flags.c_contiguous and pairs.ndim == 2 and pairs.shape[1] == 2
+    assert source_cache.is_contiguous() and destination_cache.is_contiguous()
+    assert source_cache.shape[1:] == destination_cache.shape[1:] and source_cache.dtype == destination_cache.dtype
+    assert all(cache.is_cuda or cache.is_pinned() for cache in (source_cache, destination_cache))
+    _C.cuda_swap_blocks(
+        source_cache.data_ptr(),
+        source_cache.shape[0],
+        destination_cache.data_ptr(),
+        destination_cache.shape[0],
+        source_cache[0].nbytes,
+        int(pairs.__array_interface__["data"][0]),
+        pairs.shape[0],
+        _stream(),
+    )
+
+
+# --- log-probabilities --------------------------------------------------------------------------------------------
+
+
+def logit_rows(logits: Tensor) -> tuple[int, int, int]:
+    """Address, dtype code and row stride of logits [N, V], float32 or bfloat16."""
+    assert logits.is_cuda and logits.dim() == 2 and logits.stride(1) == 1, logits.stride()
+    return logits.data_ptr(), _DTYPE_CODES[logits.dtype], logits.stride(0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLogprobs:
+    """Raw log-probabilities on the device: of the chosen tokens, their ranks (1 is best), and the K best tokens."""
+
+    chosen: Tensor  # float32 [N]
+    rank: Tensor  # int32 [N]
+    top_ids: Tensor  # int32 [N, K], best first, equal ones by lower id
+    top: Tensor  # float32 [N, K]
+
+    @staticmethod
+    def empty(num: int, top: int, device: torch.device) -> DeviceLogprobs:
+        return DeviceLogprobs(
+            torch.empty(num, dtype=torch.float32, device=device),
+            torch.empty(num, dtype=torch.int32, device=device),
+            torch.empty(num, top, dtype=torch.int32, device=device),
+            torch.empty(num, top, dtype=torch.float32, device=device),
+        )
+
+
+def logprobs(logits: Tensor, chosen: Tensor, top: int, out: DeviceLogprobs | None = None) -> DeviceLogprobs:
+    """Log-softmax of logits [N, V]: of the chosen tokens int32 [N], their ranks, and the K = `top` <= 1024 best.
+
+    A row with NaN or +inf, or whose chosen token is outside the vocabulary (padding: -1), gives NaN, rank 1 and tokens 0.
+    """
+    num, vocab_size = logits.shape
+    address, dtype, stride = logit_rows(logits)
+    if out is None:
+        out = DeviceLogprobs.empty(num, top, logits.device)
+    _C.cuda_logprobs(
+        address,
+        dtype,
+        stride,
+        num,
+        vocab_size,
+        _check(chosen, torch.int32, num),
+        top,
+        _check(out.chosen, torch.float32, num),
+        _check(out.rank, torch.int32, num),
+        _check(out.top_ids, torch.int32, num, top),
+        _check(out.top, torch.float32, num, top),
+        _stream(),
+    )
+    return out

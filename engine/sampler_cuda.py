@@ -1,0 +1,250 @@
+"""The sampler on a device: the contract and the tokens of engine.kernels.Sampler, with all state in device memory.
+
+Rows are opened and closed by records built here and applied by one kernel before the next sampling; they take effect in
+the order of the stream. A row's lists (masks, bias, bad words, penalty counts) live in a storage of its own, whose layout
+is made here and read by csrc/ops/sampling.cu; a row that needs none has none.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine import _C
+from engine.kernels_cuda import logit_rows
+from engine.types import IntArray, RowSpec, SamplingParams
+
+# csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
+_UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i 12x")
+_CLOSED, _GREEDY, _DRAWS = 0, 1, 2
+# Steps launched past a sequence's end record a token each before they are discarded.
+_DISCARDED_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """A row's storage: its initial content, its size, and where in it everything is."""
+
+    content: IntArray
+    size: int
+    layout: tuple[int, ...]  # allowed, bias, num_bias, ..., num_counts: the fields of SamplerRow, in order
+
+
+def _history(spec: RowSpec) -> list[int]:
+    return [*spec.prompt_token_ids, *spec.output_token_ids]
+
+
+def _penalises(params: SamplingParams) -> bool:
+    return params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+
+
+def _allowed_mask(ids: tuple[int, ...], vocab_size: int) -> IntArray:
+    """Bit i of the words is set if token i is allowed."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[list(ids)] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _counts(spec: RowSpec) -> list[tuple[int, int]]:
+    """(token, times among the outputs) of what penalties apply to."""
+    counts = Counter(spec.output_token_ids)
+    if spec.params.repetition_penalty != 1:
+        for token in spec.prompt_token_ids:
+            counts.setdefault(token, 0)
+    return list(counts.items())
+
+
+def _ints(*values: int) -> IntArray:
+    return np.array(values, np.int32)
+
+
+def _lay_out(spec: RowSpec, vocab_size: int) -> _Lists:
+    params = spec.params
+    parts: list[IntArray] = []
+
+    def add(part: IntArray) -> int:
+        parts.append(part)
+        return sum(p.size for p in parts[:-1])
+
+    allowed = -1 if params.allowed_token_ids is None else add(_allowed_mask(params.allowed_token_ids, vocab_size))
+    bias_ids = _ints(*(token for token, _ in params.logit_bias))
+    bias_values = np.array([value for _, value in params.logit_bias], np.float32).view(np.int32)
+    bias = add(np.concatenate([bias_ids, bias_values]))
+    held_back = _ints(*spec.eos_token_ids, *params.stop_token_ids) if params.min_tokens else _ints()
+    held_back_at = add(held_back)
+    starts = np.cumsum([0, *map(len, params.bad_words)], dtype=np.int32)
+    bad_words = add(np.concatenate([starts, *(_ints(*word) for word in params.bad_words)])) if params.bad_words else 0
+    tail_capacity = max(map(len, params.bad_words), default=1) - 1
+    tail = _ints(*_history(spec)[-tail_capacity:]) if tail_capacity else _ints()
+    tail_at = add(np.concatenate([tail, np.zeros(tail_capacity - tail.size, np.int32)]))
+    counts: list[tuple[int, int]] = []
+    capacity = 0
+    if _penalises(params):
+        counts = _counts(spec)
+        capacity = min(vocab_size, len(counts) + params.max_tokens + _DISCARDED_STEPS)
+        if sum(p.size for p in parts) % 2:
+            parts.append(_ints(0))  # counts are read in pairs
+    counts_at = add(np.array(counts, np.int32).reshape(-1))
+    content = np.concatenate(parts)
+    layout = (
+        *(allowed, bias, bias_ids.size, held_back_at, held_back.size, bad_words, len(params.bad_words)),
+        *(tail_at, tail_capacity, tail.size, counts_at, capacity, len(counts)),
+    )
+    return _Lists(content, counts_at + 2 * capacity if capacity else content.size, layout)
+
+
+class CudaSampler:
+    """Chooses tokens for `num_rows` sampler rows of a device.
+
+    last_tokens int32 [num_rows] holds the last token of each row, -1 before the first; kernels_cuda.embedding reads it.
+    All calls belong to one stream.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        assert _UPDATE.size == _C.cuda_row_update_bytes
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows = torch.zeros(num_rows * _C.cuda_sampler_row_bytes, dtype=torch.uint8, device=device)
+        self.last_tokens = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+        self._open: dict[int, Tensor | None] = {}  # the storage of each open row
+        self._updates: dict[
+            int, tuple[bytes, IntArray]
+        ] = {}  # per row the last one: record but for its payload's place
+
+    def open_row(self, spec: RowSpec) -> None:
+        """Takes effect at the next flush or sampling. Errors as in the CPU's sampler."""
+        self._check(spec)
+        params = spec.params
+        lists = _lay_out(spec, self._vocab_size)
+        storage = torch.empty(lists.size, dtype=torch.int32, device=self._device) if lists.size else None
+        greedy = params.greedy
+        last_token = spec.output_token_ids[-1] if spec.output_token_ids else -1
+        temperature = float(np.float32(params.temperature))
+        min_p = float(np.float32(params.min_p))
+        record = _UPDATE.pack(
+            *(spec.row, last_token, 0, lists.content.size),
+            *(spec.seed, 0 if storage is None else storage.data_ptr()),
+            0.0 if greedy else float(np.float32(1) / np.float32(params.temperature)),
+            params.top_p,
+            float(np.float32(math.log(min_p)) * np.float32(temperature)) if min_p > 0 else -math.inf,
+            min(params.top_k, self._vocab_size),
+            *(params.presence_penalty, params.frequency_penalty, params.repetition_penalty, spec.choice),
+            *(_GREEDY if greedy else _DRAWS, params.min_tokens, len(spec.output_token_ids)),
+            *lists.layout,
+        )
+        self._open[spec.row] = storage
+        self._updates[spec.row] = (record, lists.content)
+
+    def close_row(self, row: int) -> None:
+        if row not in self._open:
+            raise _C.Error(f"sampler: row {row} is not open")
+        del self._open[row]
+        record = _UPDATE.pack(row, -1, 0, 0, 0, 0, *(0.0,) * 3, 0, *(0.0,) * 3, 0, _CLOSED, *(0,) * 15)
+        self._updates[row] = (record, _ints())
+
+    def pack_updates(self) -> tuple[bytes, int] | None:
+        """What has to be on the device before the next sampling, and its number of records; None: nothing.
+
+        For a runner that sends it along with its own staging copy and then calls apply_updates.
+        """
+        if not self._updates:
+            return None
+        records: list[bytes] = []
+        payload: list[IntArray] = []
+        begin = 0
+        for record, content in self._updates.values():
+            records.append(record[:8] + struct.pack("<i", begin) + record[12:])
+            payload.append(content)
+            begin += content.size
+        self._updates = {}
+        return b"".join([*records, *(content.tobytes() for content in payload)]), len(records)
+
+    def apply_updates(self, staged: Tensor, num_updates: int) -> None:
+        """`staged` uint8: a device copy of what pack_updates gave, aligned to 8 bytes."""
+        assert staged.is_cuda and staged.dtype is torch.uint8 and staged.data_ptr() % 8 == 0
+        updates = staged.data_ptr()
+        _C.cuda_update_rows(
+            updates,
+            num_updates,
+            updates + num_updates * _UPDATE.size,
+            self._rows.data_ptr(),
+            self.last_tokens.data_ptr(),
+            torch.cuda.current_stream().cuda_stream,
+        )
+
+    def flush(self) -> None:
+        """Sends rows opened and closed to the device. Not inside a graph's capture."""
+        packed = self.pack_updates()
+        if packed is None:
+            return
+        content, num_updates = packed
+        pinned = torch.frombuffer(bytearray(content), dtype=torch.uint8).pin_memory()
+        self.apply_updates(pinned.to(self._device, non_blocking=True), num_updates)
+
+    def resolve(self, input_ids: Tensor) -> Tensor:
+        """A copy of input_ids int32 [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
+        rows = (-(input_ids + 1)).clamp_min(0)
+        return torch.where(input_ids < 0, self.last_tokens[rows], input_ids)
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        bad: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens int32 [N] for logits [N, V] (float32 or bfloat16) of distinct rows, and which of them are bad, bool [N].
+
+        rows and positions int32 [N] are on the device; row -1 is skipped (token 0, not bad). Bad: NaN or +inf in the
+        logits, nothing left to sample, or a closed row; the token is 0 and the row stays as it was. Flush first.
+        """
+        num = logits.shape[0]
+        assert not self._updates, "flush() the sampler first"
+        assert logits.shape == (num, self._vocab_size), (tuple(logits.shape), num, self._vocab_size)
+        address, dtype, stride = logit_rows(logits)
+        for array in (rows, positions):
+            assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous() and array.shape == (num,)
+        if tokens is None:
+            tokens = torch.empty(num, dtype=torch.int32, device=self._device)
+        if bad is None:
+            bad = torch.empty(num, dtype=torch.bool, device=self._device)
+        assert tokens.shape == bad.shape == (num,) and tokens.dtype is torch.int32 and bad.dtype is torch.bool
+        _C.cuda_sample(
+            address,
+            dtype,
+            stride,
+            rows.data_ptr(),
+            positions.data_ptr(),
+            num,
+            self._vocab_size,
+            self.last_tokens.shape[0],
+            self._rows.data_ptr(),
+            self.last_tokens.data_ptr(),
+            tokens.data_ptr(),
+            bad.data_ptr(),
+            torch.cuda.current_stream().cuda_stream,
+        )
+        return tokens, bad
+
+    def _check(self, spec: RowSpec) -> None:
+        params = spec.params
+        if not 0 <= spec.row < self.last_tokens.shape[0]:
+            raise _C.Error(f"sampler: row {spec.row} is out of range")
+        if spec.row in self._open:
+            raise _C.Error(f"sampler: row {spec.row} is open")
+        if not all(params.bad_words):
+            raise _C.Error("sampler: empty bad word")
+        named = [*(token for token, _ in params.logit_bias), *(token for word in params.bad_words for token in word)]
+        named += [*(params.allowed_token_ids or ()), *spec.eos_token_ids, *params.stop_token_ids]
+        named += spec.output_token_ids
+        if params.bad_words or params.repetition_penalty != 1:
+            named += spec.prompt_token_ids
+        if named and not 0 <= min(named) <= max(named) < self._vocab_size:
+            raise _C.Error("sampler: a token is outside the vocabulary")
