@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels import AttentionPlan
+from engine.models.backend import AttentionWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,4 +18,7 @@ class ModelInput:
     positions: Tensor  # [T] int32
     slot_mapping: Tensor  # [T] int64, where a token's K and V go; -1: nowhere
     kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
-    attention: Mapping[int, AttentionPlan]  # one for each window in DecoderConfig.windows
+    attention: Mapping[int, AttentionWork]  # one for each window in DecoderConfig.windows
+    last_tokens: Tensor | None = (
+        None  # [rows] int32: an input id of -(row + 1) means the last token of that sampler row
+    )

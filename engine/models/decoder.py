@@ -7,7 +7,7 @@ tokens, and it looks at the cache.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,63 +15,61 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from engine import kernels
+from engine.models.backend import HeadNorm, Projected
 from engine.models.batch import ModelInput
 from engine.models.config import DecoderConfig
-from engine.models.layers import Embedding, Linear, RMSNorm
+from engine.models.layers import Embedding, Linear, Loader, RMSNorm
 from engine.models.rope import cos_sin_table
-from engine.models.weights import WeightSource, layer_prefix
+from engine.models.weights import layer_prefix
 
 
 class Attention:
-    def __init__(self, config: DecoderConfig, layer: int, source: WeightSource, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, loader: Loader) -> None:
         prefix = layer_prefix(layer) + "self_attn."
         self.config = config
         self.layer = layer
+        self.backend = loader.backend
         self.window = config.sliding_windows[layer]
         self.qkv = Linear.load(
-            source, [prefix + name for name in ("q_proj", "k_proj", "v_proj")], dtype, config.attention_bias
+            loader, [prefix + name for name in ("q_proj", "k_proj", "v_proj")], config.attention_bias
         )
-        self.output = Linear.load(source, [prefix + "o_proj"], dtype, config.attention_output_bias)
-        self.q_norm = RMSNorm.load(source, prefix + "q_norm", config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm.load(source, prefix + "k_norm", config.rms_norm_eps) if config.qk_norm else None
+        self.output = Linear.load(loader, [prefix + "o_proj"], config.attention_output_bias)
+        self.norm: HeadNorm | None = None
+        if config.qk_norm:
+            q_weight, k_weight = (loader.vector([f"{prefix}{name}_norm.weight"]) for name in ("q", "k"))
+            self.norm = HeadNorm(q_weight, k_weight, config.rms_norm_eps)
 
     def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
         config = self.config
-        num_heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        heads = self.qkv(x).view(x.shape[0], sum(num_heads), config.head_dim)
-        q, k, v = torch.split(heads, num_heads, dim=1)  # [T, NQ, D], [T, NKV, D], [T, NKV, D]
-        if self.q_norm and self.k_norm:
-            self.q_norm.per_head(q)
-            self.k_norm.per_head(k)
-        kernels.rotary(q, k, batch.positions, cos_sin)
-        kernels.write_kv(k, v, batch.kv_cache, self.layer, batch.slot_mapping)
-        attended = kernels.paged_attention(
+        projected = Projected(self.qkv(x), batch.positions, batch.slot_mapping, batch.kv_cache, self.layer)
+        q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
+        attended = self.backend.attention(
             q, batch.kv_cache, self.layer, batch.attention[self.window], config.head_dim**-0.5
         )  # [T, NQ, D]
         return self.output(attended.flatten(1))
 
 
 class MLP:
-    def __init__(self, config: DecoderConfig, layer: int, source: WeightSource, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, loader: Loader) -> None:
         prefix = layer_prefix(layer) + "mlp."
-        self.gate_up = Linear.load(source, [prefix + "gate_proj", prefix + "up_proj"], dtype, config.mlp_bias)
-        self.down = Linear.load(source, [prefix + "down_proj"], dtype, config.mlp_bias)
-        self.activate = _activation(config)
+        self.backend = loader.backend
+        self.activation = config.activation
+        self.gate_up = Linear.load(loader, [prefix + "gate_proj", prefix + "up_proj"], config.mlp_bias)
+        self.down = Linear.load(loader, [prefix + "down_proj"], config.mlp_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
-        return self.down(self.activate(self.gate_up(x)))
+        return self.down(self.backend.gated(self.gate_up(x), self.activation))
 
 
 class DecoderLayer:
-    def __init__(self, config: DecoderConfig, layer: int, source: WeightSource, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, loader: Loader) -> None:
         prefix, eps = layer_prefix(layer), config.rms_norm_eps
-        self.attention_norm = RMSNorm.load(source, prefix + "input_layernorm", eps)
-        self.attention = Attention(config, layer, source, dtype)
-        self.mlp_norm = RMSNorm.load(source, prefix + "post_attention_layernorm", eps)
-        self.mlp = MLP(config, layer, source, dtype)
+        self.attention_norm = RMSNorm.load(loader, prefix + "input_layernorm", eps)
+        self.attention = Attention(config, layer, loader)
+        self.mlp_norm = RMSNorm.load(loader, prefix + "post_attention_layernorm", eps)
+        self.mlp = MLP(config, layer, loader)
 
     def __call__(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """x: [T, H], what the layer before adds to the residual; returns what this one adds."""
@@ -80,33 +78,34 @@ class DecoderLayer:
 
 
 class Decoder:
-    def __init__(self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, num_positions: int) -> None:
-        """Weights are stored in `dtype`; `source` has passed check_tensors."""
+    def __init__(self, config: DecoderConfig, loader: Loader, num_positions: int) -> None:
+        """The loader's source has passed check_tensors."""
         self.config = config
-        # Dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights meanwhile.
+        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            embedding = pool.submit(Embedding.load, source, "model.embed_tokens", dtype)
-            layers = pool.map(partial(DecoderLayer, config, source=source, dtype=dtype), range(config.num_layers))
+            embedding = pool.submit(Embedding.load, loader, "model.embed_tokens")
+            layers = pool.map(partial(DecoderLayer, config, loader=loader), range(config.num_layers))
             self.layers = list(_with_progress(layers, config.num_layers))
             self.embedding = embedding.result()
-        self.norm = RMSNorm.load(source, "model.norm", config.rms_norm_eps)
+        self.norm = RMSNorm.load(loader, "model.norm", config.rms_norm_eps)
         self.output = (
             self.embedding.as_linear()
             if config.tie_word_embeddings
-            else Linear.load(source, ["lm_head"], dtype, has_bias=False)
+            else Linear.load(loader, ["lm_head"], has_bias=False)
         )
-        self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, num_positions)  # [P, rotary_dim]
+        # [P, rotary_dim]
+        self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, num_positions).to(loader.backend.device)
 
     def forward(self, batch: ModelInput) -> Tensor:
-        """[T, H] float32: the hidden states after the final norm. Writes K and V of every token to the cache."""
-        x = self.embedding(batch.input_ids)
+        """[T, H]: the hidden states after the final norm. Writes K and V of every token to the cache."""
+        x = self.embedding(batch.input_ids, batch.last_tokens)
         residual = torch.zeros_like(x)
         for layer in self.layers:
             x = layer(x, residual, batch, self.cos_sin)
         return self.norm(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] → [R, V] float32"""
+        """[R, H] → [R, V]"""
         return self.output(hidden)
 
     @property
@@ -124,10 +123,3 @@ class Decoder:
 def _with_progress(layers: Iterable[DecoderLayer], num_layers: int) -> Iterator[DecoderLayer]:
     # disable=None: silent where stderr is not a terminal.
     yield from tqdm(layers, "loading weights", num_layers, unit=" layers", leave=False, disable=None)
-
-
-def _activation(config: DecoderConfig) -> Callable[[Tensor], Tensor]:
-    """[T, 2 I], the gate beside the input → [T, I]"""
-    if config.activation == "silu":
-        return kernels.silu_mul
-    return partial(kernels.gelu_mul, tanh=config.activation == "gelu_tanh")

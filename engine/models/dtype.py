@@ -1,4 +1,4 @@
-"""What weights are stored in. Activations are float32 on a CPU whatever this says."""
+"""What weights are stored in. On a CPU activations are float32 whatever this says."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def resolve_dtype(requested: str, checkpoint: torch.dtype, native_bfloat16: bool
     if requested not in DTYPES:
         raise ModelError(f"dtype {requested!r} is not supported; supported are auto, {', '.join(DTYPES)}")
     return DTYPES[requested]
+
+
+def resolve_cuda_dtype(requested: str) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU, whatever the checkpoint is in: its tensor cores and its bandwidth are made for it."""
+    return resolve_dtype("bfloat16" if requested == "auto" else requested, torch.bfloat16, native_bfloat16=True)
 
 
 def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

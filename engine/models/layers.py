@@ -1,67 +1,79 @@
-"""The building blocks of a model: weights in the form that the device multiplies, behind plain calls."""
+"""The building blocks of a model: weights in the form that the backend multiplies, behind plain calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine import kernels
-from engine.kernels import PackedWeight
+from engine.models.backend import Backend, Matrix
 from engine.models.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Brings tensors of a checkpoint to a backend, in the dtype they are stored in there."""
+
+    source: WeightSource
+    backend: Backend
+    dtype: torch.dtype
+
+    def matrix(self, names: Sequence[str]) -> Matrix:
+        return self.backend.matrix([self.source.load(f"{name}.weight") for name in names], self.dtype)
+
+    def vector(self, names: Sequence[str]) -> Tensor:
+        return self.backend.vector(torch.cat([self.source.load(name) for name in names]), self.dtype)
 
 
 class Linear:
     """y = x Wᵀ + b. Several matrices of the checkpoint that read the same x are one here, stacked along the output."""
 
-    def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
+    def __init__(self, backend: Backend, weight: Matrix, bias: Tensor | None = None) -> None:
+        self.backend = backend
         self.weight = weight  # [N, K]
-        self.bias = bias  # [N] float32
+        self.bias = bias  # [N]
 
     @classmethod
-    def load(cls, source: WeightSource, names: Sequence[str], dtype: torch.dtype, has_bias: bool) -> Linear:
-        weight = kernels.pack_weights([source.load(f"{name}.weight") for name in names], dtype)
-        if not has_bias:
-            return cls(weight)
-        return cls(weight, torch.cat([source.load(f"{name}.bias").float() for name in names]))
+    def load(cls, loader: Loader, names: Sequence[str], has_bias: bool) -> Linear:
+        bias = loader.vector([f"{name}.bias" for name in names]) if has_bias else None
+        return cls(loader.backend, loader.matrix(names), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] → [T, N]"""
-        return kernels.linear(x, self.weight, self.bias)
+        return self.backend.linear(x, self.weight, self.bias)
 
 
 class Embedding:
     """A table of rows; `as_linear` makes the tied output projection of it, in the same memory."""
 
-    def __init__(self, weight: PackedWeight) -> None:
+    def __init__(self, backend: Backend, weight: Matrix) -> None:
+        self.backend = backend
         self.weight = weight  # [V, H]
 
     @classmethod
-    def load(cls, source: WeightSource, name: str, dtype: torch.dtype) -> Embedding:
-        return cls(kernels.pack_weight(source.load(f"{name}.weight"), dtype))
+    def load(cls, loader: Loader, name: str) -> Embedding:
+        return cls(loader.backend, loader.matrix([name]))
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """[T] int32 → [T, H] float32"""
-        return kernels.embedding(ids, self.weight)
+    def __call__(self, ids: Tensor, last_tokens: Tensor | None) -> Tensor:
+        """[T] int32 → [T, H]"""
+        return self.backend.embedding(ids, self.weight, last_tokens)
 
     def as_linear(self) -> Linear:
-        return Linear(self.weight)
+        return Linear(self.backend, self.weight)
 
 
 class RMSNorm:
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight = weight  # [H] float32
+    def __init__(self, backend: Backend, weight: Tensor, eps: float) -> None:
+        self.backend = backend
+        self.weight = weight  # [H]
         self.eps = eps
 
     @classmethod
-    def load(cls, source: WeightSource, name: str, eps: float) -> RMSNorm:
-        return cls(source.load(f"{name}.weight").float().clone(), eps)
+    def load(cls, loader: Loader, name: str, eps: float) -> RMSNorm:
+        return cls(loader.backend, loader.vector([f"{name}.weight"]), eps)
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[T, H] → [T, H]. With a residual, x is first added to it, in place, and the sum is normed."""
-        return kernels.rms_norm(x, self.weight, self.eps, residual)
-
-    def per_head(self, x: Tensor) -> None:
-        """[T, heads, D], in place, each head by itself."""
-        kernels.head_rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """[T, H] → [T, H]: x is added to the residual, in place, and the sum is normed."""
+        return self.backend.rms_norm(x, self.weight, self.eps, residual)

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from engine.errors import ModelError
+from engine.models.backend import Backend, CpuBackend
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
-from engine.models.dtype import cpu_has_bfloat16, resolve_dtype
+from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype
+from engine.models.dummy import DummySource
 from engine.models.fields import Fields
 from engine.models.generation import (
     GenerationDefaults,
@@ -23,6 +25,7 @@ from engine.models.gguf_config import parse_gguf_config
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_loader import GGUFSource
 from engine.models.hf_config import parse_hf_config
+from engine.models.layers import Loader
 from engine.models.safetensors_loader import SafetensorsSource
 from engine.models.weights import WeightSource, check_tensors, expected_tensors
 
@@ -47,14 +50,24 @@ class LoadedModel:
     weight_bytes: int
 
 
-def load_model(path: Path, dtype: str = "auto", max_model_len: int | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    *,
+    backend: Backend | None = None,
+    dummy: bool = False,
+) -> LoadedModel:
     """A Hugging Face directory or a .gguf file. `dtype` is auto, float32 or bfloat16; `max_model_len` may shorten the
-    model's own context. Shows a progress bar on a terminal. Raises ModelError."""
-    checkpoint = open_checkpoint(path)
+    model's own context; the backend is the CPU's unless given; `dummy` takes random weights for those of the files.
+    Shows a progress bar on a terminal. Raises ModelError."""
+    backend = backend or CpuBackend()
+    checkpoint = open_dummy(path, backend.device) if dummy else open_checkpoint(path)
     config, source = checkpoint.config, checkpoint.source
     length = _resolve_length(config, max_model_len)
-    storage = resolve_dtype(dtype, source.dtype, cpu_has_bfloat16())
-    model = Decoder(config, source, storage, length)
+    on_cpu = backend.device.type == "cpu"
+    storage = resolve_dtype(dtype, source.dtype, cpu_has_bfloat16()) if on_cpu else resolve_cuda_dtype(dtype)
+    model = Decoder(config, Loader(source, backend, storage), length)
     return LoadedModel(
         model=model,
         config=config,
@@ -73,6 +86,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
     check_tensors(checkpoint.source, checkpoint.config)
     return checkpoint
+
+
+def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
+    """The model that config.json describes, with random weights made on the device: for measuring."""
+    values = read_json(directory / "config.json")
+    config = parse_hf_config(values, str(directory / "config.json"))
+    generation = hf_generation_defaults(directory, Fields(values, str(directory)))
+    return Checkpoint(config, DummySource(expected_tensors(config), device), generation)
 
 
 def _open_directory(directory: Path) -> Checkpoint:

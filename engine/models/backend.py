@@ -1,0 +1,119 @@
+"""What a model computes with. Two implementations of one contract: our CPU kernels, and CUDA with torch's products.
+
+A model is written once against this; a tensor's place and type are the backend's business. Dims as in engine.kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from engine import kernels
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+# A matrix in the form that the backend multiplies; it tells its `nbytes`.
+Matrix = Any
+# The work of one step's attention, made by the runner of the same backend.
+AttentionWork = Any
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """Norms of query and key heads: weights [D]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """The fused projection of a step's tokens on its way to attention, and where its keys and values go."""
+
+    qkv: Tensor  # [T, (NQ + 2 NKV) D]
+    positions: Tensor  # [T] int32
+    slot_mapping: Tensor  # [T] int64
+    kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
+    layer: int
+
+
+class Backend(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
+        """Matrices [N_i, K] stacked along N, as `linear` and `embedding` want them."""
+        ...
+
+    def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """A bias, or the weight of a norm."""
+        ...
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        """[T, K] → [T, N]"""
+        ...
+
+    def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
+        """[T] int32 → [T, H]; -(row + 1) is the last token of sampler row `row` where `last_tokens` is given."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+        """residual += x in place; the normed residual, [T, H]."""
+        ...
+
+    def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
+        """Norms (if any) and rotates queries and keys, stores keys and values; the queries [T, NQ, D]."""
+        ...
+
+    def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
+        """[T, NQ, D] → [T, NQ, D]"""
+        ...
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """[T, 2 I] → [T, I]"""
+        ...
+
+
+class CpuBackend:
+    """Activations in float32, weights packed into panels."""
+
+    device = torch.device("cpu")
+
+    def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
+        return kernels.pack_weights(weights, dtype)
+
+    def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        return values.float().clone()
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        return kernels.linear(x, weight, bias)
+
+    def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
+        assert last_tokens is None, "on the CPU the runner resolves them"
+        return kernels.embedding(ids, weight)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+        return kernels.rms_norm(x, weight, eps, residual)
+
+    def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
+        num_kv_heads, head_dim = projected.kv_cache.shape[3], projected.kv_cache.shape[5]
+        heads = projected.qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+        q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        if norm is not None:
+            kernels.head_rms_norm(q, norm.q_weight, norm.eps)
+            kernels.head_rms_norm(k, norm.k_weight, norm.eps)
+        kernels.rotary(q, k, projected.positions, cos_sin)
+        kernels.write_kv(k, v, projected.kv_cache, projected.layer, projected.slot_mapping)
+        return q
+
+    def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
+        return kernels.paged_attention(q, kv_cache, layer, work, scale)
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        if activation == "silu":
+            return kernels.silu_mul(gate_up)
+        return kernels.gelu_mul(gate_up, tanh=activation == "gelu_tanh")

@@ -1,0 +1,61 @@
+"""The CUDA side of the backend contract: our kernels, and torch (cuBLAS) for matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine import kernels_cuda, kernels_cuda_attention
+from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected
+
+
+class CudaBackend:
+    """Activations, weights and cache in one dtype, bfloat16 or float32."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
+        """Copied straight to their place on the device: the stack is never made on the host."""
+        rows = sum(weight.shape[0] for weight in weights)
+        stacked = torch.empty(rows, weights[0].shape[1], dtype=dtype, device=self.device)
+        begin = 0
+        for weight in weights:
+            stacked[begin : begin + weight.shape[0]].copy_(weight, non_blocking=True)
+            begin += weight.shape[0]
+        return stacked
+
+    def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        return values.to(self.device, dtype)
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
+        return kernels_cuda.embedding(ids, weight, last_tokens)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
+        return kernels_cuda.rms_norm(x, weight, eps, residual)
+
+    def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
+        return kernels_cuda.prepare_qkv(
+            projected.qkv,
+            num_heads,
+            projected.kv_cache,
+            projected.layer,
+            projected.slot_mapping,
+            projected.positions,
+            cos_sin,
+            None if norm is None else kernels_cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps),
+        )
+
+    def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
+        return kernels_cuda_attention.paged_attention(q, kv_cache, layer, work, scale)
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        if activation == "silu":
+            return kernels_cuda.silu_mul(gate_up)
+        return kernels_cuda.gelu_mul(gate_up, tanh=activation == "gelu_tanh")
