@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 
@@ -50,6 +51,107 @@ def rotary(
     rotary_dim: int,
 ) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
+
+# --- csrc/attention, KV tensors; kv_sizes is (NB, L, NKV, BS, D)
+
+def write_kv(
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    slots: int,
+    num_tokens: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+) -> None: ...
+def copy_blocks(
+    source: int,
+    source_blocks: int,
+    destination: int,
+    destination_blocks: int,
+    block_bytes: int,
+    pairs: int,
+    num_pairs: int,
+) -> None: ...
+
+class AttentionPlan:
+    def __init__(
+        self,
+        query_start: int,
+        seq_lens: int,
+        block_tables: int,
+        num_sequences: int,
+        max_blocks: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        causal: bool,
+        window: int,
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_items(self) -> int: ...
+
+def paged_attention(
+    q: int,
+    q_stride: int,
+    out: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+    scale: float,
+    soft_cap: float,
+    plan: AttentionPlan,
+) -> None: ...
+
+# --- csrc/ops, sampling
+
+class Sampler:
+    def __init__(self, num_rows: int, vocab_size: int) -> None: ...
+    def open_row(
+        self,
+        row: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        repetition_penalty: float,
+        seed: int,
+        choice: int,
+        min_tokens: int,
+        logit_bias: Sequence[tuple[int, float]],
+        allowed: Sequence[int] | None,
+        bad_words: Sequence[Sequence[int]],
+        held_back: Sequence[int],
+        prompt: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None: ...
+    def close_row(self, row: int) -> None: ...
+    def resolve(self, ids: int, count: int) -> None: ...
+    def sample(self, logits: int, stride: int, rows: int, positions: int, num: int, tokens: int, bad: int) -> None: ...
+
+def logprobs(
+    logits: int,
+    stride: int,
+    num: int,
+    vocab_size: int,
+    chosen: int,
+    top: int,
+    chosen_logprob: int,
+    rank: int,
+    top_ids: int,
+    top_logprob: int,
+) -> None: ...
+def philox4x32(counter: Sequence[int], key: int) -> list[int]:
+    """Four words for a counter of four words."""
 
 # --- csrc/cache
 
