@@ -3,8 +3,8 @@
     python benchmarks/attention_cpu.py [--threads N] [--json FILE]
 
 Prefill: time of torch's scaled_dot_product_attention on contiguous tensors of the same shape over ours on the paged
-cache (1.0: equal, above: ours is faster). Decode: bytes of keys and values read per second over what a plain sum over as
-many bytes, in memory as cold, reads per second. Sampling: microseconds per row, one thread.
+cache (1.0: equal, above: ours is faster). Decode: bytes of keys and values read per second over what a plain sum
+over as many bytes, in memory as cold, reads per second. Sampling: microseconds per row, one thread.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def seconds(run: Callable[[], object], repeats: int = 7) -> float:
 
 
 def paged(lens: list[tuple[int, int]], heads: Heads, dtype: torch.dtype) -> tuple[torch.Tensor, kernels.AttentionPlan]:
-    """A random cache [NB, 1, 2, NKV, BS, D] with shuffled blocks, and the plan of (query_len, seq_len) pairs over it."""
+    """A random cache [NB, 1, 2, NKV, BS, D] with shuffled blocks, and a plan of (query_len, seq_len) pairs."""
     blocks_of = [-(-seq_len // BLOCK_SIZE) for _, seq_len in lens]
     num_blocks = sum(blocks_of) + 1
     cache = torch.randn(num_blocks, 1, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim).to(dtype)

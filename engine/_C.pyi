@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 

@@ -138,14 +138,6 @@ void score_few(const float* q, const KeyRows<T>& rows, const KeyRows<T>& next, K
   }
 }
 
-float reduce_max_tree(const VecF& v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
-}
-
 // The mutable part of one row's state in the running split.
 struct RunningRow {
   float* o;  // [padded_dim]
@@ -177,7 +169,7 @@ __attribute__((noinline)) void weigh(float* scores, KeyRange computed, KeyRange 
     best = max(best, s);
   }
   const float before = *row.m;
-  const float tile_max = reduce_max_tree(best);
+  const float tile_max = largest_lane(best);
   const float m = tile_max > before ? tile_max : before;
   VecF sum{};
   for (int j = computed.begin; j < computed.end; j += kLanes) {
