@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
 #endif
 
 #include "core/dtype.h"
@@ -48,7 +50,7 @@ inline VecF load(const BFloat16* p) {
   // GCC 12 widens 16-bit vectors on x86 in halves that it joins again; this is one instruction.
   return (VecF)((VecU)_mm256_cvtepu16_epi32((__m128i)h) << 16);
 #else
-  return (VecF)(__builtin_convertvector(h, VecU) << 16);
+  return (VecF)((VecU)vmovl_u16((uint16x4_t)h) << 16);  // GCC 12 would widen lane by lane
 #endif
 }
 inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }
@@ -65,18 +67,25 @@ inline VecF broadcast(float x) { return x - VecF{}; }
 inline VecF max(VecF a, VecF b) { return a > b ? a : b; }
 inline VecF min(VecF a, VecF b) { return a < b ? a : b; }
 
+// In halves, so that the chain of dependent operations is short.
+template <class Combine>
+float reduce(VecF v, Combine combine) {
+  typedef float Vec4 __attribute__((vector_size(16)));
+  Vec4 parts[kLanes / 4];
+  std::memcpy(parts, &v, sizeof(v));
+  for (int n = kLanes / 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i)
+      for (int c = 0; c < 4; ++c) parts[i][c] = combine(parts[i][c], parts[i + n][c]);
+  return combine(combine(parts[0][0], parts[0][2]), combine(parts[0][1], parts[0][3]));
+}
 inline float reduce_add(VecF v) {
-  float s = 0;
-  for (int i = 0; i < kLanes; ++i) s += v[i];
-  return s;
+  return reduce(v, [](float a, float b) { return a + b; });
 }
 inline float reduce_max(VecF v) {
-  float m = v[0];
-  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+  return reduce(v, [](float a, float b) { return a > b ? a : b; });
 }
 
-// e^x to about 1 ulp; 0 below -87.3, clamped above 88.7. -inf gives 0; NaN is not kept.
+// e^x to about 1 ulp; 0 below -87.3, infinite above 88.7. NaN is not kept.
 inline VecF exp(VecF x) {
   const VecF lo = broadcast(-87.3365f);
   const VecF hi = broadcast(88.7228f);
@@ -97,7 +106,8 @@ inline VecF exp(VecF x) {
   const VecI half = e >> 1;
   const VecF a = (VecF)((half + 127) << 23);
   const VecF b = (VecF)((e - half + 127) << 23);
-  return x < lo ? VecF{} : p * a * b;
+  const VecF overflow = broadcast(__builtin_inff());
+  return x < lo ? VecF{} : x > hi ? overflow : p * a * b;
 }
 
 }  // namespace bequest::BEQUEST_ISA

@@ -9,13 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from server_fakes import FakeEngine, FakeText
-from server_front import Front
 
 from engine.config import ServerConfig
 from server.app import AppRunner, make_app
 from server.auth import load_keys
 from server.metrics import Metrics
+from tests.server.fakes import FakeEngine, FakeText
+from tests.server.front import Front
 
 Starter = Callable[..., Any]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from server_front import Front
-from server_fakes import BOS, PIECES
+
+from tests.server.fakes import BOS, PIECES
+from tests.server.front import Front
 
 WHOLE = "".join(PIECES)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -181,14 +182,10 @@ async def test_tool_messages_reach_the_template(front: Front) -> None:
     assert answer.status == 200
     assert front.text.chat_template is not None
     assert front.text.chat_template.seen[0]["messages"] == [
-        {"role": "system", "content": "be brief"},
+        {"role": "developer", "content": "be brief"},
         {"role": "user", "content": "hi", "name": "ann"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{**call, "function": {"name": "f", "arguments": {"x": 1}}}],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_1"},
     ]
 
 

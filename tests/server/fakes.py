@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest
-from engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 
 BOS, EOS = 256, 257
 PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
@@ -17,14 +17,14 @@ PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
 class ByteTokenizer:
     """Token i < 256 is byte i; then BOS and EOS."""
 
-    vocab_size = 258
+    max_chars_per_token = 4
     special_ids = frozenset({BOS, EOS})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        kept = [i for i in ids if not (skip_special_tokens and i in self.special_ids)]
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
     def token_text(self, token_id: int) -> str:
@@ -37,8 +37,6 @@ class ByteTokenizer:
 class PlainTemplate:
     """One line per message."""
 
-    source = "role: content"
-
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
 
@@ -46,10 +44,14 @@ class PlainTemplate:
         self.seen.append({"messages": messages, **options})
         if messages[0]["content"] == "refuse me":
             raise InvalidRequest("The template refuses: roles must alternate.", param="messages")
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        lines = [f"{message['role']}: {_plain(message['content'])}\n" for message in messages]
         if options["continue_final_message"]:
             return "".join(lines).removesuffix("\n")
         return "".join(lines) + ("assistant: " if options["add_generation_prompt"] else "")
+
+
+def _plain(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "+".join(part["text"] for part in content)
 
 
 @dataclass
@@ -124,15 +126,16 @@ class FakeEngine:
         self.runs.clear()
         self.died.set_result(RuntimeError("device fault"))
 
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0, 0)
+
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109
         self.state = "draining"
-        try:
-            async with asyncio.timeout(timeout):
-                while self.runs:
-                    await asyncio.sleep(0.001)
-        except TimeoutError:
-            return False
-        return True
+        for _ in range(int(timeout / 0.001)):
+            if not self.runs:
+                return True
+            await asyncio.sleep(0.001)
+        return False
 
     async def stop(self) -> None:
         for run in list(self.runs.values()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +12,8 @@ import aiohttp
 import openai
 import orjson
 
-from server_fakes import FakeEngine, FakeText
-
 from server.metrics import Metrics
+from tests.server.fakes import FakeEngine, FakeText
 
 
 @dataclass
@@ -31,7 +32,9 @@ class Front:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
-        defaults = {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0}
+        # Without verification no certificates are loaded, which would take longer than the test.
+        transport = openai.DefaultAsyncHttpxClient(verify=False)
+        defaults = {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, "http_client": transport}
         client = openai.AsyncOpenAI(**{**defaults, **options})
         self.closers.append(client.close)
         return client
@@ -42,10 +45,11 @@ class Front:
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[aiohttp.ClientResponse, Any]:
         """Status, headers, and the JSON of the answer."""
-        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        data = body if isinstance(body, bytes) else json.dumps(body)
         headers = {"Content-Type": "application/json", **options.pop("headers", {})}
         async with self.http.post(self.url + path, data=data, headers=headers, **options) as answer:
-            return answer, orjson.loads(await answer.read())
+            content = await answer.read()
+            return answer, orjson.loads(content) if answer.content_type == "application/json" else content
 
     async def get(self, path: str, **options: Any) -> tuple[aiohttp.ClientResponse, Any]:
         async with self.http.get(self.url + path, **options) as answer:
@@ -56,6 +60,14 @@ class Front:
         raw = RawConnection(*await asyncio.open_connection("127.0.0.1", self.port, **options))
         await raw.request(body, path)
         return raw
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for what must happen, for ten seconds at most."""
+        for _ in range(10_000):
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("it did not happen")
 
     async def settle(self) -> None:
         """Lets whatever a disconnect sets off happen."""
