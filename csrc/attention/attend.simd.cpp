@@ -79,7 +79,7 @@ void pack_keys(const KeyRows<T>& rows, KeyRange used, int dim, float* keys) {
       for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kKeyTile + j, square[i]);
     }
     for (; d < dim; ++d)
-      for (int i = 0; i < kLanes; ++i) keys[d * kKeyTile + j + i] = widen(rows.at[j + i][d]);
+      for (int i = 0; i < kLanes; ++i) keys[d * kKeyTile + j + i] = to_float(rows.at[j + i][d]);
   }
 }
 
@@ -92,7 +92,7 @@ void pack_values(const KeyRows<T>& rows, KeyRange used, int64_t values_after_key
     float* to = values + j * padded_dim;
     int d = 0;
     for (; d + kLanes <= dim; d += kLanes) store(to + d, load(from + d));
-    for (; d < dim; ++d) to[d] = widen(from[d]);
+    for (; d < dim; ++d) to[d] = to_float(from[d]);
     for (; d < padded_dim; ++d) to[d] = 0.0f;
   }
 }

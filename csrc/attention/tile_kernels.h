@@ -107,14 +107,6 @@ inline void transpose(VecF (&rows)[kLanes]) {
   }
 }
 
-inline float widen(float x) { return x; }
-inline float widen(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float y;
-  std::memcpy(&y, &bits, sizeof(y));
-  return y;
-}
-
 // e^x for x <= 0, to about 1 ulp; 0 below -87.3; NaN is kept, so a broken row shows.
 inline VecF exp_nonpositive(VecF x) {
   const VecF lowest = broadcast(-87.3365f);

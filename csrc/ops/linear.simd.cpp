@@ -1,36 +1,38 @@
-// A tile of R rows × P panels is kept in registers while k runs; the weights are the stream, the rows of x stay
-// in cache. R and P are chosen together, so that every batch size has enough independent chains to hide the
-// latency of the multiply-add and few enough to leave registers for the operands:
+// A tile of R rows × P panels is kept in registers while k runs; the weights are the stream, the rows of x
+// stay in cache. R and P are chosen together, so that every batch size has enough independent chains to hide
+// the latency of the multiply-add and few enough to leave registers for the operands:
 //
 //   x [T, K]          weight panels p, p + 1, … [K, 16] each
 //   ┌────────────┐    ┌──┬──┐
 //   │ R rows   ──┼─►  │  │  │ k       acc[R][P] += x[r, k] * panel[k, 0:16]
 //   └────────────┘    └──┴──┘
 //
-// A work item is a group of panels that fits in L2 × a block of rows: the weights come from memory once for all
-// rows of a block. Depth is cut so that a tile's rows stay in L1; a tile stores its sums and takes them up
-// again, which float32 memory does exactly, so the chain over k is never broken.
+// A work item is a group of panels that fits in L2 × a block of rows: the weights come from memory once for
+// all rows of a block. Depth is cut so that a tile's rows stay in L1; a tile stores its sums and takes them
+// up again, which float32 memory does exactly, so the chain over k is never broken.
+#include "ops/linear.h"
 #include "core/simd.h"
 #include "core/threads.h"
-#include "ops/linear.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
 
 constexpr int kVecs = kPanelWidth / kLanes;  // vectors per row of a panel
 
-// What the register file allows.
+// What the register file allows: accumulators of a tile in vectors, and the widest tiles.
 #if defined(BEQUEST_ISA_avx512)
 constexpr int kAccumulators = 24;
 constexpr int kTileRows = 12;
+constexpr int kTilePanels = 8;
 #elif defined(BEQUEST_ISA_avx2)
 constexpr int kAccumulators = 12;
 constexpr int kTileRows = 6;
+constexpr int kTilePanels = 6;
 #else
-constexpr int kAccumulators = 24;
-constexpr int kTileRows = 6;
+constexpr int kAccumulators = 20;  // GCC loads all operands of a step first, and 24 would leave them no room
+constexpr int kTileRows = 5;
+constexpr int kTilePanels = 4;
 #endif
-constexpr int kMostPanels = 8;
 
 constexpr int64_t kBlockTiles = 16;          // tiles of rows per work item
 constexpr int64_t kDepth = 512;              // values of k per pass
@@ -38,7 +40,7 @@ constexpr int64_t kGroupBytes = 768 * 1024;  // weights per work item: part of L
 
 constexpr int tile_panels(int rows) {
   const int fit = kAccumulators / (rows * kVecs);
-  return fit > kMostPanels ? kMostPanels : fit < 1 ? 1 : fit;
+  return fit > kTilePanels ? kTilePanels : fit < 1 ? 1 : fit;
 }
 
 // How a panel of weights is read: the door for other storage formats.
@@ -76,9 +78,8 @@ void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (k.begin == 0) {
     each([](VecF& sum, int, int, int) { sum = VecF{}; });
   } else {
-    each([&](VecF& sum, int r, int j, int v) {
-      sum = load(c + r * c_stride + j * kPanelWidth + v * kLanes);
-    });
+    each(
+        [&](VecF& sum, int r, int j, int v) { sum = load(c + r * c_stride + j * kPanelWidth + v * kLanes); });
   }
   Panel panels[P];
 #pragma GCC unroll 8
@@ -109,9 +110,7 @@ void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (bias && k.end == panel.depth) {
     each([&](VecF& sum, int, int j, int v) { sum += load(bias + j * kPanelWidth + v * kLanes); });
   }
-  each([&](VecF& sum, int r, int j, int v) {
-    store(c + r * c_stride + j * kPanelWidth + v * kLanes, sum);
-  });
+  each([&](VecF& sum, int r, int j, int v) { store(c + r * c_stride + j * kPanelWidth + v * kLanes, sum); });
 }
 
 // The last panel, of fewer than 16 columns: the same tile on a copy.
@@ -176,7 +175,7 @@ void run(const LinearParams& p) {
   const int64_t fit = kGroupBytes / panel_bytes;
   const int64_t fair = panels * blocks / (num_threads() * 4);  // leaves items for the thread that comes late
   int64_t group = fit < fair ? fit : fair;
-  group = group < kMostPanels ? kMostPanels : group / kMostPanels * kMostPanels;
+  group = group < kTilePanels ? kTilePanels : group / kTilePanels * kTilePanels;
   const int64_t groups = (panels + group - 1) / group;
   parallel_for(groups * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
