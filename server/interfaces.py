@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from engine.types import ModelInfo, Request, Sink
+from engine.types import EngineLoad, ModelInfo, Request, Sink
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 
@@ -22,6 +22,8 @@ class EngineLike(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Stops a request wherever it stands; no Delta follows. A request that has ended is left alone."""
+
+    def load(self) -> EngineLoad: ...
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - the engine's to enforce
         """Takes no new work; True if everything that ran finished in time."""

@@ -13,7 +13,6 @@ from server.generation import json_response
 _UNREADY = {
     "loading": ("loading", "The model is still loading; try again soon."),
     "draining": ("draining", "The server is shutting down and takes no new work."),
-    "stopped": ("draining", "The server is shutting down and takes no new work."),
     "dead": ("engine_dead", "The engine has failed; the server must be started anew."),
 }
 

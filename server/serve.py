@@ -25,6 +25,7 @@ from engine.errors import ModelError
 from server.app import AppRunner, make_app
 from server.auth import Keys, is_loopback, load_keys
 from server.interfaces import EngineLike, TextLike
+from server.loading import loading_front
 from server.metrics import Metrics
 
 _log = logging.getLogger("bequest")
@@ -55,7 +56,8 @@ async def serve(config: ServerConfig, load: Loader) -> int:
     with listener:
         metrics = Metrics()
         try:
-            engine, text = await load(metrics)
+            async with loading_front(listener):
+                engine, text = await load(metrics)
         except ModelError as error:
             _log.error("%s", error)
             return EXIT_FAILED

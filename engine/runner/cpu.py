@@ -53,6 +53,7 @@ class CpuRunner:
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 block_size=self._kv_cache.shape[4],
+                num_blocks=self._kv_cache.shape[0],
                 window=window,
             )
             for window in config.windows

@@ -65,15 +65,17 @@ def test_alone_and_in_a_crowd(variant: dict[str, object]) -> None:
 def test_threads(lens: tuple[tuple[int, int], ...]) -> None:
     """More threads split long keys; the splits merge to the same bits."""
     step = make_step(Case(lens, num_q_heads=3, num_kv_heads=1))
-    alone = attend(step)
-    pieces = make_plan(step).num_items
-    for threads in (2, 5):
-        _C.set_num_threads(threads)
-        try:
+    before = _C.num_threads()
+    try:
+        _C.set_num_threads(1)
+        alone = attend(step)
+        pieces = make_plan(step).num_items
+        for threads in (2, 5):
+            _C.set_num_threads(threads)
             assert make_plan(step).num_items > pieces, "the keys were not split: nothing is tested"
             assert torch.equal(attend(step), alone)
-        finally:
-            _C.set_num_threads(1)
+    finally:
+        _C.set_num_threads(before)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 100])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest
-from engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 
 BOS, EOS = 256, 257
 PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
@@ -125,6 +125,9 @@ class FakeEngine:
             run.sink(Delta(run.request.id, error=EngineDead("The engine has failed.")))
         self.runs.clear()
         self.died.set_result(RuntimeError("device fault"))
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0, 0)
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109
         self.state = "draining"

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine.types import RequestStats, StepStats
+from engine.types import EngineLoad, RequestStats, StepStats
 from tests.server.conftest import Starter
 from tests.server.fakes import BOS, FakeEngine
 from tests.server.front import Front
@@ -238,9 +238,10 @@ async def test_operations(front: Front) -> None:
 
 
 async def test_metrics(front: Front) -> None:
+    front.metrics.load = lambda: EngineLoad(running=3, waiting=2, used_blocks=5, usable_blocks=20)
     front.metrics.on_step(
         StepStats(
-            running=3, waiting=2, used_blocks=5, usable_blocks=20, prompt_tokens=7, generated_tokens=2, preempted=1,
+            prompt_tokens=7, generated_tokens=2, preempted=1,
             seconds=0.004, first_token_seconds=(0.05,), inter_token_seconds=(0.0009, 0.001, 99.0),
         )
     )  # fmt: skip

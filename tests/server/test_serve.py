@@ -140,3 +140,38 @@ async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: P
             caplog.clear()
             assert await serve(config, load) == 1
             assert message in caplog.text and "Traceback" not in caplog.text
+
+
+async def test_while_the_model_loads_live_is_up_and_the_rest_says_loading() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    loaded = asyncio.Event()
+
+    async def load(metrics: Metrics) -> Any:
+        await loaded.wait()
+        return FakeEngine(), FakeText()
+
+    ended = asyncio.create_task(serve(ServerConfig(port=port), load))
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+
+        async def get(path: str) -> tuple[int, Any, str | None]:
+            for _ in range(1000):
+                try:
+                    async with http.get(path) as answer:
+                        return answer.status, await answer.json(), answer.headers.get("Retry-After")
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.001)
+            raise AssertionError("nobody listens")
+
+        assert (await get("/live"))[0] == 200
+        for path in ("/health", "/v1/models", "/nowhere"):
+            status, body, retry_after = await get(path)
+            assert status == 503 and body["error"]["code"] == "loading" and retry_after == "1"
+        loaded.set()
+        for _ in range(1000):
+            if (await get("/health"))[0] == 200:
+                break
+        assert (await get("/v1/models"))[0] == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await ended == 0
