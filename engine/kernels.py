@@ -53,10 +53,15 @@ def _check_i32(tensor: Tensor, *shape: int) -> None:
     assert tensor.shape == shape, (tuple(tensor.shape), shape)
 
 
-def _check_heads(tensor: Tensor) -> None:
-    """Float32 heads [T, heads, D] on the CPU, heads of a token dense, tokens perhaps apart (a slice of a fused row)."""
-    assert tensor.dtype is _F32 and tensor.is_cpu and tensor.dim() == 3, (tensor.dtype, tensor.shape)
-    assert tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2], tensor.stride()
+def _check_heads(tensor: Tensor) -> tuple[int, int, int, int]:
+    """Float32 heads [T, heads, D] on the CPU, heads of a token dense, tokens perhaps apart (a slice of a fused row).
+
+    Returns T, heads, D and the distance of tokens."""
+    num_tokens, num_heads, head_dim = tensor.shape
+    token_stride, head_stride, stride = tensor.stride()
+    assert tensor.dtype is _F32 and tensor.is_cpu, tensor.dtype
+    assert stride == 1 and head_stride == head_dim, tensor.stride()
+    return num_tokens, num_heads, head_dim, token_stride
 
 
 # --- dense layers -------------------------------------------------------------------------------------------------
@@ -168,10 +173,9 @@ def rms_norm(
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
-    num_tokens, num_heads, head_dim = x.shape
-    _check_heads(x)
+    num_tokens, num_heads, head_dim, token_stride = _check_heads(x)
     _check_f32(weight, head_dim)
-    _C.head_rms_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), num_tokens, num_heads, head_dim, eps)
+    _C.head_rms_norm(x.data_ptr(), token_stride, weight.data_ptr(), num_tokens, num_heads, head_dim, eps)
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -180,19 +184,17 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
     R dimensions of a head turn. A position outside [0, P) is an Error.
     """
-    num_tokens, q_heads, head_dim = q.shape
-    k_heads = k.shape[1]
+    num_tokens, q_heads, head_dim, q_stride = _check_heads(q)
+    k_tokens, k_heads, k_dim, k_stride = _check_heads(k)
     num_positions, rotary_dim = cos_sin.shape
-    _check_heads(q)
-    _check_heads(k)
-    assert k.shape[0] == num_tokens and k.shape[2] == head_dim, (q.shape, k.shape)
+    assert k_tokens == num_tokens and k_dim == head_dim, (q.shape, k.shape)
     _check_i32(positions, num_tokens)
     _check_f32(cos_sin, num_positions, rotary_dim)
     _C.rotary(
         q.data_ptr(),
         k.data_ptr(),
-        q.stride(0),
-        k.stride(0),
+        q_stride,
+        k_stride,
         positions.data_ptr(),
         cos_sin.data_ptr(),
         num_tokens,

@@ -110,7 +110,10 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
   if (begin % bs > 0 && pool_->pending(entries_[first])) {
     check(pool_->writable(entries_[first]), "a block that this plan writes would have to be copied before");
   }
-  entries_.reserve(last);
+  if (static_cast<size_t>(last) >
+      entries_.capacity()) {  // an exact reserve would copy all entries for each block
+    entries_.reserve(std::max<size_t>(last, 2 * entries_.capacity()));
+  }
   chain_.resize(std::min<size_t>(chain_.size(), first));
   for (int64_t i = first; i < last; ++i) {
     const auto from = static_cast<int32_t>(std::max<int64_t>(0, begin - i * bs));

@@ -1,6 +1,7 @@
 #include "ops/sampling_draw.h"
 
 #include "core/philox.h"
+#include "core/shuffle.h"
 #include "ops/vocab_vector.h"
 
 #if defined(__aarch64__)
@@ -133,9 +134,23 @@ inline VecI lane_numbers() {
   return lane;
 }
 
-// A chunk is one philox block per lane: 4 * kLanes consecutive tokens. Lane b of word i belongs to token
-// 4 * b + i, so the words are written out to follow the tokens.
+// A chunk is one philox block per lane: 4 * kLanes consecutive tokens.
 constexpr int kChunk = 4 * kLanes;
+
+struct InTokenOrder {
+  VecU bits[4];
+};
+
+// Lane b of word i belongs to token 4 * b + i.
+inline InTokenOrder in_token_order(const PhiloxLanes& random) {
+  const auto word = [&](int i) { return (VecF)random.word[i]; };
+  const VecF even_low = interleave_low(word(0), word(2));
+  const VecF even_high = interleave_high(word(0), word(2));
+  const VecF odd_low = interleave_low(word(1), word(3));
+  const VecF odd_high = interleave_high(word(1), word(3));
+  return {{(VecU)interleave_low(even_low, odd_low), (VecU)interleave_high(even_low, odd_low),
+           (VecU)interleave_low(even_high, odd_high), (VecU)interleave_high(even_high, odd_high)}};
+}
 
 class RowDraw {
  public:
@@ -163,18 +178,14 @@ class RowDraw {
   void offer_chunk(int64_t begin) {
     const VecI lane = lane_numbers();
     const PhiloxLanes random = philox_lanes((VecU)lane + static_cast<uint32_t>(begin / 4), key_);
-    uint32_t words[kChunk];
-    for (int i = 0; i < 4; ++i)
-      for (int b = 0; b < kLanes; ++b) words[4 * b + i] = random.word[i][b];
+    const InTokenOrder words = in_token_order(random);
     for (int v = 0; v < 4; ++v) {
-      VecU bits;
-      std::memcpy(&bits, words + v * kLanes, sizeof(bits));
       const VecI id = lane + static_cast<int32_t>(begin + v * kLanes);
       const VecF x = at(begin + v * kLanes);
       const VecI kept = (x > cutoff_.value) | ((x == cutoff_.value) & (id <= cutoff_.last_id));
-      winner_.offer(kept ? noisy(x, inverse_temperature_, bits) : broadcast(-kInfinity), id);
+      winner_.offer(kept ? noisy(x, inverse_temperature_, words.bits[v]) : broadcast(-kInfinity), id);
     }
-    best_ = reduce_max(winner_.score);
+    best_ = largest_lane(winner_.score);
   }
 
   const float* x_;
