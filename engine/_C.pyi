@@ -451,9 +451,11 @@ class AttentionWork:
     @property
     def decode_tokens(self) -> int: ...
     @property
-    def decode_workers(self) -> int: ...
+    def workers(self) -> int: ...
     @property
-    def prefill_workers(self) -> int: ...
+    def max_merges(self) -> tuple[int, int]:
+        """Of decode tiles, of prefill tiles."""
+    ticket_ints: int
     @property
     def sections(self) -> tuple[int, int, int]:
         """Where merges, decode items and prefill items begin."""
@@ -475,6 +477,7 @@ def cuda_paged_attention(
     work_list: int,
     state_values: int,
     state_scales: int,
+    tickets: int,
     decode: bool,
     prefill: bool,
     max_merges: int,

@@ -35,7 +35,7 @@ class CudaAttentionWorkspace:
     256. `max_sequences` and `max_tokens` bound one step; they size the list and nothing else.
     """
 
-    __slots__ = ("_work", "device", "dtype", "head_dim", "num_kv_heads", "num_q_heads", "scales", "states")
+    __slots__ = ("_work", "device", "dtype", "head_dim", "num_kv_heads", "num_q_heads", "scales", "states", "tickets")
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class CudaAttentionWorkspace:
         rows = self._work.state_rows
         self.states = torch.empty(rows, num_kv_heads, head_dim, dtype=torch.float32, device=self.device)
         self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
+        self.tickets = torch.zeros(_C.AttentionWork.ticket_ints, dtype=torch.int32, device=self.device)
 
     @property
     def list_len(self) -> int:
@@ -104,9 +105,10 @@ class CudaAttentionWorkspace:
 
         Before a replay the buffers must hold a list of a step in which no sequence has more queries than max_query_len.
         """
-        prefill = max_query_len > self._work.decode_tokens and self._work.prefill_workers > 0
         decode = self._work.decode_tokens > 0
-        merges = decode * self._work.decode_workers + prefill * self._work.prefill_workers
+        prefill = self.dtype == torch.bfloat16 and max_query_len > self._work.decode_tokens
+        decode_merges, prefill_merges = self._work.max_merges
+        merges = decode * decode_merges + prefill * prefill_merges
         return CudaAttentionPlan(self, work_list, block_tables, decode=decode, prefill=prefill, max_merges=merges)
 
 
@@ -126,7 +128,7 @@ class CudaAttentionPlan:
         max_merges: int,
     ) -> None:
         for tensor in (work_list, block_tables):
-            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.stride(-1) == 1
+            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.is_contiguous()
         assert work_list.shape == (workspace.list_len,) and work_list.data_ptr() % 16 == 0 and block_tables.dim() == 2
         self.workspace = workspace
         self.work_list = work_list
@@ -174,6 +176,7 @@ def paged_attention(
         plan.work_list.data_ptr(),
         workspace.states.data_ptr(),
         workspace.scales.data_ptr(),
+        workspace.tickets.data_ptr(),
         decode,
         prefill,
         max_merges,

@@ -25,18 +25,18 @@ struct RowState {
   float d = 0.0f;
 };
 
-__device__ const float* key_of(const AttentionArgs& a, const int32_t* table, int key) {
+__device__ const float* key_of(const AttentionArgs& a, const int32_t* table, int kv_head, int key) {
   return static_cast<const float*>(a.keys) + table[key / a.block_size] * a.block_stride +
-         static_cast<int64_t>(blockIdx.y) * a.head_stride + key % a.block_size * a.head_dim;
+         static_cast<int64_t>(kv_head) * a.head_stride + key % a.block_size * a.head_dim;
 }
 
-__device__ void add_keys(const AttentionArgs& a, const int32_t* table, const float (&q)[kMaxPerLane], int key,
-                         int end, int lane, RowState& state) {
+__device__ void add_keys(const AttentionArgs& a, const int32_t* table, int kv_head,
+                         const float (&q)[kMaxPerLane], int key, int end, int lane, RowState& state) {
   float scores[kUnroll];
   const float* keys[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    keys[u] = key_of(a, table, min(key + u, end - 1));
+    keys[u] = key_of(a, table, kv_head, min(key + u, end - 1));
     float dot = 0.0f;
 #pragma unroll
     for (int i = 0; i < kMaxPerLane; ++i)
@@ -59,9 +59,9 @@ __device__ void add_keys(const AttentionArgs& a, const int32_t* table, const flo
   }
 }
 
-__device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int row, int lane) {
+__device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int kv_head, int row, int lane) {
   const int64_t token = item.first_token + row / a.group;
-  const int head = blockIdx.y * a.group + row % a.group;
+  const int head = kv_head * a.group + row % a.group;
   const float* source = static_cast<const float*>(a.q) + token * a.q_stride + head * a.head_dim;
   float q[kMaxPerLane];
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int row
   const int end = min(item.kv_end, position + 1);
   const int32_t* table = a.block_tables + item.sequence * a.max_blocks;
   RowState state;
-  for (int key = begin; key < end; key += kUnroll) add_keys(a, table, q, key, end, lane, state);
+  for (int key = begin; key < end; key += kUnroll) add_keys(a, table, kv_head, q, key, end, lane, state);
 
   float* out = static_cast<float*>(a.out) + (token * a.num_q_heads + head) * a.head_dim;
 #pragma unroll
@@ -82,18 +82,19 @@ __device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int row
 
 __global__ void __launch_bounds__(kWarps * 32) f32_kernel(const __grid_constant__ AttentionArgs a) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int index = blockIdx.x; index >= 0;) {
-    const WorkItem item = load_item(a.items, index);
-    for (int row = warp; row < item.num_tokens * a.group; row += kWarps) attend_row(a, item, row, lane);
-    index = item.next;
+  const int num_tickets = __ldg(a.num_items) * a.num_kv_heads;
+  for (int ticket = blockIdx.x; ticket < num_tickets; ticket += gridDim.x) {
+    const WorkItem item = load_item(a.items, ticket / a.num_kv_heads);
+    for (int row = warp; row < item.num_rows; row += kWarps)
+      attend_row(a, item, ticket % a.num_kv_heads, row, lane);
   }
 }
 
 }  // namespace
 
-void launch_f32(const AttentionArgs& a, int workers, cudaStream_t stream) {
+void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream) {
   check(a.head_dim <= 32 * kMaxPerLane, "float32 attention: head_dim must be at most 256");
-  launch_kernel(Launch{f32_kernel, dim3(workers, a.num_kv_heads), kWarps * 32, 0}, stream, a);
+  launch_kernel(Launch{f32_kernel, dim3(blocks), kWarps * 32, 0}, stream, a);
 }
 
 }  // namespace bequest

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 
 #include "attention/cuda_attention.h"
 #include "attention/device_args.cuh"
@@ -18,6 +20,8 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   a.block_tables = p.block_tables;
   a.work_list = p.work_list;
   a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.decode_items);
+  a.num_items = p.work_list + offsetof(WorkListHeader, num_decode_items) / sizeof(int32_t);
+  a.tickets = reinterpret_cast<TicketCounter*>(p.tickets);
   a.state_values = p.state_values;
   a.state_scales = reinterpret_cast<float2*>(p.state_scales);
   a.q_stride = p.q_stride;
@@ -58,14 +62,17 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
         "rows of q must be 16-byte aligned");
   const bool soft_cap = p.soft_cap > 0.0f;
   dispatch_head_dim(a.head_dim, [&]<int D>() {
-    if (launches.prefill && p.lists.prefill_workers > 0) {
+    if (launches.prefill) {
       AttentionArgs prefill = a;
       prefill.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
-      launch_prefill<D>(prefill, p.lists.prefill_workers, soft_cap, stream);
+      prefill.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
+      prefill.tickets = a.tickets + 1;
+      launch_prefill<D>(prefill, p.lists.blocks, soft_cap, stream);
     }
-    if (launches.decode) launch_decode<D>(a, p.lists.decode_workers, soft_cap, stream);
+    if (launches.decode) launch_decode<D>(a, p.lists.blocks, soft_cap, stream);
   });
-  if (launches.max_merges > 0) launch_merge(a, p.work_list + p.lists.merges, launches.max_merges, stream);
+  const int merge_blocks = std::min(launches.max_merges, 2 * p.lists.workers);
+  if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
 }
 
 }  // namespace
@@ -77,7 +84,7 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
   const AttentionArgs a = make_args(p);
   if (p.dtype == DType::kBF16) return launch_bf16(p, launches, a, stream);
   check(p.dtype == DType::kF32, "attention is for bf16 and f32");
-  if (launches.decode) launch_f32(a, p.lists.decode_workers, stream);
+  if (launches.decode) launch_f32(a, p.lists.blocks, stream);
 }
 
 }  // namespace bequest

@@ -20,8 +20,10 @@ namespace bequest {
 struct AttentionLaunches {
   bool decode;
   bool prefill;
-  int max_merges;  // thread blocks per kv head of the merge; 0: none
+  int max_merges;  // 0: no merge
 };
+
+inline constexpr int kTicketInts = 4;
 
 struct CudaAttentionParams {
   const void* q;         // [T, NQ, D], rows q_stride apart, 16-byte aligned
@@ -41,6 +43,7 @@ struct CudaAttentionParams {
   WorkListLayout lists;
   float* state_values;  // [state_rows, NKV, D]: o of the partial states
   float* state_scales;  // [state_rows, NKV, 2]: {m, d}, m in powers of two
+  int32_t* tickets;     // [kTicketInts], zero before the first call; every call leaves it so
 };
 
 // Throws on a shape no kernel serves or a failed launch.

@@ -8,13 +8,21 @@
 
 namespace bequest {
 
+// How far the tickets of a launch are drawn. Both are 0 between launches.
+struct TicketCounter {
+  int32_t drawn;
+  int32_t blocks_done;
+};
+
 struct AttentionArgs {
   const void* q;
   void* out;
   const void* keys;  // of (layer, head 0) in block 0
   const int32_t* block_tables;
   const int32_t* work_list;
-  const int4* items;  // of the kernel's section
+  const int4* items;         // of the kernel's section
+  const int32_t* num_items;  // likewise
+  TicketCounter* tickets;    // likewise
   float* state_values;
   float2* state_scales;
   int64_t q_stride;
@@ -58,11 +66,43 @@ inline constexpr float kRescaleThreshold = 8.0f;
 // What to subtract from scores: an empty state's m is -inf, and -inf - -inf would be NaN.
 __device__ inline float finite_or_zero(float m) { return m == -INFINITY ? 0.0f : m; }
 
+// The tickets of this launch (item ticket / NKV for kv head ticket % NKV). A launch of no more tickets than
+// thread blocks, as most small steps are, touches no counter.
+class Tickets {
+ public:
+  __device__ explicit Tickets(const AttentionArgs& a)
+      : counter_(a.tickets), total_(__ldg(a.num_items) * a.num_kv_heads) {}
+
+  __device__ int first() const { return block() < total_ ? block() : -1; }
+
+  // A ticket nobody else has, -1: there are no more. By one thread.
+  __device__ int draw() const {
+    if (total_ <= blocks()) return -1;
+    const int ticket = blocks() + atomicAdd(&counter_->drawn, 1);
+    return ticket < total_ ? ticket : -1;
+  }
+
+  // When the block draws no more. By one thread; the last block leaves the counter as the next launch expects
+  // it.
+  __device__ void finish() const {
+    if (total_ <= blocks()) return;
+    __threadfence();
+    if (atomicAdd(&counter_->blocks_done, 1) == blocks() - 1) *counter_ = {0, 0};
+  }
+
+ private:
+  __device__ static int block() { return static_cast<int>(blockIdx.x); }
+  __device__ static int blocks() { return static_cast<int>(gridDim.x); }
+
+  TicketCounter* const counter_;
+  const int total_;
+};
+
 template <int D>
-void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
+void launch_decode(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream);
 template <int D>
-void launch_prefill(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
-void launch_f32(const AttentionArgs& a, int workers, cudaStream_t stream);
-void launch_merge(const AttentionArgs& a, const int32_t* merges, int max_merges, cudaStream_t stream);
+void launch_prefill(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream);
+void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream);
+void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream);
 
 }  // namespace bequest

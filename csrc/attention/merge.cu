@@ -79,52 +79,61 @@ __device__ void write_row(const AttentionArgs& a, const MergeEntry& entry, int r
     out[32 * i] = __floats2bfloat162_rn(state.o[i].x * inverse, state.o[i].y * inverse);
 }
 
+// Merges the rows [first, first + kWarps) of an entry, or all of fewer. By the whole block.
+template <int D>
+__device__ void merge_rows(const AttentionArgs& a, const MergeEntry& entry, int first,
+                           LaneState<D> (&shared)[kWarps][32]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int rows = entry.num_tokens * a.group;
+  const int warps_per_row = rows >= kWarps ? 1 : kWarps / rows;
+  const int row = first + (warps_per_row == 1 ? warp : warp % rows);
+  const int part = warps_per_row == 1 ? 0 : warp / rows;
+  const bool has_row = row < rows && part < warps_per_row;
+  LaneState<D> total;
+  if (has_row) total = merge_row<D>(a, entry, row, part, warps_per_row, lane);
+  if (warps_per_row > 1) {
+    __syncthreads();  // the last entry's states have been read
+    shared[warp][lane] = total;
+    __syncthreads();
+    if (part == 0)
+      for (int other = 1; other < warps_per_row; ++other) total.merge(shared[warp + other * rows][lane]);
+  }
+  if (has_row && part == 0) write_row<D>(a, entry, row, total, lane);
+}
+
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32)
     merge_kernel(const __grid_constant__ AttentionArgs a, const int4* merges) {
   __shared__ LaneState<D> shared[kWarps][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_merges = __ldg(a.work_list);
-  const int4 fields = __ldg(merges + blockIdx.x);  // maybe past the last entry, within the buffer
-  const MergeEntry entry{fields.x, fields.y, fields.z, fields.w};
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  if (blockIdx.x >= num_merges) return;
-  const int rows = entry.num_tokens * a.group;
-  const int warps_per_row = rows >= kWarps ? 1 : kWarps / rows;
-  for (int first = 0; first < rows; first += kWarps) {
-    const int row = first + (warps_per_row == 1 ? warp : warp % rows);
-    const int part = warps_per_row == 1 ? 0 : warp / rows;
-    const bool has_row = row < rows && part < warps_per_row;
-    LaneState<D> total;
-    if (has_row) total = merge_row<D>(a, entry, row, part, warps_per_row, lane);
-    if (warps_per_row > 1) {
-      shared[warp][lane] = total;
-      __syncthreads();
-      if (part == 0)
-        for (int other = 1; other < warps_per_row; ++other) total.merge(shared[warp + other * rows][lane]);
-    }
-    if (has_row && part == 0) write_row<D>(a, entry, row, total, lane);
+  for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
+    const int4 fields = __ldg(merges + index);
+    const MergeEntry entry{fields.x, fields.y, fields.z, fields.w};
+    for (int first = 0; first < entry.num_tokens * a.group; first += kWarps)
+      merge_rows<D>(a, entry, first, shared);
   }
 }
 
 template <int D>
-void launch(const AttentionArgs& a, const int4* merges, int max_merges, cudaStream_t stream) {
-  launch_kernel(Launch{merge_kernel<D>, dim3(max_merges, a.num_kv_heads), kWarps * 32, 0, Overlap::kPrevious},
-                stream, a, merges);
+void launch(const AttentionArgs& a, const int4* merges, int blocks_per_head, cudaStream_t stream) {
+  launch_kernel(
+      Launch{merge_kernel<D>, dim3(blocks_per_head, a.num_kv_heads), kWarps * 32, 0, Overlap::kPrevious},
+      stream, a, merges);
 }
 
 }  // namespace
 
-void launch_merge(const AttentionArgs& a, const int32_t* merges, int max_merges, cudaStream_t stream) {
+void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream) {
   const auto* entries = reinterpret_cast<const int4*>(merges);
   switch (a.head_dim) {
     case 64:
-      return launch<64>(a, entries, max_merges, stream);
+      return launch<64>(a, entries, blocks_per_head, stream);
     case 128:
-      return launch<128>(a, entries, max_merges, stream);
+      return launch<128>(a, entries, blocks_per_head, stream);
     case 256:
-      return launch<256>(a, entries, max_merges, stream);
+      return launch<256>(a, entries, blocks_per_head, stream);
   }
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }

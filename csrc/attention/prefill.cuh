@@ -37,10 +37,11 @@ struct PrefillShape {
 template <int D>
 class TileReader {
  public:
-  __device__ TileReader(const AttentionArgs& a, const WorkItem& item, uint8_t* shared)
+  __device__ TileReader(const AttentionArgs& a, const WorkItem& item, int head, uint8_t* shared)
       : a_(a),
         item_(item),
-        keys_(static_cast<const bf16*>(a.keys) + static_cast<int64_t>(blockIdx.y) * a.head_stride),
+        head_(head),
+        keys_(static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride),
         ids_(reinterpret_cast<int32_t*>(shared + S::kQueryBytes + 2 * S::kBufferBytes)),
         queries_(shared_address(shared)) {}
 
@@ -50,13 +51,12 @@ class TileReader {
 
   __device__ void read_queries() const {
     const int chunk = threadIdx.x % S::kChunks;
-    const int rows = item_.num_tokens * a_.group;
 #pragma unroll 4
     for (int row = threadIdx.x / S::kChunks; row < S::kRows; row += S::kRowsPerCopy) {
       const int token = row / a_.group;
       const bf16* source = static_cast<const bf16*>(a_.q) + (item_.first_token + token) * a_.q_stride +
-                           (blockIdx.y * a_.group + row % a_.group) * D + chunk * 8;
-      copy_16_async(queries_ + tile_offset<D>(row, chunk), source, row < rows);
+                           (head_ * a_.group + row % a_.group) * D + chunk * 8;
+      copy_16_async(queries_ + tile_offset<D>(row, chunk), source, row < item_.num_rows);
     }
   }
 
@@ -90,6 +90,7 @@ class TileReader {
   using S = PrefillShape<D>;
   const AttentionArgs& a_;
   const WorkItem& item_;
+  const int head_;
   const bf16* const keys_;
   int32_t* const ids_;
   const uint32_t queries_;
@@ -129,15 +130,15 @@ class WarpTile {
 
   // Writes the item's rows to the output, through the warp's own rows of the query tile, or to its partial
   // state.
-  __device__ void finish(const AttentionArgs& a, const WorkItem& item, uint8_t* queries) {
+  __device__ void finish(const AttentionArgs& a, const WorkItem& item, int head, uint8_t* queries) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) d_[t][half] = quad_sum(d_[t][half]);
     if (item.state_row >= 0)
-      store_state(a, item);
+      store_state(a, item, head);
     else
-      store_output(a, item, queries);
+      store_output(a, item, head, queries);
   }
 
  private:
@@ -272,14 +273,13 @@ class WarpTile {
     }
   }
 
-  __device__ void store_state(const AttentionArgs& a, const WorkItem& item) const {
+  __device__ void store_state(const AttentionArgs& a, const WorkItem& item, int head) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (row(t, half) >= item.num_tokens * a.group) continue;
-        const int64_t state =
-            static_cast<int64_t>(item.state_row + row(t, half)) * a.num_kv_heads + blockIdx.y;
+        if (row(t, half) >= item.num_rows) continue;
+        const int64_t state = static_cast<int64_t>(item.state_row + row(t, half)) * a.num_kv_heads + head;
         if (lane_ % 4 == 0) a.state_scales[state] = {m_[t][half], d_[t][half]};
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
@@ -288,7 +288,8 @@ class WarpTile {
       }
   }
 
-  __device__ void store_output(const AttentionArgs& a, const WorkItem& item, uint8_t* queries) const {
+  __device__ void store_output(const AttentionArgs& a, const WorkItem& item, int head,
+                               uint8_t* queries) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -301,13 +302,12 @@ class WarpTile {
       }
     __syncwarp();
     const int chunk = lane_ % S::kChunks;
-    const int rows = item.num_tokens * a.group;
 #pragma unroll 4
     for (int r = first_row_ + lane_ / S::kChunks; r < first_row_ + 16 * kTiles; r += 32 / S::kChunks) {
-      if (r >= rows) break;
+      if (r >= item.num_rows) break;
       const int64_t token = item.first_token + r / a.group;
-      bf16* out = static_cast<bf16*>(a.out) +
-                  (token * a.num_q_heads + blockIdx.y * a.group + r % a.group) * D + chunk * 8;
+      bf16* out =
+          static_cast<bf16*>(a.out) + (token * a.num_q_heads + head * a.group + r % a.group) * D + chunk * 8;
       *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(queries + tile_offset<D>(r, chunk));
     }
   }
@@ -320,9 +320,16 @@ class WarpTile {
   float d_[kTiles][2] = {};
 };
 
+// Attends one item and draws the next ticket meanwhile.
 template <int D, bool kSoftCap>
-__device__ void attend_item(const AttentionArgs& a, const WorkItem& item, uint8_t* shared) {
-  const TileReader<D> reader(a, item, shared);
+__device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket, uint8_t* shared) {
+  // The item lies in shared memory because registers are all taken.
+  __shared__ WorkItem item;
+  __shared__ int next_ticket;
+  if (threadIdx.x == 0) item = load_item(a.items, ticket / a.num_kv_heads);
+  __syncthreads();
+  const int head = ticket % a.num_kv_heads;
+  const TileReader<D> reader(a, item, head, shared);
   const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
   const int units = (item.kv_end - first_key + kUnitKeys - 1) / kUnitKeys;
   reader.read_queries();
@@ -344,8 +351,10 @@ __device__ void attend_item(const AttentionArgs& a, const WorkItem& item, uint8_
     }
     tile.add_unit(a, item, key, shared_address(shared), reader.buffer(unit));
   }
-  tile.finish(a, item, shared);
+  if (threadIdx.x == 0) next_ticket = tickets.draw();
+  tile.finish(a, item, head, shared);
   __syncthreads();  // before the next item's queries overwrite these
+  return next_ticket;
 }
 
 template <int D, bool kSoftCap>
@@ -353,19 +362,16 @@ __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
     prefill_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   asm volatile("griddepcontrol.launch_dependents;");
-  for (int index = blockIdx.x; index >= 0;) {
-    const WorkItem item = load_item(a.items, index);
-    if (item.num_tokens == 0) break;
-    attend_item<D, kSoftCap>(a, item, shared);
-    index = item.next;
-  }
+  const Tickets tickets(a);
+  for (int ticket = tickets.first(); ticket >= 0;)
+    ticket = attend_item<D, kSoftCap>(a, tickets, ticket, shared);
+  if (threadIdx.x == 0) tickets.finish();
 }
 
 template <int D>
-void launch_prefill(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream) {
+void launch_prefill(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream) {
   const auto kernel = soft_cap ? prefill_kernel<D, true> : prefill_kernel<D, false>;
-  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kPrefillThreads, PrefillShape<D>::kBlockBytes},
-                stream, a);
+  launch_kernel(Launch{kernel, dim3(blocks), kPrefillThreads, PrefillShape<D>::kBlockBytes}, stream, a);
 }
 
 }  // namespace bequest

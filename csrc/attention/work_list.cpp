@@ -15,15 +15,13 @@ static_assert(kItemInts == 8 && kMergeInts == 4 && kHeaderInts == 4,
 
 // Costs in quarters of a unit.
 constexpr int64_t kUnitCost = 4;
+constexpr int64_t kItemCost = 2;  // of starting and finishing a decode item, whatever its length
 
-struct SectionRules {
-  int64_t item_cost;  // of starting and finishing an item, whatever its length
-  int64_t min_units;  // per worker: rather fewer workers than shorter pieces
-  int64_t snap;       // a cut this close to a tile's edge (share / snap) moves to the edge; 0: every cut does
-};
-constexpr SectionRules kDecodeRules{2, 1, 32};
-constexpr SectionRules kPrefillRules{4, 4, 16};
-constexpr SectionRules kUncutRules{2, 1, 0};
+constexpr int64_t kShortShare = 16 * kUnitCost;  // shares up to this are one piece
+constexpr int64_t kPieceParts = 32;              // the smallest piece is this part of a share
+constexpr int kPiecesPerShare = 7;               // at most: 1/2 + 1/4 + 1/8 + 1/16 + 1/32 + 1/32 and rounding
+constexpr int64_t kMinPrefillUnits = 4;  // a state costs more to store and merge than shorter pieces gain
+constexpr int kPrefillPiecesPerShare = 2;
 
 struct Tile {
   int32_t sequence;
@@ -60,122 +58,124 @@ void for_each_tile(const WorkShape& shape, const WorkListLayout& layout, const W
   }
 }
 
-// Writes one section: deals the line of tiles out to its workers.
-class SectionWriter {
+// Where the line of decode units is cut: equal pieces, or ever smaller ones.
+class Cuts {
  public:
-  SectionWriter(const SectionRules& rules, int64_t total_cost, int64_t total_units, int workers, int group,
-                WorkItem* items, MergeEntry* merges, WorkListHeader* header)
-      : rules_(rules),
-        total_cost_(total_cost),
-        parts_(std::clamp<int64_t>(total_units / rules.min_units, 1, workers)),
-        workers_(workers),
-        slack_(rules.snap == 0 ? 0 : total_cost / parts_ / rules.snap),
-        group_(group),
-        items_(items),
-        merges_(merges),
-        header_(header),
-        num_items_(workers) {}
-
-  void add(const Tile& tile) {
-    const int64_t units = tile.units();
-    const int64_t end_cost = line_ + rules_.item_cost + units * kUnitCost;
-    const int32_t first_state_row = header_->num_state_rows;
-    int32_t pieces = 0;
-    for (int64_t begin = 0; begin < units;) {
-      const int64_t end = piece_end(units, begin, end_cost);
-      if (end > begin) {
-        const bool whole = begin == 0 && end == units;
-        emit(tile, begin, end, whole ? -1 : first_state_row + pieces * tile.num_tokens * group_);
-        ++pieces;
-      }
-      if (end < units) ++worker_;
-      begin = end;
-    }
-    line_ = end_cost;
-    while (worker_ + 1 < parts_ && cut(worker_ + 1) <= line_) ++worker_;
-    if (pieces < 2) return;
-    merges_[header_->num_merges++] = {tile.first_token, tile.num_tokens, first_state_row, pieces};
-    header_->num_state_rows += pieces * tile.num_tokens * group_;
+  Cuts(int64_t total, int64_t parts)
+      : total_(total), parts_(parts), smallest_(std::max(2 * kUnitCost, total / parts / kPieceParts)) {
+    begin_phase();
   }
 
-  // Marks the workers that got nothing; returns how many items were written.
-  int32_t finish() {
-    for (int32_t w = last_worker_ + 1; w < workers_; ++w) items_[w] = kNoWork;
-    return written_;
+  int64_t next() const { return origin_ + index_ * span_ / count_; }
+  bool is_last() const { return origin_ + span_ == total_ && index_ == count_; }
+  int64_t piece() const { return span_ / count_; }
+  void advance() {
+    if (index_ < count_) {
+      ++index_;
+    } else if (origin_ + span_ < total_) {
+      origin_ += span_;
+      begin_phase();
+    }
   }
 
  private:
-  static constexpr WorkItem kNoWork{0, 0, 0, 0, 0, 0, -1, -1};
-
-  // The place on the line where worker w begins.
-  int64_t cut(int64_t w) const { return w * total_cost_ / parts_; }
-
-  // Where the current worker's piece of a tile, begun at unit `begin`, ends.
-  int64_t piece_end(int64_t units, int64_t begin, int64_t end_cost) const {
-    const int64_t next_cut = cut(worker_ + 1);
-    if (worker_ + 1 >= parts_ || next_cut >= end_cost) return units;
-    const int64_t offset = std::max<int64_t>(0, next_cut - line_ - rules_.item_cost);
-    if (rules_.snap == 0) return begin == 0 && 2 * offset < units * kUnitCost ? 0 : units;
-    const int64_t end = std::clamp((offset + kUnitCost / 2) / kUnitCost, begin, units);
-    if ((units - end) * kUnitCost <= slack_) return units;
-    if (begin == 0 && end * kUnitCost <= slack_) return 0;
-    return end;
+  void begin_phase() {
+    const int64_t rest = total_ - origin_;
+    const bool equal = total_ / parts_ <= kShortShare;
+    const bool halve = !equal && rest / 2 / parts_ > smallest_;
+    span_ = halve ? rest / 2 : rest;
+    count_ = halve || equal ? parts_ : std::max<int64_t>(1, rest / smallest_);
+    index_ = 1;
   }
 
-  void emit(const Tile& tile, int64_t begin, int64_t end, int32_t state_row) {
-    int32_t index = worker_;
-    if (worker_ == last_worker_) {
-      index = num_items_++;
-      items_[last_item_].next = index;
-    } else {
-      for (int32_t w = last_worker_ + 1; w < worker_; ++w) items_[w] = kNoWork;
-      last_worker_ = worker_;
-    }
+  const int64_t total_, parts_, smallest_;
+  int64_t origin_ = 0, span_ = 0, count_ = 1, index_ = 1;
+};
+
+// Appends items and the merges of cut tiles.
+class ListWriter {
+ public:
+  ListWriter(WorkItem* items, MergeEntry* merges, WorkListHeader* header, int group)
+      : items_(items), merges_(merges), header_(header), group_(group) {}
+
+  int32_t num_items() const { return num_items_; }
+
+  // The units [begin, end) of a tile; pieces come in order, and the last ends at tile.units().
+  void add_piece(const Tile& tile, int64_t begin, int64_t end) {
+    const int32_t rows = tile.num_tokens * group_;
+    const int64_t units = tile.units();
+    const bool whole = begin == 0 && end == units;
+    if (begin == 0) num_pieces_ = 0;
+    const int32_t state_row = whole ? -1 : header_->num_state_rows + num_pieces_++ * rows;
     const int32_t origin = tile.first_unit_key();
-    items_[index] = {tile.sequence,
-                     tile.first_token,
-                     tile.num_tokens,
-                     tile.first_position,
-                     std::max(tile.kv_begin, static_cast<int32_t>(origin + begin * kUnitKeys)),
-                     std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
-                     state_row,
-                     -1};
-    last_item_ = index;
-    ++written_;
+    items_[num_items_++] = {tile.sequence,
+                            tile.first_token,
+                            tile.num_tokens,
+                            tile.first_position,
+                            std::max(tile.kv_begin, static_cast<int32_t>(origin + begin * kUnitKeys)),
+                            std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
+                            state_row,
+                            rows};
+    if (whole || end < units) return;
+    merges_[header_->num_merges++] = {tile.first_token, tile.num_tokens, header_->num_state_rows,
+                                      num_pieces_};
+    header_->num_state_rows += num_pieces_ * rows;
   }
 
-  const SectionRules rules_;
-  const int64_t total_cost_;
-  const int64_t parts_;  // workers that get a share
-  const int32_t workers_;
-  const int64_t slack_;
-  const int32_t group_;
+ private:
   WorkItem* const items_;
   MergeEntry* const merges_;
   WorkListHeader* const header_;
-  int64_t line_ = 0;  // cost of the tiles so far
-  int32_t worker_ = 0;
-  int32_t last_worker_ = -1;
-  int32_t last_item_ = -1;
-  int32_t num_items_;
-  int32_t written_ = 0;
+  const int32_t group_;
+  int32_t num_items_ = 0;
+  int32_t num_pieces_ = 0;  // of the current tile
 };
 
-int32_t write_section(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                      bool decode, int32_t* buffer, WorkListHeader* header) {
-  const int workers = decode ? layout.decode_workers : layout.prefill_workers;
-  const SectionRules rules = shape.dtype == DType::kF32 ? kUncutRules : decode ? kDecodeRules : kPrefillRules;
-  int64_t tiles = 0, units = 0;
-  for_each_tile(shape, layout, batch, decode, [&](const Tile& tile) {
+// The unit at which a piece of the tile at `line`, begun at unit `begin`, ends. A cut near an edge moves
+// there.
+int64_t piece_end(const Cuts& cuts, int64_t line, int64_t units, int64_t begin) {
+  if (cuts.is_last() || cuts.next() >= line + kItemCost + units * kUnitCost) return units;
+  const int64_t offset = std::max<int64_t>(0, cuts.next() - line - kItemCost);
+  const int64_t end = std::clamp((offset + kUnitCost / 2) / kUnitCost, begin, units);
+  const int64_t slack = cuts.piece() / 32;
+  if ((units - end) * kUnitCost <= slack) return units;
+  if (begin == 0 && end * kUnitCost <= slack) return 0;
+  return end;
+}
+
+void write_decode(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
+                  ListWriter& writer) {
+  int64_t tiles = 0, total_units = 0;
+  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) {
     ++tiles;
-    units += tile.units();
+    total_units += tile.units();
   });
-  auto* items = reinterpret_cast<WorkItem*>(buffer + (decode ? layout.decode_items : layout.prefill_items));
-  auto* merges = reinterpret_cast<MergeEntry*>(buffer + layout.merges);
-  SectionWriter writer(rules, tiles * rules.item_cost + units * kUnitCost, units, workers, shape.group(),
-                       items, merges, header);
-  for_each_tile(shape, layout, batch, decode, [&](const Tile& tile) { writer.add(tile); });
-  return writer.finish();
+  Cuts cuts(tiles * kItemCost + total_units * kUnitCost, std::clamp<int64_t>(total_units, 1, layout.workers));
+  int64_t line = 0;  // cost of the tiles so far
+  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) {
+    const int64_t units = tile.units();
+    for (int64_t begin = 0; begin < units;) {
+      const int64_t end = piece_end(cuts, line, units, begin);
+      if (end > begin) writer.add_piece(tile, begin, end);
+      if (end < units) cuts.advance();
+      begin = end;
+    }
+    line += kItemCost + units * kUnitCost;
+    while (!cuts.is_last() && cuts.next() <= line) cuts.advance();
+  });
+}
+
+void write_prefill(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
+                   ListWriter& writer) {
+  int64_t total_units = 0;
+  for_each_tile(shape, layout, batch, false, [&](const Tile& tile) { total_units += tile.units(); });
+  const int64_t longest =
+      std::max(kMinPrefillUnits, total_units / (kPrefillPiecesPerShare * layout.workers) + 1);
+  for_each_tile(shape, layout, batch, false, [&](const Tile& tile) {
+    const int64_t units = tile.units();
+    const int64_t pieces = (units + longest - 1) / longest;
+    for (int64_t i = 0; i < pieces; ++i) writer.add_piece(tile, units * i / pieces, units * (i + 1) / pieces);
+  });
 }
 
 void check_batch(const WorkShape& shape, const WorkBatch& batch) {
@@ -203,28 +203,28 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   check(f32 || group <= prefill_tile_rows(shape.head_dim), "too many query heads per kv head");
 
   WorkListLayout layout{};
-  const int blocks = shape.num_multiprocessors * attention_blocks_per_sm(shape.head_dim);
-  const int workers = std::max(1, blocks / shape.num_kv_heads);
+  layout.blocks = shape.num_multiprocessors * attention_blocks_per_sm(shape.head_dim);
+  layout.workers = std::max(1, layout.blocks / shape.num_kv_heads);
   layout.decode_tokens = f32 ? std::max(1, kDecodeRows / group) : kDecodeRows / group;
-  layout.prefill_tokens = std::max(1, prefill_tile_rows(shape.head_dim) / group);
-  layout.decode_workers = workers;
-  const int64_t longest = shape.max_tokens;  // of one sequence's queries
-  layout.prefill_workers = !f32 && longest > layout.decode_tokens ? workers : 0;
+  const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
+  layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;
 
-  // Every cut adds at most one piece, and a worker without work holds one entry.
+  // A cut adds one piece and makes at most two states; a prefill tile is cut into pieces of at least half the
+  // longest.
   const int64_t decode_tiles = f32 ? shape.max_tokens : std::min(shape.max_sequences, shape.max_tokens);
+  const int64_t decode_cuts = f32 ? 0 : kPiecesPerShare * layout.workers;
   const int64_t prefill_tiles =
-      layout.prefill_workers == 0
-          ? 0
-          : shape.max_tokens / layout.prefill_tokens +
-                std::min(shape.max_sequences, shape.max_tokens / (layout.decode_tokens + 1));
+      prefill ? shape.max_tokens / layout.prefill_tokens +
+                    std::min(shape.max_sequences, shape.max_tokens / (layout.decode_tokens + 1))
+              : 0;
+  const int64_t prefill_pieces = prefill ? 2 * kPrefillPiecesPerShare * layout.workers : 0;  // of cut tiles
+  layout.max_decode_merges = static_cast<int>(std::min(decode_cuts, decode_tiles));
+  layout.max_prefill_merges = static_cast<int>(std::min(prefill_pieces / 2, prefill_tiles));
   layout.merges = kHeaderInts;
-  layout.decode_items = layout.merges + kMergeInts * (layout.decode_workers + layout.prefill_workers);
-  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + 2 * layout.decode_workers);
-  layout.size = layout.prefill_items + kItemInts * (prefill_tiles + 2 * layout.prefill_workers);
-  layout.state_rows = f32 ? 0
-                          : 2 * (int64_t{layout.decode_workers} * kDecodeRows +
-                                 int64_t{layout.prefill_workers} * prefill_tile_rows(shape.head_dim));
+  layout.decode_items = layout.merges + kMergeInts * (layout.max_decode_merges + layout.max_prefill_merges);
+  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + decode_cuts);
+  layout.size = layout.prefill_items + kItemInts * (prefill_tiles + prefill_pieces);
+  layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim);
   return layout;
 }
 
@@ -232,9 +232,24 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
                                int32_t* buffer) {
   check_batch(shape, batch);
   WorkListHeader header{};
-  header.num_decode_items = write_section(shape, layout, batch, true, buffer, &header);
-  if (layout.prefill_workers > 0)
-    header.num_prefill_items = write_section(shape, layout, batch, false, buffer, &header);
+  auto* merges = reinterpret_cast<MergeEntry*>(buffer + layout.merges);
+  ListWriter decode(reinterpret_cast<WorkItem*>(buffer + layout.decode_items), merges, &header,
+                    shape.group());
+  if (shape.dtype == DType::kF32)
+    for_each_tile(shape, layout, batch, true,
+                  [&](const Tile& tile) { decode.add_piece(tile, 0, tile.units()); });
+  else
+    write_decode(shape, layout, batch, decode);
+  header.num_decode_items = decode.num_items();
+  if (layout.prefill_tokens > 0) {
+    auto* items = reinterpret_cast<WorkItem*>(buffer + layout.prefill_items);
+    ListWriter prefill(items, merges, &header, shape.group());
+    write_prefill(shape, layout, batch, prefill);
+    header.num_prefill_items = prefill.num_items();
+    std::stable_sort(items, items + prefill.num_items(), [](const WorkItem& a, const WorkItem& b) {
+      return a.kv_end - a.kv_begin > b.kv_end - b.kv_begin;
+    });
+  }
   *reinterpret_cast<WorkListHeader*>(buffer) = header;
   return header;
 }

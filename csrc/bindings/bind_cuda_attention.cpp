@@ -27,8 +27,8 @@ std::tuple<int, int, int> write_list(const AttentionWork& self, Address query_st
 #ifdef BEQUEST_WITH_CUDA
 void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out, Address kv_cache,
             const KvSizes& sizes, int64_t layer, float scale, float soft_cap, Address block_tables,
-            int64_t max_blocks, Address work_list, Address state_values, Address state_scales, bool decode,
-            bool prefill, int max_merges, Address stream) {
+            int64_t max_blocks, Address work_list, Address state_values, Address state_scales,
+            Address tickets, bool decode, bool prefill, int max_merges, Address stream) {
   const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
   const CudaAttentionParams params{pointer<void>(q),
                                    q_stride,
@@ -46,7 +46,8 @@ void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out,
                                    pointer<int32_t>(work_list),
                                    self.layout,
                                    pointer<float>(state_values),
-                                   pointer<float>(state_scales)};
+                                   pointer<float>(state_scales),
+                                   pointer<int32_t>(tickets)};
   cuda_paged_attention(params, {decode, prefill, max_merges}, pointer<CUstream_st>(stream));
 }
 #endif
@@ -66,10 +67,13 @@ void bind_cuda_attention(py::module_& m) {
       .def_property_readonly("state_rows", [](const AttentionWork& self) { return self.layout.state_rows; })
       .def_property_readonly("decode_tokens",
                              [](const AttentionWork& self) { return self.layout.decode_tokens; })
-      .def_property_readonly("decode_workers",
-                             [](const AttentionWork& self) { return self.layout.decode_workers; })
-      .def_property_readonly("prefill_workers",
-                             [](const AttentionWork& self) { return self.layout.prefill_workers; })
+      .def_property_readonly("workers", [](const AttentionWork& self) { return self.layout.workers; })
+      .def_property_readonly("max_merges",
+                             [](const AttentionWork& self) {
+                               return std::tuple(self.layout.max_decode_merges,
+                                                 self.layout.max_prefill_merges);
+                             })
+      .def_property_readonly_static("ticket_ints", [](const py::object&) { return kTicketInts; })
       .def_property_readonly("sections",
                              [](const AttentionWork& self) {
                                return std::tuple(self.layout.merges, self.layout.decode_items,
