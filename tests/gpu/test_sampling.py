@@ -1,4 +1,4 @@
-"""The device's sampler against the CPU's on the same logits: equal tokens, or scores that rounding cannot tell apart."""
+"""The device's sampler against the CPU's on the same logits: equal tokens, or equal scores up to rounding."""
 
 from __future__ import annotations
 
