@@ -201,7 +201,7 @@ def prepare_qkv(
     num_tokens, width = qkv.shape
     num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
     assert width == (num_q_heads + 2 * num_kv_heads) * head_dim, (width, num_q_heads, num_kv_heads, head_dim)
-    heads = qkv.view(num_tokens, -1, head_dim)
+    heads = qkv.view(num_tokens, num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads[:, :num_q_heads], heads[:, num_q_heads:-num_kv_heads], heads[:, -num_kv_heads:]
     _prepare(q, k, v, (kv_cache, layer, slot_mapping), positions, cos_sin, norm)
     return q

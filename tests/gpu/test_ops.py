@@ -162,14 +162,14 @@ def test_prepare_qkv(
     norm = ops.QkNorm(*weights, 1e-6) if with_norm else None
     q = ops.prepare_qkv(qkv, heads, cache, layer, slots, positions, cos_sin, norm)
 
-    parts = before.view(num_tokens, -1, head_dim)
+    parts = before.view(num_tokens, heads + 2 * kv_heads, head_dim)
     expected = [parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]]
     if with_norm:
         expected[:2] = [reference_head_norm(x, w, 1e-6) for x, w in zip(expected[:2], weights, strict=True)]
     if cos_sin is not None:
         expected[:2] = [reference_rotary(x, positions, cos_sin) for x in expected[:2]]
     assert_close(q, expected[0])
-    assert torch.equal(qkv.view(num_tokens, -1, head_dim)[:, heads:], parts[:, heads:])
+    assert torch.equal(qkv.view(parts.shape)[:, heads:], parts[:, heads:])
     keys_values = cache[:, layer].permute(0, 3, 1, 2, 4).reshape(num_blocks * block_size, 2, kv_heads, head_dim)
     stored = slots >= 0
     assert_close(keys_values[slots[stored], 0], expected[1][stored])
