@@ -201,8 +201,8 @@ def prepare_qkv(
     num_tokens, width = qkv.shape
     num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
     assert width == (num_q_heads + 2 * num_kv_heads) * head_dim, (width, num_q_heads, num_kv_heads, head_dim)
-    heads = qkv.view(num_tokens, -1, head_dim)
-    q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    heads = qkv.view(num_tokens, num_q_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = heads[:, :num_q_heads], heads[:, num_q_heads:-num_kv_heads], heads[:, -num_kv_heads:]
     _prepare(q, k, v, (kv_cache, layer, slot_mapping), positions, cos_sin, norm)
     return q
 
@@ -290,7 +290,7 @@ def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
 
 
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
-    """Copies blocks inside a cache, all layers, in one launch: pairs int32 [C, 2] of (source, destination), on the device.
+    """Copies blocks inside a cache, all layers, in one launch: pairs int32 [C, 2] (source, destination), on the device.
 
     A source of -1 is skipped. The copies have no order: no destination may occur twice or be a source.
     """
@@ -358,7 +358,7 @@ class DeviceLogprobs:
 def logprobs(logits: Tensor, chosen: Tensor, top: int, out: DeviceLogprobs | None = None) -> DeviceLogprobs:
     """Log-softmax of logits [N, V]: of the chosen tokens int32 [N], their ranks, and the K = `top` <= 1024 best.
 
-    A row with NaN or +inf, or whose chosen token is outside the vocabulary (padding: -1), gives NaN, rank 1 and tokens 0.
+    A row with NaN or +inf, or with a chosen token outside the vocabulary (padding: -1), gives NaN, rank 1 and tokens 0.
     """
     num, vocab_size = logits.shape
     address, dtype, stride = logit_rows(logits)

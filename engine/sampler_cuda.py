@@ -1,8 +1,8 @@
 """The sampler on a device: the contract and the tokens of engine.kernels.Sampler, with all state in device memory.
 
 Rows are opened and closed by records built here and applied by one kernel before the next sampling; they take effect in
-the order of the stream. A row's lists (masks, bias, bad words, penalty counts) live in a storage of its own, whose layout
-is made here and read by csrc/ops/sampling.cu; a row that needs none has none.
+the order of the stream. A row's lists (masks, bias, bad words, penalty counts) live in a storage of its own, laid out
+here and read by csrc/ops/sampling.cu; a row that needs none has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.kernels_cuda import logit_rows
 from engine.types import IntArray, RowSpec, SamplingParams
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
-_UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i 12x")
+_UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i 16x")
 _CLOSED, _GREEDY, _DRAWS = 0, 1, 2
 # Steps launched past a sequence's end record a token each before they are discarded.
 _DISCARDED_STEPS = 16
@@ -200,7 +200,7 @@ class CudaSampler:
         tokens: Tensor | None = None,
         bad: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens int32 [N] for logits [N, V] (float32 or bfloat16) of distinct rows, and which of them are bad, bool [N].
+        """Tokens int32 [N] for logits [N, V], float32 or bfloat16, of distinct rows, and which are bad, bool [N].
 
         rows and positions int32 [N] are on the device; row -1 is skipped (token 0, not bad). Bad: NaN or +inf in the
         logits, nothing left to sample, or a closed row; the token is 0 and the row stays as it was. Flush first.

@@ -43,7 +43,7 @@ struct SamplerRow {
   int32_t counts;           // (token, times among the outputs) [counts_capacity], one per distinct token
   int32_t counts_capacity;  // 0: no penalties
   int32_t num_counts;
-  int32_t reserved[3];
+  int32_t reserved[4];
 };
 static_assert(sizeof(SamplerRow) == 128);
 
