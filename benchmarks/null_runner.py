@@ -13,7 +13,7 @@ class NullRunner:
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens.astype(np.int32)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> StepResult:
         chosen = self._tokens[(plan.sample_positions * 7919 + plan.sample_rows * 104_729) % len(self._tokens)]
         return StepResult(plan.step, chosen, np.zeros(len(chosen), np.bool_), None)
 

@@ -1,14 +1,11 @@
-"""Puts an engine together: load, size memory, start. Each phase is logged with its time."""
+"""Puts an engine together: text side, runner, scheduler. What takes time is logged with its time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +16,12 @@ from engine.errors import ModelError
 from engine.models.embedded import embedded_model_path
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.text import TextBundle, load_text
-from engine.types import ModelInfo, Observer, Runner
+from engine.types import Observer
 
 if TYPE_CHECKING:
-    from engine.runner.memory import MemoryPlan
+    from engine.runner.prepare import Prepared
 
 log = logging.getLogger("bequest.start")
-
-# A step of this many tokens takes about a third of a second on two cores: longer ones would stall running streams.
-_CPU_BATCHED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,98 +30,48 @@ class Built:
     text: TextBundle
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    runner: Runner
-    text: TextBundle
-    info: ModelInfo
-    memory: MemoryPlan
-
-
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0005)
-    loaded = await asyncio.to_thread(_load, config)
+    path = Path(config.model) if config.model is not None else embedded_model_path()
+    if not path.exists():
+        raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")
+    text_loading = asyncio.ensure_future(asyncio.to_thread(_load_text, path))
+    try:
+        prepared = await asyncio.to_thread(_prepare, config, path)
+    finally:
+        # Both run side by side; whichever fails, the other is waited for.
+        await asyncio.wait({text_loading})
+    text = text_loading.result()
     from engine._C import BlockPool
 
-    pool = BlockPool(loaded.memory.num_blocks, config.block_size, config.enable_prefix_caching)
-    limits = SchedulerLimits(
-        config.max_num_seqs,
-        config.max_num_batched_tokens or _CPU_BATCHED_TOKENS,
-        config.enable_prefix_caching,
-    )
+    pool = BlockPool(prepared.num_blocks, config.block_size, config.enable_prefix_caching)
+    limits = SchedulerLimits(config.max_num_seqs, prepared.max_num_batched_tokens, config.enable_prefix_caching)
     engine = AsyncEngine(
-        loaded.info,
-        Scheduler(limits, pool, loaded.info.eos_token_ids),
-        loaded.runner,
-        loaded.text.tokenizer,
+        prepared.info,
+        Scheduler(limits, pool, prepared.info.eos_token_ids),
+        prepared.runner,
+        text.tokenizer,
         pipelined=config.pipelined,
         max_queued=config.max_queued,
         seed=config.seed,
         observer=observer,
     )
-    return Built(engine, loaded.text)
+    return Built(engine, text)
 
 
-def _load(config: EngineConfig) -> _Loaded:
-    """Runs in a worker thread; imports torch, which the server must not."""
-    path = Path(config.model) if config.model is not None else embedded_model_path()
-    if not path.exists():
-        raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")
-    with _phase("libraries"):
-        import torch
-
-        from engine import kernels
-        from engine.models.load import load_model
-        from engine.runner.cpu import CpuRunner
-        from engine.runner.memory import plan_memory
-
-        threads = config.threads or len(os.sched_getaffinity(0))
-        kernels.set_num_threads(threads)
-        torch.set_num_threads(threads)
-    with _phase(f"tokenizer of {path.name}"):
-        text = load_text(path)
-    with _phase("weights"):
-        loaded = load_model(path, config.dtype, config.max_model_len)
-    with _phase("cache"):
-        shape = loaded.config.kv_shape(config.block_size)  # [L, 2, NKV, BS, D]
-        memory = plan_memory(
-            block_bytes=shape.numel() * loaded.dtype.itemsize,
-            block_size=config.block_size,
-            weights=loaded.weight_bytes,
-            num_blocks=config.num_blocks,
-            cache_gb=config.kv_cache_gb,
-            max_model_len=loaded.max_model_len,
-            max_model_len_asked=config.max_model_len is not None,
-            max_num_seqs=config.max_num_seqs,
-        )
-        kv_cache = torch.empty((memory.num_blocks, *shape), dtype=loaded.dtype)
-    if memory.max_model_len < loaded.max_model_len:
-        log.warning(
-            "max_model_len lowered from %d to %d, what the cache holds", loaded.max_model_len, memory.max_model_len
-        )
-    log.info("memory: %s", memory.table(config.block_size))
-    log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
-    info = ModelInfo(
-        name=path.stem if path.suffix == ".gguf" else path.name,
-        architecture=loaded.config.architecture,
-        max_model_len=memory.max_model_len,
-        vocab_size=loaded.config.vocab_size,
-        eos_token_ids=loaded.generation.eos_token_ids,
-        dtype=_name(loaded.dtype),
-        num_parameters=loaded.num_parameters,
-        default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},
-    )
-    return _Loaded(CpuRunner(loaded.model, kv_cache, config.max_num_seqs), text, info, memory)
-
-
-@contextmanager
-def _phase(name: str) -> Iterator[None]:
+def _load_text(path: Path) -> TextBundle:
     started = time.perf_counter()
-    yield
-    log.info("%s: %.2f s", name, time.perf_counter() - started)
+    text = load_text(path)
+    log.info("tokenizer: %.2f s", time.perf_counter() - started)
+    return text
 
 
-def _name(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
+def _prepare(config: EngineConfig, path: Path) -> Prepared:
+    """In a worker thread, and torch is imported here: the server's own modules must not."""
+    started = time.perf_counter()
+    from engine.runner.prepare import prepare
+
+    log.info("libraries: %.2f s", time.perf_counter() - started)
+    return prepare(config, path)

@@ -21,6 +21,12 @@ class EngineConfig:
     model: str | None = option(
         None, "Hugging Face directory or .gguf file; default: the embedded SmolLM2-135M-Instruct"
     )
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "where the model runs; auto: a GPU if there is one and CUDA was built"
+    )
+    load_format: Literal["auto", "dummy"] = option(
+        "auto", "dummy: random weights of config.json's shape, for measuring"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it"
     )
@@ -32,6 +38,8 @@ class EngineConfig:
     block_size: int = option(16, "tokens per cache block")
     num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
     kv_cache_gb: float | None = option(None, "memory of the cache pool in GiB, where --num-blocks is not given")
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory to use, cache included")
+    enforce_eager: bool = option(False, "run without CUDA graphs")
     enable_prefix_caching: bool = option(True, "share cached blocks between requests with equal beginnings")
     max_queued: int = option(4096, "most waiting requests; beyond it a request is answered 429")
     threads: int | None = option(None, "threads of the CPU kernels; default: one per core")

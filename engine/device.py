@@ -1,6 +1,8 @@
-"""The device thread: runs plans in order and hands results back to the event loop. It owns everything on the device.
+"""The device thread: launches plans in order; results go back to the event loop. It owns everything on the device.
 
-The two threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks.
+The threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks. A CPU runner has
+computed its result when `launch` returns. A GPU runner has only queued the work: a second thread waits for it, so that
+the next plan can be queued meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from engine.types import Runner, StepPlan, StepResult
+from engine.types import PendingStep, Runner, StepPlan, StepResult
 
 T = TypeVar("T")
 
@@ -33,27 +35,47 @@ class DeviceThread:
         self._on_result = on_result
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="bequest-device", daemon=True)
+        self._launched: queue.SimpleQueue[tuple[PendingStep, float] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
+        self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
+        self._waiter.start()
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.put(plan)
 
     async def stop(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
-        """Lets the launched plans finish and ends the thread. One that hangs is left behind: it is a daemon."""
+        """Lets the launched plans finish and ends the threads. One that hangs is left behind: it is a daemon."""
         self._plans.put(None)
         await asyncio.to_thread(self._thread.join, timeout)
+        await asyncio.to_thread(self._waiter.join, timeout)
 
-    def _run(self) -> None:
+    def _launch_all(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
                 started = time.perf_counter()
-                result = self._runner.execute(plan)
-                self._post(self._on_result, replace(result, device_seconds=time.perf_counter() - started))
+                step = self._runner.launch(plan)
+                if isinstance(step, StepResult):
+                    self._deliver(step, started)
+                else:
+                    self._launched.put((step, started))
         except BaseException as error:
             self._post(self._on_failure, error)
         finally:
+            self._launched.put(None)
+            self._waiter.join()
             self._runner.close()
+
+    def _wait_all(self) -> None:
+        try:
+            while (launched := self._launched.get()) is not None:
+                step, started = launched
+                self._deliver(step.wait(), started)
+        except BaseException as error:
+            self._post(self._on_failure, error)
+
+    def _deliver(self, result: StepResult, started: float) -> None:
+        self._post(self._on_result, replace(result, device_seconds=time.perf_counter() - started))
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

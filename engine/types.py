@@ -223,10 +223,18 @@ class StepResult:
     device_seconds: float = 0.0
 
 
-class Runner(Protocol):
-    """What the device thread runs. The paged fake of the tests and the real runner implement it."""
+class PendingStep(Protocol):
+    """A step that is queued on a device."""
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def wait(self) -> StepResult:
+        """Blocks until it is done. Called once, from another thread than the one that launched it."""
+        ...
+
+
+class Runner(Protocol):
+    """What the device thread runs. The paged fake of the tests and the real runners implement it."""
+
+    def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
 
     def close(self) -> None: ...
 

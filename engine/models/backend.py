@@ -102,7 +102,7 @@ class CpuBackend:
     def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
         num_kv_heads, head_dim = projected.kv_cache.shape[3], projected.kv_cache.shape[5]
         heads = projected.qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
-        q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k, v = heads[:, :num_heads], heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
         if norm is not None:
             kernels.head_rms_norm(q, norm.q_weight, norm.eps)
             kernels.head_rms_norm(k, norm.k_weight, norm.eps)

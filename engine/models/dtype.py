@@ -24,7 +24,7 @@ def resolve_dtype(requested: str, checkpoint: torch.dtype, native_bfloat16: bool
 
 
 def resolve_cuda_dtype(requested: str) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU, whatever the checkpoint is in: its tensor cores and its bandwidth are made for it."""
+    """`auto` is bfloat16 on a GPU, whatever the checkpoint is in: tensor cores and bandwidth are made for it."""
     return resolve_dtype("bfloat16" if requested == "auto" else requested, torch.bfloat16, native_bfloat16=True)
 
 

@@ -24,7 +24,7 @@ class CpuRunner:
         self._sampler = RowSampler(max_rows, model.config.vocab_size)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> StepResult:
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)

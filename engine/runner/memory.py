@@ -7,76 +7,81 @@ from dataclasses import dataclass
 from engine.errors import ModelError
 
 GIB = 1 << 30
-# On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
-_DEFAULT_SHARE = 0.4
-_DEFAULT_MOST = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """How memory was divided. `num_blocks` counts the null block too."""
+class CacheWish:
+    """What the configuration and the model say about the cache."""
 
-    num_blocks: int
     block_bytes: int
+    block_size: int
     max_model_len: int
-    available: int
-    weights: int
+    max_model_len_asked: bool  # by the user; else it is the model's own
+    max_num_seqs: int
+    num_blocks: int | None
+    cache_gb: float | None
 
     @property
-    def cache_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
-    def table(self, block_size: int) -> str:
-        tokens = (self.num_blocks - 1) * block_size
-        return (
-            f"weights {_gib(self.weights)}, cache {_gib(self.cache_bytes)} "
-            f"({self.num_blocks:,} blocks of {block_size} tokens, {tokens:,} tokens), "
-            f"free before the cache {_gib(self.available)}"
-        )
+    def blocks_per_sequence(self) -> int:
+        return -(-self.max_model_len // self.block_size)
 
 
-def plan_memory(
-    *,
-    block_bytes: int,
-    block_size: int,
-    weights: int,
-    num_blocks: int | None,
-    cache_gb: float | None,
-    max_model_len: int,
-    max_model_len_asked: bool,
-    max_num_seqs: int,
-) -> MemoryPlan:
-    """Sizes the pool, so that at least one request of max_model_len fits.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A line of the table of memory."""
 
-    A pool that is too small for the model's own length lowers max_model_len; for a length that was asked for it is an
-    error that says which flag to set to what.
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """`num_blocks` counts the null block too."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list[Share]) -> CachePlan:
+    """Sizes the pool within `available` bytes, so that at least one request of max_model_len fits.
+
+    Unless the user says otherwise it takes up to `default_limit`. A pool that is too small for the model's own length
+    lowers max_model_len; for a length that was asked for, or without enough memory, it is an error with the table of
+    `shares` and the flags that would fit.
     """
-    available = available_memory()
-    blocks_per_sequence = -(-max_model_len // block_size)
+    num_blocks = wish.num_blocks
     if num_blocks is None:
-        limit = int(cache_gb * GIB) if cache_gb is not None else min(int(available * _DEFAULT_SHARE), _DEFAULT_MOST)
-        most_useful = blocks_per_sequence * max_num_seqs + 1
-        num_blocks = min(limit // block_bytes, most_useful)
-    usable = max(0, num_blocks - 1)
-    if usable < blocks_per_sequence:
-        if max_model_len_asked or usable == 0:
-            needed = (blocks_per_sequence + 1) * block_bytes
-            held = usable * block_size
-            raise ModelError(
-                f"The cache of {num_blocks} blocks ({_gib(num_blocks * block_bytes)}) holds {held} tokens, but one "
-                f"request may take --max-model-len {max_model_len}. Set --max-model-len {max(1, held)}, "
-                f"or --num-blocks {blocks_per_sequence + 1}, or --kv-cache-gb {needed / GIB:.2f}."
-            )
-        max_model_len = usable * block_size
-    if num_blocks * block_bytes > available:
+        limit = int(wish.cache_gb * GIB) if wish.cache_gb is not None else default_limit
+        num_blocks = max(0, min(limit // wish.block_bytes, wish.blocks_per_sequence * wish.max_num_seqs + 1))
+    if num_blocks * wish.block_bytes > available:
+        most = max(0, available // wish.block_bytes)
         raise ModelError(
-            f"The cache of {num_blocks} blocks needs {_gib(num_blocks * block_bytes)}, but only {_gib(available)} of "
-            f"memory are free. Set --num-blocks {int(available * 0.9) // block_bytes} or fewer."
+            f"The cache of {num_blocks} blocks needs {gib(num_blocks * wish.block_bytes)}, but only {gib(available)} "
+            f"of memory are free for it ({table(shares)}). Set --num-blocks {most} or fewer."
         )
-    return MemoryPlan(num_blocks, block_bytes, max_model_len, available, weights)
+    usable = max(0, num_blocks - 1)
+    held = usable * wish.block_size
+    if usable >= wish.blocks_per_sequence:
+        return CachePlan(num_blocks, wish.max_model_len)
+    if wish.max_model_len_asked or usable == 0:
+        needed = (wish.blocks_per_sequence + 1) * wish.block_bytes
+        raise ModelError(
+            f"The cache of {num_blocks} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens, but one "
+            f"request may take --max-model-len {wish.max_model_len} ({table(shares)}). Set --max-model-len "
+            f"{max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb {needed / GIB:.2f}."
+        )
+    return CachePlan(num_blocks, held)
 
 
-def available_memory() -> int:
+def table(shares: list[Share]) -> str:
+    return ", ".join(f"{share.name} {gib(share.num_bytes)}" for share in shares)
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def host_memory() -> int:
     """Bytes this process may still take: what the machine has free, and what its cgroup allows if that is less."""
     with open("/proc/meminfo") as meminfo:
         fields = dict(line.split(":", 1) for line in meminfo)
@@ -89,7 +94,3 @@ def available_memory() -> int:
     except OSError:
         pass  # no cgroup v2 here
     return max(0, available)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"

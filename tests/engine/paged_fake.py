@@ -57,7 +57,7 @@ class PagedFakeRunner:
         self.fail_at: int | None = None
         self.bad_prompt_token: int | None = None  # a history that holds it gives NaN
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> StepResult:
         if self.gate is not None and self.num_steps >= self.hold_from:
             self.gate.wait()
         self.num_steps += 1

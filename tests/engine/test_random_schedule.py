@@ -78,7 +78,7 @@ class World:
         if not self.launched:
             return
         launch = self.launched.popleft()
-        result = self.runner.execute(launch.plan)
+        result = self.runner.launch(launch.plan)
         apply_result(self.scheduler, launch, result, (EOS,), 0.0)
         for group in [g for g in self.open if g.finished]:
             self.open.remove(group)

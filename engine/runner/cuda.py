@@ -1,0 +1,264 @@
+"""The runner of the CUDA backend. Device thread only, one stream; results are waited for elsewhere.
+
+A step is: one copy of its arrays to the device, row updates and block copies if it has any, one graph (forward, logits,
+sampling), one copy of its results back. Nothing else synchronises, so the next step can be queued while this one runs.
+Log-probabilities and steps larger than any graph add launches of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine import kernels_cuda
+from engine.kernels_cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from engine.models.batch import ModelInput
+from engine.models.decoder import Decoder
+from engine.runner.cuda_results import PendingResults, ResultBuffers
+from engine.runner.cuda_sizes import Ladder, StepSize
+from engine.runner.staging import Field, Staging, StagingLayout
+from engine.sampler_cuda import CudaSampler
+from engine.types import LogprobArrays, PromptLogprobSpec, StepPlan
+
+_LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
+_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_blocks_per_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    outputs: _Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    hidden: Tensor  # [T, H]
+    logits: Tensor  # [N, V]
+
+
+class CudaRunner:
+    """Owns the weights, the KV cache, the sampler rows and the graphs."""
+
+    def __init__(self, model: Decoder, kv_cache: Tensor, limits: RunnerLimits) -> None:
+        self._model = model
+        self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._limits = limits
+        self._device = kv_cache.device
+        self._stream = torch.cuda.Stream(self._device)
+        config = model.config
+        self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
+        self._workspaces = {
+            window: CudaAttentionWorkspace(
+                num_q_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                max_sequences=limits.max_num_seqs,
+                max_tokens=limits.max_num_batched_tokens,
+                dtype=kv_cache.dtype,
+                window=window,
+                device=self._device,
+            )
+            for window in config.windows
+        }
+        self._staging = Staging(self._layout(), self._device)
+        self._results = ResultBuffers(limits.max_num_seqs, self._device)
+        self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._graphs: dict[StepSize, _Graph] = {}
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> PendingResults:
+        with torch.cuda.stream(self._stream):
+            size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens))
+            graph = None if size is None else self._graphs.get(size)
+            padded = size if size is not None and graph is not None else _exact(plan)
+            self._stage(plan, padded)
+            if len(plan.block_copies):
+                kernels_cuda.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
+            if graph is not None:
+                graph.graph.replay()
+                outputs = graph.outputs
+            else:
+                outputs = self._forward(padded)
+            return self._collect(plan, outputs)
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+
+    def capture(self) -> int:
+        """Captures a graph for every size of the ladder; returns their number."""
+        pool = torch.cuda.graph_pool_handle()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            for size in self._ladder.sizes():
+                self._stage_padding(size)
+                self._forward(size)  # loads kernels and cuBLAS plans, which a capture must not
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                    outputs = self._forward(size)
+                self._graphs[size] = _Graph(graph, outputs)
+        torch.cuda.synchronize(self._device)
+        return len(self._graphs)
+
+    def run_padding(self, num_tokens: int) -> None:
+        """One eager step of nothing but padding: what it allocates at its peak is what steps of this size need."""
+        size = StepSize(num_tokens, self._limits.max_num_seqs, prefill=True)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._stage_padding(size)
+            self._forward(size)
+        torch.cuda.synchronize(self._device)
+
+    # --- a step's arrays -----------------------------------------------------------------------------------------
+
+    def _layout(self) -> StagingLayout:
+        limits = self._limits
+        tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+        lists = [
+            Field(f"work_list_{window}", (workspace.list_len,), torch.int32)
+            for window, workspace in self._workspaces.items()
+        ]
+        return StagingLayout(
+            [
+                Field("input_ids", (tokens,), torch.int32),
+                Field("positions", (tokens,), torch.int32),
+                Field("slot_mapping", (tokens,), torch.int64),
+                Field("sample_tokens", (seqs,), torch.int32),
+                Field("sample_rows", (seqs,), torch.int32),
+                Field("sample_positions", (seqs,), torch.int32),
+                Field("copies", (seqs, 2), torch.int32),
+                Field("updates", (_UPDATE_BYTES,), torch.uint8),
+                *lists,
+                Field("block_tables", (seqs, limits.max_blocks_per_sequence), torch.int32),
+            ]
+        )
+
+    def _on_device(self, name: str) -> Tensor:
+        return self._staging.on_device(name)
+
+    def _stage(self, plan: StepPlan, size: StepSize) -> None:
+        """Writes the plan's arrays, padded to `size`, and queues their copy and the sampler's row updates."""
+        arrays = self._staging.arrays()
+        num_tokens, num_sequences, num_samples = plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens)
+        arrays["input_ids"][:num_tokens] = plan.input_ids
+        arrays["input_ids"][num_tokens : size.num_tokens] = 0
+        arrays["positions"][:num_tokens] = plan.positions
+        arrays["positions"][num_tokens : size.num_tokens] = 0
+        arrays["slot_mapping"][:num_tokens] = plan.slot_mapping
+        arrays["slot_mapping"][num_tokens : size.num_tokens] = -1
+        arrays["sample_tokens"][:num_samples] = plan.sample_tokens
+        arrays["sample_tokens"][num_samples : size.num_samples] = 0
+        arrays["sample_rows"][:num_samples] = plan.sample_rows
+        arrays["sample_rows"][num_samples : size.num_samples] = -1
+        arrays["sample_positions"][:num_samples] = plan.sample_positions
+        arrays["copies"][: len(plan.block_copies)] = plan.block_copies
+        arrays["block_tables"][:num_sequences, : plan.block_tables.shape[1]] = plan.block_tables
+        for window, workspace in self._workspaces.items():
+            workspace.write_list(plan.query_start, plan.seq_lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+        self._send(plan, arrays, num_sequences)
+
+    def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
+        for row in plan.close_rows:
+            self._sampler.close_row(row)
+        for spec in plan.open_rows:
+            self._sampler.open_row(spec)
+        updates = self._sampler.pack_updates()
+        travels = updates is not None and len(updates[0]) <= _UPDATE_BYTES
+        if updates is not None and travels:
+            arrays["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
+        self._staging.send(self._staging.used_bytes("block_tables", num_sequences))
+        if updates is None:
+            return
+        staged = self._on_device("updates")
+        if not travels:
+            content = torch.frombuffer(bytearray(updates[0]), dtype=torch.uint8)
+            staged = content.pin_memory().to(self._device, non_blocking=True)
+        self._sampler.apply_updates(staged, updates[1])
+
+    def _stage_padding(self, size: StepSize) -> None:
+        """A step of `size` without one real token: nothing is attended, written or sampled."""
+        arrays = self._staging.arrays()
+        arrays["input_ids"][: size.num_tokens] = 0
+        arrays["positions"][: size.num_tokens] = 0
+        arrays["slot_mapping"][: size.num_tokens] = -1
+        arrays["sample_tokens"][: size.num_samples] = 0
+        arrays["sample_rows"][: size.num_samples] = -1
+        starts, lens = np.zeros(1, np.int32), np.empty(0, np.int32)
+        for window, workspace in self._workspaces.items():
+            workspace.write_list(starts, lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+        self._staging.send(self._staging.layout.num_bytes)
+
+    # --- what a graph holds --------------------------------------------------------------------------------------
+
+    def _forward(self, size: StepSize) -> _Outputs:
+        """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
+        hidden = self._model.forward(
+            ModelInput(
+                input_ids=self._on_device("input_ids")[: size.num_tokens],
+                positions=self._on_device("positions")[: size.num_tokens],
+                slot_mapping=self._on_device("slot_mapping")[: size.num_tokens],
+                kv_cache=self._kv_cache,
+                attention={window: self._bind(window, size) for window in self._workspaces},
+                last_tokens=self._sampler.last_tokens,
+            )
+        )
+        rows = self._on_device("sample_tokens")[: size.num_samples]
+        logits = self._model.logits(hidden.index_select(0, rows))
+        self._sampler.sample(
+            logits,
+            self._on_device("sample_rows")[: size.num_samples],
+            self._on_device("sample_positions")[: size.num_samples],
+            self._results.tokens[: size.num_samples],
+            self._results.bad[: size.num_samples],
+        )
+        return _Outputs(hidden, logits)
+
+    def _bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
+        return self._workspaces[window].bind(
+            self._on_device(f"work_list_{window}"),
+            self._on_device("block_tables"),
+            max_query_len=size.num_tokens if size.prefill else 1,
+        )
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def _collect(self, plan: StepPlan, outputs: _Outputs) -> PendingResults:
+        num_samples = len(plan.sample_tokens)
+        if plan.num_logprobs is not None and num_samples:
+            kernels_cuda.logprobs(
+                outputs.logits[:num_samples],
+                self._results.tokens[:num_samples],
+                plan.num_logprobs,
+                self._results.logprobs(num_samples, plan.num_logprobs),
+            )
+        prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
+        return self._results.send(plan.step, num_samples, plan.num_logprobs, prompt)
+
+    def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
+        """Synchronous: a request that asks for these pays for them."""
+        rows = hidden[spec.first_token : spec.first_token + len(spec.targets)]
+        targets = torch.from_numpy(spec.targets).to(self._device)
+        parts = []
+        for i in range(0, len(spec.targets), _LOGIT_ROWS):
+            part = slice(i, i + _LOGIT_ROWS)
+            parts.append(kernels_cuda.logprobs(self._model.logits(rows[part]), targets[part], spec.top))
+        return LogprobArrays(
+            torch.cat([p.chosen for p in parts]).cpu().numpy(),
+            torch.cat([p.rank for p in parts]).cpu().numpy(),
+            torch.cat([p.top_ids for p in parts]).cpu().numpy(),
+            torch.cat([p.top for p in parts]).cpu().numpy(),
+        )
+
+
+def _exact(plan: StepPlan) -> StepSize:
+    return StepSize(plan.num_tokens, len(plan.sample_tokens), prefill=True)

@@ -1,0 +1,102 @@
+"""A step's results on their way back: one buffer on the device, pinned ones that take turns, one copy per step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels_cuda import DeviceLogprobs
+from engine.runner.staging import Field, StagingLayout
+from engine.types import LogprobArrays, StepResult
+
+MOST_LOGPROBS = 20
+_TURNS = 4  # steps whose results may be on their way or unread at once
+
+
+class PendingResults:
+    """A launched step. `wait` may be called from another thread, once."""
+
+    __slots__ = ("_arrays", "_copied", "_num_logprobs", "_num_samples", "_prompt", "_step")
+
+    def __init__(
+        self,
+        step: int,
+        copied: torch.cuda.Event,
+        arrays: dict[str, np.ndarray],
+        num_samples: int,
+        num_logprobs: int | None,
+        prompt: tuple[LogprobArrays, ...],
+    ) -> None:
+        self._step = step
+        self._copied = copied
+        self._arrays = arrays
+        self._num_samples = num_samples
+        self._num_logprobs = num_logprobs
+        self._prompt = prompt
+
+    def wait(self) -> StepResult:
+        self._copied.synchronize()
+        num, top = self._num_samples, self._num_logprobs
+        logprobs = None
+        if top is not None and num:
+            logprobs = LogprobArrays(
+                self._arrays["chosen"][:num].copy(),
+                self._arrays["rank"][:num].copy(),
+                self._arrays["top_ids"][: num * top].reshape(num, top).copy(),
+                self._arrays["top"][: num * top].reshape(num, top).copy(),
+            )
+        tokens, bad = self._arrays["tokens"][:num].copy(), self._arrays["bad"][:num].copy()
+        return StepResult(self._step, tokens, bad, logprobs, self._prompt)
+
+
+class ResultBuffers:
+    def __init__(self, max_samples: int, device: torch.device) -> None:
+        self._layout = StagingLayout(
+            [
+                Field("tokens", (max_samples,), torch.int32),
+                Field("bad", (max_samples,), torch.bool),
+                Field("chosen", (max_samples,), torch.float32),
+                Field("rank", (max_samples,), torch.int32),
+                Field("top_ids", (max_samples * MOST_LOGPROBS,), torch.int32),
+                Field("top", (max_samples * MOST_LOGPROBS,), torch.float32),
+            ]
+        )
+        self._device_buffer = torch.zeros(self._layout.num_bytes, dtype=torch.uint8, device=device)
+        self._pinned = [torch.zeros(self._layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays = [
+            {name: self._layout.view(buffer, name).numpy() for name in self._layout.places} for buffer in self._pinned
+        ]
+        self._turn = 0
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._view("tokens")
+
+    @property
+    def bad(self) -> Tensor:
+        return self._view("bad")
+
+    def logprobs(self, num: int, top: int) -> DeviceLogprobs:
+        return DeviceLogprobs(
+            self._view("chosen")[:num],
+            self._view("rank")[:num],
+            self._view("top_ids")[: num * top].view(num, top),
+            self._view("top")[: num * top].view(num, top),
+        )
+
+    def send(
+        self, step: int, num_samples: int, num_logprobs: int | None, prompt: tuple[LogprobArrays, ...]
+    ) -> PendingResults:
+        """Queues the copy back on the current stream."""
+        turn, self._turn = self._turn, (self._turn + 1) % _TURNS
+        last = "bad" if num_logprobs is None else "top"
+        offset, field = self._layout.places[last]
+        used = offset + field.shape[0] * field.dtype.itemsize
+        self._pinned[turn][:used].copy_(self._device_buffer[:used], non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return PendingResults(step, copied, self._arrays[turn], num_samples, num_logprobs, prompt)
+
+    def _view(self, name: str) -> Tensor:
+        return self._layout.view(self._device_buffer, name)

@@ -1,0 +1,55 @@
+"""The sizes that graphs are captured for, and which of them serves a step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+# Steps of more tokens run eagerly: their kernels are long enough to hide the launches.
+MOST_GRAPH_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What a graph is padded to. `prefill`: some sequence may have more than one query."""
+
+    num_tokens: int
+    num_samples: int
+    prefill: bool
+
+
+def decode_ladder(max_num_seqs: int) -> list[int]:
+    """Batch sizes of decode graphs: fine steps where a padded row costs much of the time, coarse ones above."""
+    sizes = [1, 2, 4, 8, *range(16, 256, 8), *range(256, 512, 16), *range(512, 4097, 64)]
+    below = [size for size in sizes if size < max_num_seqs]
+    return [*below, max_num_seqs]
+
+
+def mixed_ladder(max_num_batched_tokens: int) -> list[int]:
+    """Token counts of graphs for steps that carry a prefill."""
+    most = min(max_num_batched_tokens, MOST_GRAPH_TOKENS)
+    sizes = [32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048]
+    return [*(size for size in sizes if size < most), most]
+
+
+class Ladder:
+    """All sizes of an engine."""
+
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._decode = decode_ladder(max_num_seqs)
+        self._mixed = mixed_ladder(max_num_batched_tokens)
+
+    def sizes(self) -> list[StepSize]:
+        """Largest first: smaller graphs then fit into the memory of larger ones."""
+        mixed = [StepSize(size, self._max_num_seqs, prefill=True) for size in reversed(self._mixed)]
+        return mixed + [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
+
+    def size_for(self, num_tokens: int, num_sequences: int, num_samples: int) -> StepSize | None:
+        """The smallest size that holds the step; None: run it eagerly."""
+        if num_tokens == num_sequences and num_samples <= num_tokens and num_tokens <= self._decode[-1]:
+            padded = self._decode[bisect_left(self._decode, num_tokens)]
+            return StepSize(padded, padded, prefill=False)
+        if num_tokens > self._mixed[-1]:
+            return None
+        return StepSize(self._mixed[bisect_left(self._mixed, num_tokens)], self._max_num_seqs, prefill=True)

@@ -1,0 +1,186 @@
+"""From a configuration to a runner that is ready: load, size the cache, capture graphs. Logs each phase with its time.
+
+Imports torch; called from a worker thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine import kernels
+from engine._C import with_cuda
+from engine.config import EngineConfig
+from engine.errors import ModelError
+from engine.models.load import LoadedModel, load_model
+from engine.runner.cpu import CpuRunner
+from engine.runner.memory import GIB, CachePlan, CacheWish, Share, gib, host_memory, plan_cache, table
+from engine.types import ModelInfo, Runner
+
+log = logging.getLogger("bequest.start")
+
+# A step of this many tokens takes about a third of a second on two cores: longer ones would stall running streams.
+_CPU_BATCHED_TOKENS = 256
+# Here every step still fits a graph.
+_CUDA_BATCHED_TOKENS = 2048
+# On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
+_CPU_SHARE = 0.4
+_CPU_MOST = 4 * GIB
+# Graphs keep memory of their own beside the activations.
+_GRAPH_BYTES = GIB // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    runner: Runner
+    info: ModelInfo
+    num_blocks: int
+    max_num_batched_tokens: int
+
+
+def prepare(config: EngineConfig, path: Path) -> Prepared:
+    return _prepare_cuda(config, path) if _use_cuda(config) else _prepare_cpu(config, path)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    log.info("%s: %.2f s", name, time.perf_counter() - started)
+
+
+def _use_cuda(config: EngineConfig) -> bool:
+    if config.device == "cpu" or (config.device == "auto" and not with_cuda):
+        return False
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not with_cuda:
+        raise ModelError("--device cuda, but this build has no CUDA: build with BEQUEST_CUDA=on")
+    if config.device == "cuda" and not available:
+        raise ModelError("--device cuda, but torch finds no CUDA device")
+    return available
+
+
+def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
+    threads = config.threads or len(os.sched_getaffinity(0))
+    kernels.set_num_threads(threads)
+    torch.set_num_threads(threads)
+    with phase("weights"):
+        loaded = load_model(path, config.dtype, config.max_model_len, dummy=config.load_format == "dummy")
+    with phase("cache"):
+        available = host_memory()
+        shares = [Share("weights", loaded.weight_bytes), Share("free before the cache", available)]
+        wish = _wish(config, loaded)
+        plan = plan_cache(wish, available, min(int(available * _CPU_SHARE), _CPU_MOST), shares)
+        kv_cache = torch.empty((plan.num_blocks, *loaded.config.kv_shape(config.block_size)), dtype=loaded.dtype)
+    _log_memory(wish, plan, loaded, shares)
+    log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
+    runner = CpuRunner(loaded.model, kv_cache, config.max_num_seqs)
+    tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
+    return Prepared(runner, _info(config, path, loaded, plan), plan.num_blocks, tokens)
+
+
+def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
+    from engine.models.cuda_backend import CudaBackend
+    from engine.runner.cuda import CudaRunner, RunnerLimits
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS
+    with phase("device"):
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free
+    with phase("weights"):
+        loaded = load_model(
+            path,
+            config.dtype,
+            config.max_model_len,
+            backend=CudaBackend(device),
+            dummy=config.load_format == "dummy",
+        )
+        torch.cuda.synchronize(device)
+    wish = _wish(config, loaded)
+    shape = loaded.config.kv_shape(config.block_size)
+    limits = RunnerLimits(config.max_num_seqs, tokens, wish.blocks_per_sequence)
+    with phase("activations"):
+        # One step of the largest size beside a cache of one block tells what the steps need.
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        probe = CudaRunner(loaded.model, torch.zeros((2, *shape), dtype=loaded.dtype, device=device), limits)
+        probe.run_padding(tokens)
+        activations = torch.cuda.max_memory_allocated(device) - before
+        probe.close()
+        del probe
+        torch.cuda.empty_cache()
+    with phase("cache"):
+        free, total = torch.cuda.mem_get_info(device)
+        graphs = 0 if config.enforce_eager else activations + _GRAPH_BYTES
+        available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs
+        shares = [
+            Share("total", total),
+            Share("others", others),
+            Share("weights", loaded.weight_bytes),
+            Share("activations", activations),
+            Share("graphs", graphs),
+            Share("left for the cache", max(0, available)),
+        ]
+        plan = plan_cache(wish, max(0, available), max(0, available), shares)
+        # Not empty: rows of padding read the null block, and NaN there would be spread by nobody but is hard to debug.
+        kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.dtype, device=device)
+    _log_memory(wish, plan, loaded, shares)
+    log.info("device: %s; weights and cache in %s", torch.cuda.get_device_name(device), _name(loaded.dtype))
+    runner = CudaRunner(loaded.model, kv_cache, limits)
+    if not config.enforce_eager:
+        with phase("graphs"):
+            count = runner.capture()
+        log.info("graphs: %d sizes", count)
+    return Prepared(runner, _info(config, path, loaded, plan), plan.num_blocks, tokens)
+
+
+def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
+    return CacheWish(
+        block_bytes=loaded.config.kv_shape(config.block_size).numel() * loaded.dtype.itemsize,
+        block_size=config.block_size,
+        max_model_len=loaded.max_model_len,
+        max_model_len_asked=config.max_model_len is not None,
+        max_num_seqs=config.max_num_seqs,
+        num_blocks=config.num_blocks,
+        cache_gb=config.kv_cache_gb,
+    )
+
+
+def _log_memory(wish: CacheWish, plan: CachePlan, loaded: LoadedModel, shares: list[Share]) -> None:
+    if plan.max_model_len < loaded.max_model_len:
+        log.warning(
+            "max_model_len lowered from %d to %d, what the cache holds", loaded.max_model_len, plan.max_model_len
+        )
+    log.info(
+        "memory: %s; cache %s (%s blocks of %d tokens, %s tokens)",
+        table(shares),
+        gib(plan.num_blocks * wish.block_bytes),
+        f"{plan.num_blocks:,}",
+        wish.block_size,
+        f"{(plan.num_blocks - 1) * wish.block_size:,}",
+    )
+
+
+def _info(config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan) -> ModelInfo:
+    return ModelInfo(
+        name=path.stem if path.suffix == ".gguf" else path.name,
+        architecture=loaded.config.architecture,
+        max_model_len=plan.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=loaded.generation.eos_token_ids,
+        dtype=_name(loaded.dtype),
+        num_parameters=loaded.num_parameters,
+        default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

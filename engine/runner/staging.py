@@ -1,0 +1,76 @@
+"""A step's data on its way to the device: every array at a fixed place of one buffer, so that one copy brings them all.
+
+Graphs read the arrays at these places; a step writes what it has and leaves the rest as padding. Pinned buffers take
+turns, because a copy out of one may still be under way when the next step is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 256
+_TURNS = 3  # one on its way, one behind it, one being written
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An array in the buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class StagingLayout:
+    """Where each field lies. The last field should be the one that steps fill least: only what is used is copied."""
+
+    def __init__(self, fields: list[Field]) -> None:
+        self.places: dict[str, tuple[int, Field]] = {}
+        offset = 0
+        for field in fields:
+            self.places[field.name] = (offset, field)
+            size = int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize
+            offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.num_bytes = offset
+
+    def view(self, buffer: Tensor, name: str) -> Tensor:
+        """The field as a tensor over a buffer of bytes."""
+        offset, field = self.places[name]
+        size = int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize
+        return buffer[offset : offset + size].view(field.dtype).view(field.shape)
+
+
+class Staging:
+    """The device buffer of a layout, and the pinned ones that feed it."""
+
+    def __init__(self, layout: StagingLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.device_buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self._pinned = [torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays = [{name: layout.view(buffer, name).numpy() for name in layout.places} for buffer in self._pinned]
+        self._sent = [torch.cuda.Event() for _ in range(_TURNS)]
+        self._turn = 0
+
+    def on_device(self, name: str) -> Tensor:
+        return self.layout.view(self.device_buffer, name)
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays of the next step, to be written in place; waits until their last copy is done."""
+        self._sent[self._turn].synchronize()
+        return self._arrays[self._turn]
+
+    def send(self, num_bytes: int) -> None:
+        """Queues the copy of the first `num_bytes` on the current stream."""
+        self.device_buffer[:num_bytes].copy_(self._pinned[self._turn][:num_bytes], non_blocking=True)
+        self._sent[self._turn].record()
+        self._turn = (self._turn + 1) % _TURNS
+
+    def used_bytes(self, last: str, rows: int) -> int:
+        """Bytes up to and with the first `rows` rows of the last field."""
+        offset, field = self.layout.places[last]
+        return offset + rows * int(np.prod(field.shape[1:], dtype=np.int64)) * field.dtype.itemsize
