@@ -75,6 +75,9 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Qwen2Config(**SHAPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1),
     ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=32)),
+    # Head dims that tensor-core attention serves.
+    "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
+    "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
 }
 
 

@@ -1,0 +1,137 @@
+"""The whole engine on a GPU with random weights of known shapes: single stream, decode steps, offline load, start-up.
+
+    python -m benchmarks.gpu_engine [--shapes qwen3-0.6b llama-3.1-8b] [--quick] [--json FILE]
+
+Every figure comes with what it is compared to, measured in the same run: the floor of a decode step is the bytes of the
+weights and of the KV that it reads over the read bandwidth that this device shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.model_shapes import SHAPES, write_model
+from engine.build import Built, build_engine
+from engine.config import EngineConfig
+from engine.types import OutputMode, Request, SamplingParams, StepStats
+
+
+@dataclass
+class Busy:
+    """An Observer: how long steps took on the device, and how many tokens they made."""
+
+    steps: int = 0
+    generated: int = 0
+
+    def on_step(self, stats: StepStats) -> None:
+        self.steps += 1
+        self.generated += stats.generated_tokens
+
+    def on_finish(self, stats: object) -> None:
+        pass
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of summing 8 GiB, the best of five."""
+    data = torch.empty(4 << 30, dtype=torch.bfloat16, device="cuda").fill_(1.0).view(torch.int32)
+    best = 0.0
+    for _ in range(5):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        data.max()
+        end.record()
+        end.synchronize()
+        best = max(best, data.nbytes / (start.elapsed_time(end) / 1e3))
+    return best
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(1000, 30000) for _ in range(count))
+
+
+async def run_requests(built: Built, jobs: list[tuple[int, int]], salt: str) -> float:
+    """Seconds for all (prompt length, output length) jobs at once."""
+
+    async def one(i: int, prompt_len: int, output_len: int) -> None:
+        params = SamplingParams(max_tokens=output_len, temperature=0, ignore_eos=True)
+        request = Request(f"{salt}-{i}", "bench", tokens(prompt_len, hash((salt, i))), params, output=OutputMode.FINAL)
+        async for _ in built.engine.generate(request):
+            pass
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one(i, *job) for i, job in enumerate(jobs)))
+    return time.perf_counter() - started
+
+
+async def decode_rate(built: Built, batch: int, context: int, steps: int, salt: str) -> float:
+    """Seconds per decode step of `batch` sequences: the difference of a long and a short run on the same prompts."""
+    short = await run_requests(built, [(context, 8)] * batch, salt)  # also fills the prefix cache
+    short = await run_requests(built, [(context, 8)] * batch, salt)
+    long = await run_requests(built, [(context, 8 + steps)] * batch, salt)
+    return (long - short) / steps
+
+
+async def measure(shape: str, directory: Path, quick: bool, bandwidth: float) -> dict[str, Any]:
+    figures: dict[str, Any] = {"shape": shape}
+    started = time.perf_counter()
+    busy = Busy()
+    config = EngineConfig(
+        model=str(directory), load_format="dummy", max_model_len=2560, max_num_seqs=256, device="cuda"
+    )
+    built = await build_engine(config, busy)  # type: ignore[arg-type]
+    await run_requests(built, [(16, 1)], "first")
+    figures["start_seconds"] = time.perf_counter() - started
+    weights = built.engine.info.num_parameters * 2
+    kv_per_token = SHAPES[shape].kv_bytes_per_token
+    for batch in (1, 32):
+        seconds = await decode_rate(built, batch, 1024, 64 if quick else 256, f"decode{batch}")
+        floor = (weights + batch * (1024 + 64) * kv_per_token) / bandwidth
+        figures[f"decode_{batch}_ms"] = seconds * 1e3
+        figures[f"decode_{batch}_over_floor"] = seconds / floor
+    seconds = await run_requests(built, [(512, 512)], "single")
+    figures["single_stream_tokens_per_second"] = 512 / seconds
+    count, prompt_len, output_len = SHAPES[shape].load
+    count = count // 4 if quick else count
+    seconds = await run_requests(built, [(prompt_len, output_len)] * count, "load")
+    figures["load"] = f"{count} × ({prompt_len}, {output_len})"
+    figures["load_tokens_per_second"] = count * output_len / seconds
+    await built.engine.stop()
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--quick", action="store_true", help="a quarter of the load, for a first look")
+    parser.add_argument("--json", help="write the figures to this file")
+    options = parser.parse_args()
+    logging.basicConfig(level="INFO", format="%(message)s")
+    bandwidth = read_bandwidth()
+    torch.cuda.empty_cache()
+    print(f"read bandwidth {bandwidth / 1e12:.2f} TB/s")
+    results = []
+    for shape in options.shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            directory = write_model(shape, Path(folder) / shape)
+            results.append(asyncio.run(measure(shape, directory, options.quick, bandwidth)))
+        torch.cuda.empty_cache()
+        for name, value in results[-1].items():
+            print(f"  {name:36} {value:,.3f}" if isinstance(value, float) else f"  {name:36} {value}", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"bandwidth": bandwidth, "engines": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Models that are measured with random weights: a config.json of a real shape and a tokenizer that decodes anything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    config: dict[str, Any]
+    load: tuple[int, int, int]  # requests, prompt tokens, output tokens
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.config["num_hidden_layers"] * 2 * self.config["num_key_value_heads"] * self.config["head_dim"] * 2
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape(
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "max_position_embeddings": 40960,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": True,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "dtype": "bfloat16",
+            "eos_token_id": 0,
+        },
+        load=(1024, 512, 256),
+    ),
+    "llama-3.1-8b": Shape(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 128256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "dtype": "bfloat16",
+            "eos_token_id": 0,
+        },
+        load=(256, 1000, 1000),
+    ),
+}
+
+
+def write_model(shape: str, directory: Path) -> Path:
+    """A directory that `bequest serve --load-format dummy` takes."""
+    directory.mkdir(parents=True)
+    config = SHAPES[shape].config
+    (directory / "config.json").write_text(json.dumps(config))
+    # Every token of the vocabulary is a word of its own, so that text streams at its usual size.
+    vocabulary = {f"<{i}>" if i < 256 else f"Ġw{i}": i for i in range(config["vocab_size"])}
+    for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())):
+        del vocabulary[f"<{i}>"]
+        vocabulary[character] = i
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
