@@ -205,7 +205,7 @@ class AsyncEngine:
         if group.request.output is OutputMode.FINAL and not group.finished:
             return
         first = not group.delivered
-        choices = tuple(d for s in group.sequences if (d := s.output.take(always=first)) is not None)
+        choices = tuple([d for s in group.sequences if (d := s.output.take(first)) is not None])
         finished = group.finished
         if not choices and not finished:
             return

@@ -118,6 +118,7 @@ class Scheduler:
             self._num_waiting -= 1
         self._release(sequence)
         sequence.status = Status.FINISHED
+        sequence.group.num_finished += 1
 
     def close(self, group: Group) -> None:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""

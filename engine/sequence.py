@@ -85,6 +85,7 @@ class Group:
     arrived_at: float
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
+    num_finished: int = 0  # of its sequences
     closed: bool = False  # finished, failed or aborted: owns nothing any more
     delivered: bool = False  # the first Delta is out
     cached_tokens: int = 0
@@ -100,7 +101,8 @@ class Group:
 
     @property
     def finished(self) -> bool:
-        return all(s.status is Status.FINISHED for s in self.sequences)
+        """Every choice is complete. Before the fork there is no other choice than the first."""
+        return self.num_finished == len(self.sequences)
 
     @property
     def completion_tokens(self) -> int:

@@ -10,13 +10,13 @@ first event, to wait for a lagging client, and at the end.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
+from msgspec import structs
 
 from engine.types import ChoiceDelta, Delta, TokenLogprob, Usage
 from server.errors import ApiError, from_engine, internal
@@ -63,7 +63,7 @@ class _Held:
 
     def merged(self) -> ChoiceDelta:
         assert self.last is not None
-        return dataclasses.replace(
+        return structs.replace(
             self.last,
             text="".join(self.text),
             token_ids=tuple(self.token_ids),
