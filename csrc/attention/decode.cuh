@@ -92,13 +92,14 @@ class StepReader {
       // Slots without a key the item sees may hold anything, NaN included: they become zeros.
       const bool valid = token_ + row >= begin_ && token_ + row < end_;
       const uint32_t destination = stage + tile_offset<D>(row, chunk);
-      copy_16_async(destination, source, valid);
-      copy_16_async(destination + S::kTileBytes, source + a_.values_after_keys, valid);
+      copy_16_once_async(destination, source, valid, policy_);
+      copy_16_once_async(destination + S::kTileBytes, source + a_.values_after_keys, valid, policy_);
     }
   }
 
   const AttentionArgs& a_;
   const int warp_, lane_;
+  const uint64_t policy_ = read_once_policy();
   const bf16* keys_;
   const int32_t* table_ = nullptr;
   int item_, token_ = 0, begin_ = 0, end_ = 0;
