@@ -40,6 +40,8 @@ void spin_chains(long iterations, std::index_sequence<I...>) {
   Vec x = Vec{} + 1.0f, y = Vec{} + 0.5f;
   asm volatile("" : "+m"(x), "+m"(y));
   Vec acc[kChains] = {};
+  // Unknown to the compiler: it would fold chains that start alike into one.
+  asm volatile("" : "+m"(acc));
   for (long i = 0; i < iterations; ++i) ((acc[I] = x * acc[I] + y), ...);
   asm volatile("" ::"m"(acc));
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 
@@ -50,6 +51,107 @@ def rotary(
     rotary_dim: int,
 ) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
+
+# --- csrc/attention, KV tensors; kv_sizes is (NB, L, NKV, BS, D)
+
+def write_kv(
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    slots: int,
+    num_tokens: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+) -> None: ...
+def copy_blocks(
+    source: int,
+    source_blocks: int,
+    destination: int,
+    destination_blocks: int,
+    block_bytes: int,
+    pairs: int,
+    num_pairs: int,
+) -> None: ...
+
+class AttentionPlan:
+    def __init__(
+        self,
+        query_start: int,
+        seq_lens: int,
+        block_tables: int,
+        num_sequences: int,
+        max_blocks: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        causal: bool,
+        window: int,
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_items(self) -> int: ...
+
+def paged_attention(
+    q: int,
+    q_stride: int,
+    out: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+    scale: float,
+    soft_cap: float,
+    plan: AttentionPlan,
+) -> None: ...
+
+# --- csrc/ops, sampling
+
+class Sampler:
+    def __init__(self, num_rows: int, vocab_size: int) -> None: ...
+    def open_row(
+        self,
+        row: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        repetition_penalty: float,
+        seed: int,
+        choice: int,
+        min_tokens: int,
+        logit_bias: Sequence[tuple[int, float]],
+        allowed: Sequence[int] | None,
+        bad_words: Sequence[Sequence[int]],
+        held_back: Sequence[int],
+        prompt: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None: ...
+    def close_row(self, row: int) -> None: ...
+    def resolve(self, ids: int, count: int) -> None: ...
+    def sample(self, logits: int, stride: int, rows: int, positions: int, num: int, tokens: int, bad: int) -> None: ...
+
+def logprobs(
+    logits: int,
+    stride: int,
+    num: int,
+    vocab_size: int,
+    chosen: int,
+    top: int,
+    chosen_logprob: int,
+    rank: int,
+    top_ids: int,
+    top_logprob: int,
+) -> None: ...
+def philox4x32(counter: Sequence[int], key: int) -> list[int]:
+    """Four words for a counter of four words."""
 
 # --- csrc/cache
 
@@ -103,10 +205,11 @@ class BlockPool:
     def release(self, block: int) -> None:
         """Gives a reference back."""
     def begin_plan(self) -> None:
-        """Until end_plan() no block that a reported copy (or swap-in, on the host pool) reads is handed out again.
+        """Opens the planning of a step, whose swaps and copies run before its forward, in no order of their own.
 
-        Copies and swaps of one step run before the step and in no order of their own, so a plan must not reuse
-        what it reads. Without an open plan such blocks are free at once.
+        Until end_plan() no block that a reported copy reads (on a host pool: that a swap-in reads) is handed out
+        again, and blocks prepared for writing are not copied: match_partial() passes them over, a write that
+        would copy one is an Error. Without an open plan the caller has to see to that.
         """
     def end_plan(self) -> None: ...
     def clear_index(self) -> None:
@@ -169,7 +272,7 @@ def count_distinct_blocks(tables: Sequence[BlockTable]) -> int:
 def try_swap_out(tables: Sequence[BlockTable], host: BlockPool) -> list[tuple[int, int]] | None:
     """Moves the blocks that only `tables` hold to `host`: (device, host) pairs. None: no room, nothing changed.
 
-    Within one plan, swap out first: before swapping in and before preparing writes in the same tables.
+    Tables that a plan swapped in or prepared for writing are not swapped out by the same plan.
     """
 
 def try_swap_in(tables: Sequence[BlockTable], device: BlockPool) -> list[tuple[int, int]] | None:

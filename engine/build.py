@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.engine import AsyncEngine
+from engine.errors import ModelError
+from engine.models.embedded import embedded_model_path
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.text import TextBundle, load_text
 from engine.types import ModelInfo, Observer, Runner
@@ -70,11 +72,13 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
 
 def _load(config: EngineConfig) -> _Loaded:
     """Runs in a worker thread; imports torch, which the server must not."""
+    path = Path(config.model) if config.model is not None else embedded_model_path()
+    if not path.exists():
+        raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")
     with _phase("libraries"):
         import torch
 
         from engine import kernels
-        from engine.models.embedded import embedded_model_path
         from engine.models.load import load_model
         from engine.runner.cpu import CpuRunner
         from engine.runner.memory import plan_memory
@@ -82,7 +86,6 @@ def _load(config: EngineConfig) -> _Loaded:
         threads = config.threads or len(os.sched_getaffinity(0))
         kernels.set_num_threads(threads)
         torch.set_num_threads(threads)
-    path = Path(config.model) if config.model is not None else embedded_model_path()
     with _phase(f"tokenizer of {path.name}"):
         text = load_text(path)
     with _phase("weights"):

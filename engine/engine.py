@@ -35,6 +35,7 @@ from engine.sequence import Group, Status
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
     Delta,
+    EngineLoad,
     ModelInfo,
     Observer,
     OutputMode,
@@ -130,6 +131,10 @@ class AsyncEngine:
     @property
     def num_open(self) -> int:
         return len(self._groups)
+
+    def load(self) -> EngineLoad:
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return EngineLoad(scheduler.num_running, scheduler.num_waiting, pool.num_used, pool.num_blocks - 1)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -328,13 +333,8 @@ class AsyncEngine:
     def _observe(self, launch: Launch, result: StepResult, first: tuple[float, ...], inter: tuple[float, ...]) -> None:
         if self.observer is None:
             return
-        pool = self.scheduler.pool
         self.observer.on_step(
             StepStats(
-                running=self.scheduler.num_running,
-                waiting=self.scheduler.num_waiting,
-                used_blocks=pool.num_used,
-                usable_blocks=pool.num_blocks - 1,
                 prompt_tokens=launch.num_prompt_tokens,
                 generated_tokens=len(first) + len(inter),
                 preempted=launch.num_preempted,

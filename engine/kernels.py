@@ -3,12 +3,14 @@
 On the CPU activations are float32; weights are stored in float32 or bfloat16 and multiplied in float32.
 All results depend, to the bit, on a token's own row alone: neither the batch around it nor the number of threads
 changes them. Functions release the GIL. Dims: T tokens, H hidden, N outputs, K inputs, I intermediate, NQ / NKV heads,
-D head dim, P positions.
+D head dim, P positions, S sequences, NB blocks, L layers, BS tokens per block, MB blocks per row, V vocabulary.
+Host arrays (lengths, tables, rows) are int32, numpy or torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine import _C
+from engine.types import BoolArray, FloatArray, IntArray, RowSpec
 
 Error = _C.Error
 
@@ -50,10 +53,15 @@ def _check_i32(tensor: Tensor, *shape: int) -> None:
     assert tensor.shape == shape, (tuple(tensor.shape), shape)
 
 
-def _check_heads(tensor: Tensor) -> None:
-    """Float32 heads [T, heads, D] on the CPU, heads of a token dense, tokens perhaps apart (a slice of a fused row)."""
-    assert tensor.dtype is _F32 and tensor.is_cpu and tensor.dim() == 3, (tensor.dtype, tensor.shape)
-    assert tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2], tensor.stride()
+def _check_heads(tensor: Tensor) -> tuple[int, int, int, int]:
+    """Float32 heads [T, heads, D] on the CPU, heads of a token dense, tokens perhaps apart (a slice of a fused row).
+
+    Returns T, heads, D and the distance of tokens."""
+    num_tokens, num_heads, head_dim = tensor.shape
+    token_stride, head_stride, stride = tensor.stride()
+    assert tensor.dtype is _F32 and tensor.is_cpu, tensor.dtype
+    assert stride == 1 and head_stride == head_dim, tensor.stride()
+    return num_tokens, num_heads, head_dim, token_stride
 
 
 # --- dense layers -------------------------------------------------------------------------------------------------
@@ -165,10 +173,9 @@ def rms_norm(
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
-    num_tokens, num_heads, head_dim = x.shape
-    _check_heads(x)
+    num_tokens, num_heads, head_dim, token_stride = _check_heads(x)
     _check_f32(weight, head_dim)
-    _C.head_rms_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), num_tokens, num_heads, head_dim, eps)
+    _C.head_rms_norm(x.data_ptr(), token_stride, weight.data_ptr(), num_tokens, num_heads, head_dim, eps)
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -177,19 +184,17 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
     R dimensions of a head turn. A position outside [0, P) is an Error.
     """
-    num_tokens, q_heads, head_dim = q.shape
-    k_heads = k.shape[1]
+    num_tokens, q_heads, head_dim, q_stride = _check_heads(q)
+    k_tokens, k_heads, k_dim, k_stride = _check_heads(k)
     num_positions, rotary_dim = cos_sin.shape
-    _check_heads(q)
-    _check_heads(k)
-    assert k.shape[0] == num_tokens and k.shape[2] == head_dim, (q.shape, k.shape)
+    assert k_tokens == num_tokens and k_dim == head_dim, (q.shape, k.shape)
     _check_i32(positions, num_tokens)
     _check_f32(cos_sin, num_positions, rotary_dim)
     _C.rotary(
         q.data_ptr(),
         k.data_ptr(),
-        q.stride(0),
-        k.stride(0),
+        q_stride,
+        k_stride,
         positions.data_ptr(),
         cos_sin.data_ptr(),
         num_tokens,
@@ -225,9 +230,18 @@ def _gated(gate_up: Tensor, activation: int) -> Tensor:
 
 # --- attention, cache, sampling ----------------------------------------------------------------------------------
 
-_KV_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
-
 HostInts = npt.NDArray[np.int32] | Tensor
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _logit_stride(logits: Tensor) -> int:
+    """Elements between the rows of logits f32 [N, V]."""
+    stride = logits.stride()
+    assert logits.dtype == torch.float32 and stride[1] == 1
+    return stride[0]
 
 
 def _host_ints(array: HostInts) -> tuple[int, tuple[int, ...]]:
@@ -236,7 +250,7 @@ def _host_ints(array: HostInts) -> tuple[int, tuple[int, ...]]:
         assert array.dtype == torch.int32 and array.is_contiguous() and array.device.type == "cpu"
         return array.data_ptr(), tuple(array.shape)
     assert array.dtype == np.int32 and array.flags.c_contiguous
-    return array.__array_interface__["data"][0], array.shape
+    return _address(array), array.shape
 
 
 def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
@@ -270,7 +284,7 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: T
         slot_mapping.data_ptr(),
         num_tokens,
         kv_cache.data_ptr(),
-        _KV_DTYPES[kv_cache.dtype],
+        _DTYPE_CODES[kv_cache.dtype],
         sizes,
         layer,
     )
@@ -377,7 +391,7 @@ def paged_attention(
         _row_stride(q),
         out.data_ptr(),
         kv_cache.data_ptr(),
-        _KV_DTYPES[kv_cache.dtype],
+        _DTYPE_CODES[kv_cache.dtype],
         _kv_sizes(kv_cache),
         layer,
         scale,
@@ -385,3 +399,93 @@ def paged_attention(
         plan._plan,
     )
     return out
+
+
+class Sampler:
+    """Chooses tokens for `num_rows` sampler rows, each opened with a sequence's parameters and history.
+
+    Masks and bias, penalties, temperature, min_p, top_k, top_p, draw. A row's token depends on its own logits,
+    parameters, history and position alone, bit for bit.
+    """
+
+    __slots__ = ("_sampler", "_vocab_size")
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._sampler = _C.Sampler(num_rows, vocab_size)
+        self._vocab_size = vocab_size
+
+    def open_row(self, spec: RowSpec) -> None:
+        params = spec.params
+        held_back = (*spec.eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
+        self._sampler.open_row(
+            spec.row,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.repetition_penalty,
+            spec.seed,
+            spec.choice,
+            params.min_tokens,
+            params.logit_bias,
+            params.allowed_token_ids,
+            params.bad_words,
+            held_back,
+            spec.prompt_token_ids,
+            spec.output_token_ids,
+        )
+
+    def close_row(self, row: int) -> None:
+        self._sampler.close_row(row)
+
+    def resolve(self, input_ids: IntArray) -> IntArray:
+        """A copy of input_ids [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
+        resolved = input_ids.copy()
+        address, (count,) = _host_ints(resolved)
+        self._sampler.resolve(address, count)
+        return resolved
+
+    def sample(self, logits: Tensor, rows: HostInts, positions: HostInts) -> tuple[IntArray, BoolArray]:
+        """Tokens [N] for logits f32 [N, V] of distinct rows [N], and which of them are bad.
+
+        positions [N] are those of the sampled tokens; they key the random numbers. Bad: NaN or +inf in the logits, or
+        nothing left to sample; the token is 0 and the row stays as it was.
+        """
+        address, (num,) = _host_ints(rows)
+        positions_address, positions_shape = _host_ints(positions)
+        assert logits.shape == (num, self._vocab_size) and positions_shape == (num,)
+        tokens = np.empty(num, np.int32)
+        bad = np.empty(num, np.bool_)
+        self._sampler.sample(
+            logits.data_ptr(), _logit_stride(logits), address, positions_address, num, _address(tokens), _address(bad)
+        )
+        return tokens, bad
+
+
+def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
+    """Log-softmax of logits f32 [N, V]: of the chosen tokens [N], their ranks [N], the best ids and values [N, top].
+
+    Rank is 1 + the number of greater logits; equal ones are listed by lower id. A row with NaN gives NaN.
+    """
+    num, vocab_size = logits.shape
+    chosen_address, chosen_shape = _host_ints(chosen)
+    assert chosen_shape == (num,)
+    chosen_logprob = np.empty(num, np.float32)
+    rank = np.empty(num, np.int32)
+    top_ids = np.empty((num, top), np.int32)
+    top_logprob = np.empty((num, top), np.float32)
+    _C.logprobs(
+        logits.data_ptr(),
+        _logit_stride(logits),
+        num,
+        vocab_size,
+        chosen_address,
+        top,
+        _address(chosen_logprob),
+        _address(rank),
+        _address(top_ids),
+        _address(top_logprob),
+    )
+    return chosen_logprob, rank, top_ids, top_logprob

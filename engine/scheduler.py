@@ -57,6 +57,20 @@ class _Draft:
     num_preempted: int = 0
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """What the chunks of a step lead to: samples, ends of prompts, log-probabilities of prompts."""
+
+    sampled: list[Sequence] = field(default_factory=list)
+    sample_tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    opened: list[RowSpec] = field(default_factory=list)
+    ended: list[Group] = field(default_factory=list)
+    specs: list[PromptLogprobSpec] = field(default_factory=list)
+    spec_groups: list[Group] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+
+
 class Scheduler:
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_token_ids: tuple[int, ...]) -> None:
         self.limits = limits
@@ -128,9 +142,11 @@ class Scheduler:
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
-        sequence.tokens.append(token_id)
+        sequence.accept(token_id)
         if self.limits.prefix_caching and sequence.status is Status.RUNNING:
-            sequence.table.commit(sequence.tokens, min(sequence.num_computed, len(sequence.tokens)))
+            known = min(sequence.num_computed, sequence.num_prompt + sequence.num_output)
+            if known % self.pool.block_size == 0:
+                sequence.table.commit(sequence.tokens, known)
 
     def check_idle(self) -> None:
         """Nothing runs or waits: then every block and every row must be back."""
@@ -142,17 +158,18 @@ class Scheduler:
     # --- running sequences ---------------------------------------------------------------------------------------
 
     def _schedule_running(self, draft: _Draft) -> None:
-        ready = [s for s in self._running if s.num_pending > 0 and self._may_advance(s)]
-        ready.sort(key=lambda s: (s.num_pending > 1, s.urgency))
-        for sequence in ready:
+        # One that wants no more samples only waits for its last token to come back, unless its prompt is not done.
+        ready = [
+            (s.planned_len - s.num_computed > 1, s.urgency, s)
+            for s in self._running
+            if s.num_computed < s.planned_len and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
+        ]
+        ready.sort()
+        for _, _, sequence in ready:
             if draft.budget == 0:
                 return
             if sequence.status is Status.RUNNING:  # not preempted by one before it
                 self._schedule_chunk(draft, sequence)
-
-    def _may_advance(self, sequence: Sequence) -> bool:
-        """False for a sequence that only waits for its last token to come back."""
-        return sequence.wants_sample or sequence.num_computed < sequence.num_prompt
 
     def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it was preempted itself."""
@@ -240,35 +257,10 @@ class Scheduler:
             [count for _, _, count in draft.chunks],
             [s.row for s, _, _ in draft.chunks],
         )
-        sampled: list[Sequence] = []
-        sample_tokens: list[int] = []
-        positions: list[int] = []
-        ended: list[Group] = []
-        specs: list[PromptLogprobSpec] = []
-        spec_groups: list[Group] = []
-        opened: list[RowSpec] = []
-        num_prompt_tokens = 0
         closing, self._rows_to_close = tuple(self._rows_to_close), []
+        outcome = _Outcome()
         for (sequence, begin, count), start in zip(draft.chunks, batch.query_start.tolist(), strict=False):
-            if self.limits.prefix_caching:
-                sequence.table.commit(sequence.tokens, min(sequence.num_computed, len(sequence.tokens)))
-            num_prompt_tokens += max(0, min(begin + count, sequence.num_prompt) - begin)
-            if (spec := _prompt_logprobs(sequence, begin, count, start)) is not None:
-                specs.append(spec)
-                spec_groups.append(sequence.group)
-            if sequence.num_pending > 0:
-                continue
-            choices = self._choices_at_end_of_prompt(sequence)
-            if not sequence.wants_sample:
-                ended.append(sequence.group)
-                continue
-            for choice in choices:
-                if choice.row == NO_ROW:
-                    opened.append(self._open_row(choice))
-                sampled.append(choice)
-                sample_tokens.append(start + count - 1)
-                positions.append(choice.planned_len)
-                choice.num_in_flight += 1
+            self._conclude_chunk(outcome, sequence, begin, count, start)
         self._step += 1
         plan = StepPlan(
             step=self._step,
@@ -282,14 +274,45 @@ class Scheduler:
             swap_out=_NO_PAIRS,
             swap_in=_NO_PAIRS,
             close_rows=closing,
-            open_rows=tuple(opened),
-            sample_tokens=np.asarray(sample_tokens, dtype=np.int32),
-            sample_rows=np.asarray([s.row for s in sampled], dtype=np.int32),
-            sample_positions=np.asarray(positions, dtype=np.int32),
-            num_logprobs=_most_logprobs(sampled),
-            prompt_logprobs=tuple(specs),
+            open_rows=tuple(outcome.opened),
+            sample_tokens=np.asarray(outcome.sample_tokens, dtype=np.int32),
+            sample_rows=np.asarray([s.row for s in outcome.sampled], dtype=np.int32),
+            sample_positions=np.asarray(outcome.positions, dtype=np.int32),
+            num_logprobs=_most_logprobs(outcome.sampled),
+            prompt_logprobs=tuple(outcome.specs),
         )
-        return Launch(plan, tuple(sampled), tuple(ended), tuple(spec_groups), num_prompt_tokens, draft.num_preempted)
+        return Launch(
+            plan,
+            tuple(outcome.sampled),
+            tuple(outcome.ended),
+            tuple(outcome.spec_groups),
+            outcome.num_prompt_tokens,
+            draft.num_preempted,
+        )
+
+    def _conclude_chunk(self, outcome: _Outcome, sequence: Sequence, begin: int, count: int, start: int) -> None:
+        """What the chunk [begin, begin + count) of a sequence, at token `start` of the step, leads to."""
+        if begin < sequence.num_prompt or count > 1:
+            # Known tokens: whoever comes next may share them. A sampled token is committed when it is known.
+            if self.limits.prefix_caching:
+                sequence.table.commit(sequence.tokens, min(begin + count, len(sequence.tokens)))
+            outcome.num_prompt_tokens += max(0, min(begin + count, sequence.num_prompt) - begin)
+            if (spec := _prompt_logprobs(sequence, begin, count, start)) is not None:
+                outcome.specs.append(spec)
+                outcome.spec_groups.append(sequence.group)
+        if begin + count < sequence.planned_len:
+            return
+        choices = self._choices_at_end_of_prompt(sequence)
+        if not sequence.wants_sample:
+            outcome.ended.append(sequence.group)
+            return
+        for choice in choices:
+            if choice.row == NO_ROW:
+                outcome.opened.append(self._open_row(choice))
+            outcome.sampled.append(choice)
+            outcome.sample_tokens.append(start + count - 1)
+            outcome.positions.append(choice.planned_len)
+            choice.note_sampling()
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, or all choices of its group when its prefill ends here and they part ways."""

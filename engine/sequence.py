@@ -40,15 +40,28 @@ class Sequence:
     status: Status = Status.WAITING
     last_token_at: float = 0.0
     num_prompt: int = field(init=False)
+    num_output: int = field(init=False, default=0)  # sampled and applied
+    planned_len: int = field(init=False)  # len(tokens) + num_in_flight
+    most_len: int = field(init=False)  # prompt + max_tokens
     urgency: tuple[int, int, int] = field(init=False)  # sorts: lower runs earlier and is preempted later
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.group.request.prompt_token_ids)
-        self.urgency = (self.group.request.priority, self.group.arrival_number, self.choice)
+        request = self.group.request
+        self.num_prompt = self.planned_len = len(request.prompt_token_ids)
+        self.most_len = self.num_prompt + request.params.max_tokens
+        self.urgency = (request.priority, self.group.arrival_number, self.choice)
 
-    @property
-    def planned_len(self) -> int:
-        return len(self.tokens) + self.num_in_flight
+    # Plain counts, moved by these two and nobody else: they are read several times per token.
+
+    def note_sampling(self) -> None:
+        """A launched step samples a token for it."""
+        self.num_in_flight += 1
+        self.planned_len += 1
+
+    def accept(self, token_id: int) -> None:
+        """The token in flight is known."""
+        self.tokens.append(token_id)
+        self.num_output += 1
 
     @property
     def num_pending(self) -> int:
@@ -56,13 +69,9 @@ class Sequence:
         return self.planned_len - self.num_computed
 
     @property
-    def num_output(self) -> int:
-        return len(self.tokens) - self.num_prompt
-
-    @property
     def wants_sample(self) -> bool:
         """Whether completing the pending tokens should sample one more."""
-        return self.planned_len - self.num_prompt < self.group.request.params.max_tokens
+        return self.planned_len < self.most_len
 
 
 @dataclass(slots=True, eq=False)

@@ -258,13 +258,19 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class StepStats:
-    """What one applied step did, and how the engine stands after it."""
+class EngineLoad:
+    """How the engine stands at this moment."""
 
-    running: int
+    running: int  # sequences
     waiting: int
     used_blocks: int
     usable_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one applied step did."""
+
     prompt_tokens: int  # computed in this step
     generated_tokens: int
     preempted: int

@@ -39,6 +39,7 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
 def make_app(engine: EngineLike, text: TextLike, config: ServerConfig, keys: Keys, metrics: Metrics) -> web.Application:
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
+    metrics.load = engine.load
     gate = Gate(keys, host=config.host, guard_metrics=config.guard_metrics, allowed_origins=config.allowed_origins)
     context = Context(
         engine=engine,

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
-from engine.types import ChoiceDelta, Request, Usage
+from engine.types import ChoiceDelta, Request
 from server import fields, sampling
-from server.chunks import Chunks, PromptLogprobs, usage_event
+from server.chunks import Chunks, PromptLogprobs
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generation import (
-    Job,
     Prompt,
     check_not_empty,
     check_stream_options,
     collect,
     engine_requests,
     json_response,
+    open_stream,
+    send_stream,
     truncated,
     usage_object,
 )
@@ -27,7 +27,6 @@ from server.intake import read_object
 from server.logprobs import Spelling, chat_logprobs, finite, prompt_logprobs
 from server.names import new_id
 from server.prompts import chat_prompt
-from server.sse import EventStream
 from server.wire import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -70,18 +69,10 @@ async def _stream(
     request: Request,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    wants_usage = body.stream_options is not None and body.stream_options.include_usage
-
-    def last_event(usages: Sequence[Usage]) -> bytes:
-        return usage_event(head, usage_object(usages)) if wants_usage else b""
-
-    stream = EventStream(last_event, context.config.sse_keep_alive_interval)
+    stream, chunk_head = open_stream(context, body, head)
     shape = ChatShape(context, body, Prompt(request.prompt_token_ids))
-    chunk_head = {**head, "usage": None} if wants_usage else head
     source = stream.add_source(ChatChunks(shape, chunk_head, request.params.n))
-    with Job(context.engine, [request], [source]):
-        await stream.wait_first()
-        return await stream.run(http, headers)
+    return await send_stream(context.engine, http, [request], [source], stream, headers)
 
 
 class ChatShape:

@@ -8,24 +8,24 @@ from typing import Any
 
 from aiohttp import web
 
-from engine.types import ChoiceDelta, Request, TokenLogprob, Usage
+from engine.types import ChoiceDelta, Request, TokenLogprob
 from server import fields, sampling
-from server.chunks import Chunks, PromptLogprobs, usage_event
+from server.chunks import Chunks, PromptLogprobs
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generation import (
-    Job,
     Prompt,
     check_stream_options,
     collect,
     engine_requests,
     json_response,
+    open_stream,
+    send_stream,
     usage_object,
 )
 from server.intake import read_object
 from server.logprobs import Spelling, completion_logprobs, finite, prompt_logprobs
 from server.names import new_id
 from server.prompts import completion_prompts
-from server.sse import EventStream
 from server.wire import CompletionBody
 
 
@@ -65,20 +65,12 @@ async def _stream(
     requests: Sequence[Request],
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    wants_usage = body.stream_options is not None and body.stream_options.include_usage
-
-    def last_event(usages: Sequence[Usage]) -> bytes:
-        return usage_event(head, usage_object(usages)) if wants_usage else b""
-
-    stream = EventStream(last_event, context.config.sse_keep_alive_interval)
-    chunk_head = {**head, "usage": None} if wants_usage else head
+    stream, chunk_head = open_stream(context, body, head)
     sources = [
         stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n))
         for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
     ]
-    with Job(context.engine, requests, sources):
-        await stream.wait_first()
-        return await stream.run(http, headers)
+    return await send_stream(context.engine, http, requests, sources, stream, headers)
 
 
 class CompletionChunks(Chunks):

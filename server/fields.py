@@ -92,6 +92,12 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
             raise ApiError(400, "unknown_parameter", message, param=wire.shorten(name))
         elif name != "best_of":
             ignored.append(name)
+    options = raw.get("stream_options")
+    if "stream_options" in known and isinstance(options, dict):
+        inner = wire.StreamOptions.__struct_fields__
+        ignored += [
+            f"stream_options.{name}" for name, value in options.items() if name not in inner and value is not None
+        ]
     _check_best_of(raw)
     return wire.convert(raw, body), ignored
 

@@ -19,9 +19,11 @@ from aiohttp import web
 from engine.errors import EngineError
 from engine.types import ChoiceDelta, Delta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
 from server import sampling
+from server.chunks import usage_event
 from server.context import TENANT, Context
 from server.errors import from_engine, invalid
 from server.interfaces import EngineLike
+from server.sse import EventStream, Source
 from server.wire import GenerationBody
 
 
@@ -80,34 +82,56 @@ class Collector:
         self.choices: dict[int, ChoiceDelta] = {}
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
         self.usage: Usage | None = None
-        self.error: EngineError | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.usage is not None or self.error is not None
+        self.finished = False
 
     def __call__(self, delta: Delta) -> None:
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         for choice in delta.choices:
             self.choices[choice.index] = choice
-        self.usage, self.error = delta.usage, delta.error
-        if self.finished and not self._done.done():
+        self.usage, self.finished = delta.usage, delta.finished
+        if self._done.done():
+            return
+        if delta.error is not None:
+            self._done.set_exception(from_engine(delta.error))
+        elif self.finished:
             self._done.set_result(None)
 
 
 async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Collector]:
-    """Runs the requests to their end; raises the first error. Cancelled when the client goes away."""
+    """Runs the requests to their end; the first error ends them all. Cancelled when the client goes away."""
     loop = asyncio.get_running_loop()
-    futures: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
-    collectors = [Collector(future) for future in futures]
+    ends: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
+    collectors = [Collector(end) for end in ends]
     whole = [replace(request, output=OutputMode.FINAL) for request in requests]
     with Job(engine, whole, collectors):
-        for future, collector in zip(futures, collectors, strict=True):
-            await future
-            if collector.error is not None:
-                raise from_engine(collector.error) from collector.error
+        await asyncio.gather(*ends)
     return collectors
+
+
+def open_stream(context: Context, body: GenerationBody, head: dict[str, Any]) -> tuple[EventStream, dict[str, Any]]:
+    """A stream, and the head of its chunks. Where the last chunk tells the usage, the others say that it is null."""
+    if body.stream_options is None or not body.stream_options.include_usage:
+        return EventStream(lambda usages: b"", context.config.sse_keep_alive_interval), head
+
+    def last_event(usages: Sequence[Usage]) -> bytes:
+        return usage_event(head, usage_object(usages))
+
+    return EventStream(last_event, context.config.sse_keep_alive_interval), {**head, "usage": None}
+
+
+async def send_stream(
+    engine: EngineLike,
+    http: web.Request,
+    requests: Sequence[Request],
+    sources: Sequence[Source],
+    stream: EventStream,
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    """Runs the requests into the stream. What fails before the first event is raised; cancelled as `collect` is."""
+    with Job(engine, requests, sources):
+        await stream.wait_first()
+        return await stream.run(http, headers)
 
 
 def engine_requests(

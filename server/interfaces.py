@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from engine.types import ModelInfo, Request, Sink
+from engine.types import EngineLoad, ModelInfo, Request, Sink
 
-EngineState = Literal["loading", "ready", "draining", "dead"]
+EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 
 
 class EngineLike(Protocol):
@@ -23,6 +23,8 @@ class EngineLike(Protocol):
     def abort(self, request_id: str) -> None:
         """Stops a request wherever it stands; no Delta follows. A request that has ended is left alone."""
 
+    def load(self) -> EngineLoad: ...
+
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - the engine's to enforce
         """Takes no new work; True if everything that ran finished in time."""
 
@@ -34,14 +36,12 @@ class EngineLike(Protocol):
 
 class TokenizerLike(Protocol):
     @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def special_ids(self) -> Collection[int]: ...
+    def max_chars_per_token(self) -> int | None:
+        """The most characters of text one token can stand for; None where nothing bounds it."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str: ...
 
@@ -49,20 +49,18 @@ class TokenizerLike(Protocol):
 
 
 class ChatTemplateLike(Protocol):
-    @property
-    def source(self) -> str: ...
-
     def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Raises InvalidRequest where the template refuses the conversation."""
+        """Raises InvalidRequest where the template refuses the conversation. Maps `developer` to `system` for a
+        template that does not know it, and parses the arguments of tool calls."""
 
 
 class TextLike(Protocol):

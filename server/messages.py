@@ -7,27 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from server.errors import ApiError, invalid, missing
 from server.wire import shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 
 
-def conversation(messages: list[dict[str, Any]] | None, knows_developer: bool) -> list[dict[str, Any]]:
-    """The messages for a template; `developer` is `system` to one that does not know it."""
+def conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     if messages is None:
         raise missing("messages", "`messages` is missing: send a list of {role, content}.")
     if not messages:
         raise invalid("`messages` is empty; send at least one message.", "messages")
-    plain = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    if not knows_developer:
-        for message in plain:
-            if message["role"] == "developer":
-                message["role"] = "system"
-    return plain
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def text_length(messages: list[dict[str, Any]]) -> int:
+    """Characters, near enough to tell a long conversation from a short one."""
+    return sum(len(str(message)) for message in messages)
 
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
@@ -42,7 +40,7 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
         plain["content"] = ""  # it called tools and said nothing
     else:
         raise missing(f"{path}.content")
-    for name in ("name", "reasoning_content", "tool_call_id"):
+    for name in _STRINGS:
         if name in given:
             plain[name] = _string(given, name, path)
     if given.get("tool_calls"):
@@ -50,12 +48,12 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     return plain
 
 
-def _content(content: Any, path: str) -> str:
+def _content(content: Any, path: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _wrong_type(path, "a string or a list of parts")
-    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return [{"type": "text", "text": _part(part, f"{path}[{index}]")} for index, part in enumerate(content)]
 
 
 def _part(part: Any, path: str) -> str:
@@ -71,7 +69,7 @@ def _part(part: Any, path: str) -> str:
 
 
 def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
-    """Calls the assistant made. Templates write out `arguments` themselves, so they get the object, not its JSON."""
+    """Calls the assistant made. `arguments` may be anything: a model may have written broken JSON there."""
     if not isinstance(calls, list):
         raise _wrong_type(path, "a list")
     plain = []
@@ -82,14 +80,8 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
             raise _wrong_type(f"{at}.function", "an object with `name` and `arguments`")
         name = _string(function, "name", f"{at}.function")
         arguments = function.get("arguments")
-        if isinstance(arguments, str) and arguments:
-            try:
-                arguments = msgspec.json.decode(arguments)
-            except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
-                raise invalid(f"`{at}.function.arguments` is not valid JSON.", f"{at}.function.arguments") from None
-        plain.append(
-            {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments or {}}}
-        )
+        shown = {"name": name, "arguments": {} if arguments is None else arguments}
+        plain.append({"id": call.get("id"), "type": "function", "function": shown})
     return plain
 
 

@@ -5,7 +5,7 @@ library."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from engine.types import RequestStats, StepStats
+from engine.types import EngineLoad, RequestStats, StepStats
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01)
 _TOKEN_SECONDS = (*_STEP_SECONDS, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -52,9 +52,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.model_name = ""  # the label on everything, known when the model is
-        self._running = 0
-        self._waiting = 0
-        self._cache_usage = 0.0
+        self.load: Callable[[], EngineLoad] = lambda: EngineLoad(0, 0, 0, 0)  # asked at each exposition
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._preemptions = 0
@@ -77,9 +75,6 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def on_step(self, stats: StepStats) -> None:
-        self._running = stats.running
-        self._waiting = stats.waiting
-        self._cache_usage = stats.used_blocks / stats.usable_blocks if stats.usable_blocks else 0.0
         self._prompt_tokens += stats.prompt_tokens
         self._generation_tokens += stats.generated_tokens
         self._preemptions += stats.preempted
@@ -112,10 +107,12 @@ class Metrics(Collector):
         yield from self._histograms()
 
     def _gauges(self) -> Iterator[Metric]:
+        load = self.load()
+        usage = load.used_blocks / load.usable_blocks if load.usable_blocks else 0.0
         for name, text, value in (
-            ("num_requests_running", "Requests that run.", self._running),
-            ("num_requests_waiting", "Requests that wait to run.", self._waiting),
-            ("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", self._cache_usage),
+            ("num_requests_running", "Sequences that run.", load.running),
+            ("num_requests_waiting", "Sequences that wait to run.", load.waiting),
+            ("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
         ):
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             gauge.add_metric([self.model_name], value)

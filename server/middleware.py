@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -51,7 +50,7 @@ def error_response(error: ApiError) -> web.Response:
 async def common_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Runs before each answer's head is sent."""
     own = header_id(request.headers.get("X-Request-Id"))
-    response.headers["X-Request-Id"] = own or request.get(ANSWER_ID) or f"req-{secrets.token_hex(16)}"
+    response.headers["X-Request-Id"] = own or request.get(ANSWER_ID) or new_id("req-")
     response.headers["Server"] = "bequest"
     response.headers.update(request.app[CONTEXT].gate.cors_headers(request))
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from engine.errors import EngineError
+from engine.text import ChatTemplate, no_template_error
 from server.context import Context
 from server.errors import ApiError, from_engine, invalid, missing
 from server.generation import Prompt, check_not_empty, truncated
-from server.messages import conversation
-from server.sampling import check_ids
+from server.messages import conversation, text_length
+from server.sampling import check_ids, context_exceeded
 from server.wire import ChatBody, CompletionBody, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
@@ -29,6 +30,14 @@ async def encode(context: Context, texts: Sequence[str], add_special_tokens: boo
     tokenizer = context.text.tokenizer
     chars = sum(map(len, texts))
     return await off_loop(context, chars, lambda: [tokenizer.encode(text, add_special_tokens) for text in texts])
+
+
+def check_length(context: Context, text: str) -> None:
+    """Refuses a text that must be too long before minutes are spent on its tokens."""
+    longest = context.text.tokenizer.max_chars_per_token
+    limit = context.engine.info.max_model_len
+    if longest is not None and len(text) > limit * longest:
+        raise from_engine(context_exceeded(limit, -(-len(text) // longest), 1))
 
 
 async def completion_prompts(context: Context, body: CompletionBody) -> list[Prompt]:
@@ -52,6 +61,9 @@ async def completion_prompts(context: Context, body: CompletionBody) -> list[Pro
             check_ids(item, context.engine.info.vocab_size, param)
     special = True if body.add_special_tokens is None else body.add_special_tokens
     texts = [item for item in items if isinstance(item, str)]
+    if body.truncate_prompt_tokens is None:
+        for text in texts:
+            check_length(context, text)
     encoded = iter(await encode(context, texts, special))
     prompts = []
     for param, item in zip(params, items, strict=True):
@@ -73,9 +85,10 @@ async def chat_prompt(context: Context, body: ChatBody | TokenizeBody) -> list[i
     """The conversation through the chat template; templates write their own special tokens."""
     template = context.text.chat_template
     if template is None:
-        raise invalid("This model has no chat template; send `chat_template`, or use /v1/completions.", "messages")
-    knows_developer = "developer" in (body.chat_template or template.source)
-    messages = conversation(body.messages, knows_developer)
+        if body.chat_template is None:
+            raise from_engine(no_template_error())
+        template = ChatTemplate("")
+    messages = conversation(body.messages)
     continued = body.continue_final_message
     opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
     if continued and opened:
@@ -97,10 +110,12 @@ async def chat_prompt(context: Context, body: ChatBody | TokenizeBody) -> list[i
             template=body.chat_template,
             **kwargs,
         )
+        if isinstance(body, ChatBody) and body.truncate_prompt_tokens is None:
+            check_length(context, text)
         return tokenizer.encode(text, bool(body.add_special_tokens))
 
     # A template of the client's may loop for long, however short the messages.
-    chars = _INLINE_CHARS + 1 if body.chat_template else sum(len(str(message["content"])) for message in messages)
+    chars = _INLINE_CHARS + 1 if body.chat_template else text_length(messages)
     try:
         return await off_loop(context, chars, work)
     except EngineError as error:

@@ -17,6 +17,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_TIMEOUT = 7 * 86400.0
 COMPLETION_DEFAULT_TOKENS = 16
+_MOST_TOKENS = 2**31  # far beyond any window; larger numbers need not be told apart
 _SMALLEST_TOP_P = 1e-6  # top_p 0 keeps the most likely token alone
 
 
@@ -91,7 +92,7 @@ def max_tokens(body: GenerationBody) -> int | None:
     asked: int | None = getattr(body, name)
     if asked is not None and asked < 0:
         raise invalid(f"`{name}` must be at least 0, not {asked}; leave it out for the default.", name)
-    return asked
+    return None if asked is None else min(asked, _MOST_TOKENS)
 
 
 def context_exceeded(max_model_len: int, prompt_len: int, completion: int) -> ContextLengthExceeded:

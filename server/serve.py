@@ -7,8 +7,10 @@ An engine that dies fails every open request, and then the process, with exit co
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -23,6 +25,7 @@ from engine.errors import ModelError
 from server.app import AppRunner, make_app
 from server.auth import Keys, is_loopback, load_keys
 from server.interfaces import EngineLike, TextLike
+from server.loading import loading_front
 from server.metrics import Metrics
 
 _log = logging.getLogger("bequest")
@@ -31,6 +34,7 @@ _log = logging.getLogger("bequest")
 Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
 
 EXIT_OK, EXIT_FAILED = 0, 1
+_BACKLOG = 2048  # connections that arrive at once; a refused one costs its client a second
 _LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
 
 
@@ -52,15 +56,18 @@ async def serve(config: ServerConfig, load: Loader) -> int:
     with listener:
         metrics = Metrics()
         try:
-            engine, text = await load(metrics)
+            async with loading_front(listener):
+                engine, text = await load(metrics)
         except ModelError as error:
             _log.error("%s", error)
             return EXIT_FAILED
+        gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
+        _raise_file_limit()
         _warn_if_open(config, keys)
         runner = AppRunner(make_app(engine, text, config, keys, metrics))
         await runner.setup()
         try:
-            await web.SockSite(runner, listener).start()
+            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
             return await _until_end(engine, config.drain_timeout)
         finally:
@@ -120,6 +127,13 @@ def _bind(config: ServerConfig) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen on {config.host}:{config.port}: {error.strerror}") from None
     return listener
+
+
+def _raise_file_limit() -> None:
+    """Every stream is a descriptor, and the usual soft limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _address(listener: socket.socket) -> str:

@@ -3,7 +3,8 @@
 // Each tile of kKeyTile keys is packed once, keys transposed, and then used by all rows of the tile (query
 // tokens × heads of the group) in register tiles: scores = q · Kᵀ, weights by online softmax, o += weights ·
 // V. A lane is a key in the first product and a value element in the second, so neither has a horizontal sum.
-// Decode is the same code with few rows: packing costs fewer cycles than the keys take to arrive from memory.
+// With few rows (decode) a packed tile would be used once: there the keys are transposed in registers on
+// their way into the product, and the values are read where they lie.
 //
 // Masked keys have weight exactly 0, and skipping a tile that a row does not see leaves the row's bits alone;
 // so a row's result is a function of its own q, keys and values.
@@ -49,7 +50,7 @@ struct KeyRows {
 
   // Keys outside `keys` (absolute) are never seen; they get a neighbour's address, so that packing needs no
   // mask and touches nothing that was not written.
-  KeyRows(const PagedAttentionParams& p, const AttendJob& job, int tile_begin, KeyRange keys) {
+  void find(const PagedAttentionParams& p, const AttendJob& job, int tile_begin, KeyRange keys) {
     const T* base = static_cast<const T*>(p.kv_cache) + p.layout.keys(p.layer, job.head);
     const int block_size = job.shape->block_size;
     int block = keys.begin / block_size;
@@ -67,42 +68,74 @@ struct KeyRows {
   }
 };
 
+// Blocks lie anywhere, so the chip cannot guess the next one: each read asks for what the next tile will read
+// at the same place.
+template <class T>
+inline void fetch_ahead(const T* address) {
+  __builtin_prefetch(address, 0, 2);
+}
+
 // keys[D, kKeyTile] = rowsᵀ
 template <class T>
-void pack_keys(const KeyRows<T>& rows, KeyRange used, int dim, float* keys) {
+void pack_keys(const KeyRows<T>& rows, const KeyRows<T>& next, KeyRange used, int dim, float* keys) {
   for (int j = used.begin / kLanes * kLanes; j < used.end; j += kLanes) {
     int d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
       VecF square[kLanes];
-      for (int i = 0; i < kLanes; ++i) square[i] = load(rows.at[j + i] + d);
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = load(rows.at[j + i] + d);
+        fetch_ahead(next.at[j + i] + d);
+      }
       transpose(square);
       for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kKeyTile + j, square[i]);
     }
     for (; d < dim; ++d)
-      for (int i = 0; i < kLanes; ++i) keys[d * kKeyTile + j + i] = widen(rows.at[j + i][d]);
+      for (int i = 0; i < kLanes; ++i) keys[d * kKeyTile + j + i] = to_float(rows.at[j + i][d]);
   }
 }
 
 // values[kKeyTile, padded_dim], zero beyond D
 template <class T>
-void pack_values(const KeyRows<T>& rows, KeyRange used, int64_t values_after_keys, int dim, int padded_dim,
-                 float* values) {
+void pack_values(const KeyRows<T>& rows, const KeyRows<T>& next, KeyRange used, int64_t values_after_keys,
+                 int dim, int padded_dim, float* values) {
   for (int j = used.begin; j < used.end; ++j) {
     const T* from = rows.at[j] + values_after_keys;
     float* to = values + j * padded_dim;
     int d = 0;
-    for (; d + kLanes <= dim; d += kLanes) store(to + d, load(from + d));
-    for (; d < dim; ++d) to[d] = widen(from[d]);
+    for (; d + kLanes <= dim; d += kLanes) {
+      store(to + d, load(from + d));
+      fetch_ahead(next.at[j] + values_after_keys + d);
+    }
+    for (; d < dim; ++d) to[d] = to_float(from[d]);
     for (; d < padded_dim; ++d) to[d] = 0.0f;
   }
 }
 
-float reduce_max_tree(const VecF& v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+// Rows that attend without packing: their sums share the registers with a square of keys.
+#if defined(BEQUEST_ISA_avx2)
+constexpr int kFewRows = 4;
+#else
+constexpr int kFewRows = 8;
+#endif
+
+// scores[R, kKeyTile] = q[R, D] · rowsᵀ for the vectors of keys in `computed`. REQUIRES: kLanes divides D.
+template <int R, class T>
+void score_few(const float* q, const KeyRows<T>& rows, const KeyRows<T>& next, KeyRange computed, int dim,
+               float* scores) {
+  for (int j = computed.begin; j < computed.end; j += kLanes) {
+    VecF sum[R] = {};
+    for (int d = 0; d < dim; d += kLanes) {
+      VecF square[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = load(rows.at[j + i] + d);
+        fetch_ahead(next.at[j + i] + d);
+      }
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i)
+        for (int r = 0; r < R; ++r) sum[r] += broadcast(q[r * dim + d + i]) * square[i];
+    }
+    for (int r = 0; r < R; ++r) store(scores + r * kKeyTile + j, sum[r]);
+  }
 }
 
 // The mutable part of one row's state in the running split.
@@ -136,7 +169,7 @@ __attribute__((noinline)) void weigh(float* scores, KeyRange computed, KeyRange 
     best = max(best, s);
   }
   const float before = *row.m;
-  const float tile_max = reduce_max_tree(best);
+  const float tile_max = largest_lane(best);
   const float m = tile_max > before ? tile_max : before;
   VecF sum{};
   for (int j = computed.begin; j < computed.end; j += kLanes) {
@@ -170,16 +203,20 @@ class TileAttention {
   template <class T>
   void attend_split(int split, StateRows state) {
     clear(state);
+    const bool few = rows_ <= kFewRows && dim_ == padded_dim_;
     const KeyRange wanted =
         intersect({job_.tile->key_begin, job_.tile->key_end}, {split * kSplit, (split + 1) * kSplit});
-    for (int begin = wanted.begin / kKeyTile * kKeyTile; begin < wanted.end; begin += kKeyTile) {
-      const KeyRange keys = intersect(wanted, {begin, begin + kKeyTile});
-      const KeyRange used = {keys.begin - begin, keys.end - begin};
-      const KeyRows<T> at(p_, job_, begin, keys);
-      pack_keys(at, used, dim_, scratch_.keys);
-      pack_values(at, used, p_.layout.values_after_keys(), dim_, padded_dim_, scratch_.values);
-      for (int row = 0; row < rows_; row += kRowBlock)
-        attend_rows(row, rows_ - row < kRowBlock ? rows_ - row : kRowBlock, begin, state);
+    const int first = wanted.begin / kKeyTile * kKeyTile;
+    KeyRows<T> rows[2];
+    rows[0].find(p_, job_, first, keys_from(first));
+    for (int begin = first, turn = 0; begin < wanted.end; begin += kKeyTile, turn ^= 1) {
+      // Past the split too: its keys are the next to be read, by this item or by another.
+      const int after = begin + kKeyTile < job_.tile->key_end ? begin + kKeyTile : begin;
+      rows[turn ^ 1].find(p_, job_, after, keys_from(after));
+      if (few)
+        attend_unpacked(rows[turn], rows[turn ^ 1], begin, state);
+      else
+        attend_packed(rows[turn], rows[turn ^ 1], begin, state);
     }
     for (int row = 0; row < rows_; ++row) state.d[row] = reduce_add(load(scratch_.lane_d + row * kLanes));
   }
@@ -217,6 +254,11 @@ class TileAttention {
   }
 
  private:
+  // Keys of the tile at tile_begin that some row sees.
+  KeyRange keys_from(int tile_begin) const {
+    return intersect({job_.tile->key_begin, job_.tile->key_end}, {tile_begin, tile_begin + kKeyTile});
+  }
+
   StateRows total() const { return StateRows(scratch_.total, rows_, padded_dim_); }
 
   void set_empty(StateRows state) {
@@ -232,30 +274,76 @@ class TileAttention {
     for (int64_t i = 0; i < int64_t{rows_} * kLanes; ++i) scratch_.lane_d[i] = 0.0f;
   }
 
-  // Rows [first, first + count) against the packed tile that begins at absolute position tile_begin.
-  void attend_rows(int first, int count, int tile_begin, StateRows state) {
-    KeyRange seen[kRowBlock];
-    KeyRange any = {kKeyTile, 0};
+  // What rows [first, first + count) see of the tile at tile_begin, relative to it.
+  struct View {
+    KeyRange seen[kFewRows > kRowBlock ? kFewRows : kRowBlock];
+    KeyRange any;       // seen by one of them
+    KeyRange computed;  // the whole vectors around it
+  };
+
+  View view(int first, int count, int tile_begin) const {
+    View v;
+    v.any = {kKeyTile, 0};
     for (int r = 0; r < count; ++r) {
       const KeyRange keys = visible(job_, (first + r) / group_);
-      seen[r] = intersect({keys.begin - tile_begin, keys.end - tile_begin}, {0, kKeyTile});
-      if (seen[r].begin >= seen[r].end) continue;
-      any = {any.begin < seen[r].begin ? any.begin : seen[r].begin,
-             any.end > seen[r].end ? any.end : seen[r].end};
+      const KeyRange seen = intersect({keys.begin - tile_begin, keys.end - tile_begin}, {0, kKeyTile});
+      v.seen[r] = seen;
+      if (seen.begin >= seen.end) continue;
+      v.any.begin = v.any.begin < seen.begin ? v.any.begin : seen.begin;
+      v.any.end = v.any.end > seen.end ? v.any.end : seen.end;
     }
-    if (any.begin >= any.end) return;
-    const KeyRange computed = {any.begin / kLanes * kLanes, (any.end + kLanes - 1) / kLanes * kLanes};
-    multiply<Start::kZero>(count, scratch_.q + int64_t{first} * dim_, dim_, scratch_.keys + computed.begin,
-                           kKeyTile, scratch_.scores + computed.begin, kKeyTile, dim_,
-                           (computed.end - computed.begin) / kLanes);
+    v.computed = {v.any.begin / kLanes * kLanes, (v.any.end + kLanes - 1) / kLanes * kLanes};
+    return v;
+  }
+
+  void weigh_rows(const View& v, int first, int count, StateRows state) {
     for (int r = 0; r < count; ++r) {
       const int64_t row = first + r;
-      weigh(scratch_.scores + r * kKeyTile, computed, seen[r], p_.soft_cap,
+      weigh(scratch_.scores + r * kKeyTile, v.computed, v.seen[r], p_.soft_cap,
             {state.o + row * padded_dim_, state.m + row, scratch_.lane_d + row * kLanes}, padded_dim_);
     }
-    multiply<Start::kAccumulate>(
-        count, scratch_.scores + any.begin, kKeyTile, scratch_.values + any.begin * padded_dim_, padded_dim_,
-        state.o + int64_t{first} * padded_dim_, padded_dim_, any.end - any.begin, padded_dim_ / kLanes);
+  }
+
+  template <class T>
+  void attend_unpacked(const KeyRows<T>& rows, const KeyRows<T>& next, int tile_begin, StateRows state) {
+    const View v = view(0, rows_, tile_begin);
+    const int64_t values = p_.layout.values_after_keys();
+    with_rows<kFewRows>(rows_, [&]<int R>() {
+      score_few<R>(scratch_.q, rows, next, v.computed, dim_, scratch_.scores);
+      weigh_rows(v, 0, R, state);
+      for (int j = v.any.begin; j < v.any.end; ++j)
+        for (int d = 0; d < dim_; d += kLanes) fetch_ahead(next.at[j] + values + d);
+      multiply<R, Start::kAccumulate>(scratch_.scores + v.any.begin, kKeyTile,
+                                      ScatteredRows<T>{rows.at + v.any.begin, values}, state.o, padded_dim_,
+                                      v.any.end - v.any.begin, padded_dim_ / kLanes);
+    });
+  }
+
+  template <class T>
+  void attend_packed(const KeyRows<T>& rows, const KeyRows<T>& next, int tile_begin, StateRows state) {
+    const KeyRange keys = keys_from(tile_begin);
+    const KeyRange used = {keys.begin - tile_begin, keys.end - tile_begin};
+    pack_keys(rows, next, used, dim_, scratch_.keys);
+    pack_values(rows, next, used, p_.layout.values_after_keys(), dim_, padded_dim_, scratch_.values);
+    for (int first = 0; first < rows_; first += kRowBlock) {
+      const int count = rows_ - first < kRowBlock ? rows_ - first : kRowBlock;
+      with_rows<kRowBlock>(count, [&]<int R>() { attend_block<R>(first, tile_begin, state); });
+    }
+  }
+
+  // Rows [first, first + R) against the packed tile.
+  template <int R>
+  void attend_block(int first, int tile_begin, StateRows state) {
+    const View v = view(first, R, tile_begin);
+    if (v.any.begin >= v.any.end) return;
+    multiply<R, Start::kZero>(
+        scratch_.q + int64_t{first} * dim_, dim_, DenseRows{scratch_.keys + v.computed.begin, kKeyTile},
+        scratch_.scores + v.computed.begin, kKeyTile, dim_, (v.computed.end - v.computed.begin) / kLanes);
+    weigh_rows(v, first, R, state);
+    multiply<R, Start::kAccumulate>(
+        scratch_.scores + v.any.begin, kKeyTile,
+        DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
+        state.o + int64_t{first} * padded_dim_, padded_dim_, v.any.end - v.any.begin, padded_dim_ / kLanes);
   }
 
   const PagedAttentionParams& p_;

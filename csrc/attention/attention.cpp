@@ -1,11 +1,9 @@
 #include "attention/attention.h"
 
-#include <atomic>
-
 #include "attention/attend.h"
 #include "core/check.h"
 #include "core/isa.h"
-#include "core/threads.h"
+#include "core/work_queue.h"
 
 namespace bequest {
 namespace {
@@ -26,19 +24,6 @@ void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
             p.layout.num_kv_heads == shape.num_kv_heads && p.layout.head_dim == shape.head_dim,
         "paged_attention: the plan was made for a cache of another shape");
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
-}
-
-// f(index, worker) for each index, dynamically; `worker` numbers the concurrent callers, so each has its own
-// scratch. A worker whose thread wakes late finds the work done.
-template <class F>
-void for_each_item(int64_t count, int num_workers, F&& f) {
-  std::atomic<int64_t> next{0};
-  const auto workers = std::min<int64_t>(num_workers, count);
-  parallel_for(workers, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t worker = begin; worker < end; ++worker)
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;)
-        f(i, static_cast<int>(worker));
-  });
 }
 
 }  // namespace

@@ -47,13 +47,8 @@ void AttentionPlan::check_sequence(const AttentionBatch& batch, int64_t s) const
   if (seq_len < 0) fail(name + ": negative seq_len");
   if (query_len == 0) return;
   if (shape_.causal && query_len > seq_len) fail(name + ": more queries than tokens");
-  const int64_t used = ceil_div(seq_len, shape_.block_size);
-  if (used > batch.max_blocks) fail(name + ": seq_len exceeds its block table");
-  for (int64_t i = 0; i < used; ++i) {
-    const int32_t block = batch.block_tables[s * batch.max_blocks + i];
-    if (block < 0 || block >= shape_.num_blocks)
-      fail(name + ": block " + std::to_string(block) + " is outside the cache");
-  }
+  if (ceil_div(seq_len, shape_.block_size) > batch.max_blocks)
+    fail(name + ": seq_len exceeds its block table");
 }
 
 void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
@@ -63,7 +58,13 @@ void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
   if (begin == end) return;
   const int32_t seq_len = batch.seq_lens[s];
   const int32_t* table = batch.block_tables + s * batch.max_blocks;
-  blocks_.insert(blocks_.end(), table, table + ceil_div(seq_len, shape_.block_size));
+  const int64_t used = ceil_div(seq_len, shape_.block_size);
+  blocks_.insert(blocks_.end(), table, table + used);
+  for (int64_t i = 0; i < used; ++i) {
+    if (table[i] < 0 || table[i] >= shape_.num_blocks)
+      fail("attention: block " + std::to_string(table[i]) + " of sequence " + std::to_string(s) +
+           " is outside the cache");
+  }
   const int32_t tile_tokens = std::max(1, kMaxTileRows / shape_.group());
   for (int32_t first = begin; first < end; first += tile_tokens) {
     const int32_t tokens = std::min(tile_tokens, end - first);

@@ -10,6 +10,7 @@ namespace bequest {
 // Rows of the register tile: the unit in which rows are scored, weighted and accumulated.
 inline constexpr int kRowBlock = 6;
 inline constexpr int kMaxLanes = 16;
+inline constexpr int kMaxScoreRows = 8;  // rows scored at a time, on any instruction set
 
 // A softmax state per row: o [rows, padded_dim], m [rows], d [rows].
 struct StateRows {
@@ -25,7 +26,7 @@ struct AttentionScratch {
   float* keys;    // [D, kKeyTile], transposed
   float* values;  // [kKeyTile, padded_dim]
   float* q;       // [rows, D], scaled
-  float* scores;  // [kRowBlock, kKeyTile]
+  float* scores;  // [kMaxScoreRows, kKeyTile]
   float* lane_d;  // [rows, kMaxLanes]: d of the running split, not yet summed over lanes
   float* split;   // StateRows of the running split
   float* total;   // StateRows of the splits before it
@@ -35,12 +36,12 @@ struct AttentionScratch {
         values(keys + dim * kKeyTile),
         q(values + padded_dim * kKeyTile),
         scores(q + rows * dim),
-        lane_d(scores + kRowBlock * kKeyTile),
+        lane_d(scores + kMaxScoreRows * kKeyTile),
         split(lane_d + rows * kMaxLanes),
         total(split + rows * (padded_dim + 2)) {}
 
   static int64_t floats(int64_t rows, int64_t dim, int64_t padded_dim) {
-    return kKeyTile * (dim + padded_dim) + rows * dim + kRowBlock * kKeyTile + rows * kMaxLanes +
+    return kKeyTile * (dim + padded_dim) + rows * dim + kMaxScoreRows * kKeyTile + rows * kMaxLanes +
            2 * rows * (padded_dim + 2);
   }
 };

@@ -6,6 +6,7 @@
 
 #include "attention/plan.h"
 #include "attention/scratch.h"
+#include "core/shuffle.h"
 #include "core/simd.h"
 
 namespace bequest::BEQUEST_ISA {
@@ -19,100 +20,57 @@ inline constexpr int kColumnBlock = 4;
 
 enum class Start { kZero, kAccumulate };
 
-// c[R, C * kLanes] (+)= a[R, depth] · b[depth, C * kLanes].
-template <int R, int C, Start kStart>
-inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
+// Calls f.template operator()<rows>() for 1 <= rows <= kMost.
+template <int kMost, class F>
+inline void with_rows(int rows, F&& f) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) return with_rows<kMost - 1>(rows, f);
+  }
+  f.template operator()<kMost>();
+}
+
+// The right side of a product, row by row.
+struct DenseRows {
+  const float* base;
+  int64_t stride;
+  const float* row(int64_t k) const { return base + k * stride; }
+};
+template <class T>
+struct ScatteredRows {
+  const T* const* at;
+  int64_t offset;
+  const T* row(int64_t k) const { return at[k] + offset; }
+};
+
+// c[R, C * kLanes] (+)= a[R, depth] · b[depth, column .. column + C * kLanes).
+template <int R, int C, Start kStart, class Rows>
+inline void multiply_tile(const float* a, int64_t a_stride, Rows b, int64_t column, float* c,
                           int64_t c_stride, int64_t depth) {
   VecF sum[R][C];
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < C; ++i)
-      sum[r][i] = kStart == Start::kZero ? VecF{} : load(c + r * c_stride + i * kLanes);
+      sum[r][i] = kStart == Start::kZero ? VecF{} : load(c + r * c_stride + column + i * kLanes);
   for (int64_t k = 0; k < depth; ++k) {
     VecF row[C];
-    for (int i = 0; i < C; ++i) row[i] = load(b + k * b_stride + i * kLanes);
+    for (int i = 0; i < C; ++i) row[i] = load(b.row(k) + column + i * kLanes);
     for (int r = 0; r < R; ++r) {
       const VecF x = broadcast(a[r * a_stride + k]);
       for (int i = 0; i < C; ++i) sum[r][i] += x * row[i];
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i) store(c + r * c_stride + i * kLanes, sum[r][i]);
+    for (int i = 0; i < C; ++i) store(c + r * c_stride + column + i * kLanes, sum[r][i]);
 }
 
 // c[R, vectors * kLanes] (+)= a[R, depth] · b[depth, vectors * kLanes].
-template <int R, Start kStart>
-inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-                          int64_t c_stride, int64_t depth, int vectors) {
-  while (vectors >= kColumnBlock) {
-    multiply_tile<R, kColumnBlock, kStart>(a, a_stride, b, b_stride, c, c_stride, depth);
-    b += kColumnBlock * kLanes;
-    c += kColumnBlock * kLanes;
-    vectors -= kColumnBlock;
-  }
-  if (vectors & 2) {
-    multiply_tile<R, 2, kStart>(a, a_stride, b, b_stride, c, c_stride, depth);
-    b += 2 * kLanes;
-    c += 2 * kLanes;
-  }
-  if (vectors & 1) multiply_tile<R, 1, kStart>(a, a_stride, b, b_stride, c, c_stride, depth);
-}
-
-template <Start kStart>
-inline void multiply(int rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-                     int64_t c_stride, int64_t depth, int vectors) {
-  static_assert(kRowBlock == 6);
-  switch (rows) {
-    case 1:
-      return multiply_rows<1, kStart>(a, a_stride, b, b_stride, c, c_stride, depth, vectors);
-    case 2:
-      return multiply_rows<2, kStart>(a, a_stride, b, b_stride, c, c_stride, depth, vectors);
-    case 3:
-      return multiply_rows<3, kStart>(a, a_stride, b, b_stride, c, c_stride, depth, vectors);
-    case 4:
-      return multiply_rows<4, kStart>(a, a_stride, b, b_stride, c, c_stride, depth, vectors);
-    case 5:
-      return multiply_rows<5, kStart>(a, a_stride, b, b_stride, c, c_stride, depth, vectors);
-    default:
-      return multiply_rows<6, kStart>(a, a_stride, b, b_stride, c, c_stride, depth, vectors);
-  }
-}
-
-// The two halves of a and b interleaved: {a0 b0 a1 b1 ...} from the lower or the upper half.
-#if defined(BEQUEST_ISA_avx512)
-inline VecF interleave_low(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-inline VecF interleave_high(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-#elif defined(BEQUEST_ISA_avx2)
-inline VecF interleave_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-inline VecF interleave_high(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-#else
-inline VecF interleave_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-inline VecF interleave_high(VecF a, VecF b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
-#endif
-
-// rows[i][j] ↔ rows[j][i]: a perfect shuffle, log2(kLanes) times.
-inline void transpose(VecF (&rows)[kLanes]) {
-  for (int width = 1; width < kLanes; width *= 2) {
-    VecF next[kLanes];
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
-      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
-    }
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
-  }
-}
-
-inline float widen(float x) { return x; }
-inline float widen(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float y;
-  std::memcpy(&y, &bits, sizeof(y));
-  return y;
+template <int R, Start kStart, class Rows>
+inline void multiply(const float* a, int64_t a_stride, Rows b, float* c, int64_t c_stride, int64_t depth,
+                     int vectors) {
+  constexpr int kWide = R <= kRowBlock ? kColumnBlock : kColumnBlock / 2;
+  int v = 0;
+  for (; v + kWide <= vectors; v += kWide)
+    multiply_tile<R, kWide, kStart>(a, a_stride, b, v * kLanes, c, c_stride, depth);
+  for (; v < vectors; ++v) multiply_tile<R, 1, kStart>(a, a_stride, b, v * kLanes, c, c_stride, depth);
 }
 
 // e^x for x <= 0, to about 1 ulp; 0 below -87.3; NaN is kept, so a broken row shows.

@@ -53,7 +53,7 @@ int64_t to_token(py::handle value) {
 void extend(TokenList& list, const py::iterable& tokens) {
   const size_t before = list.size();
   try {
-    if (const ssize_t hint = PyObject_LengthHint(tokens.ptr(), 0); hint > 0) list.reserve(before + hint);
+    if (const ssize_t hint = PyObject_LengthHint(tokens.ptr(), 0); hint > 0) list.reserve_more(hint);
     for (const py::handle token : tokens) list.append(to_token(token));
   } catch (...) {
     list.truncate(before);

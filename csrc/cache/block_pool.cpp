@@ -66,6 +66,7 @@ void BlockPool::release(BlockId block) {
 void BlockPool::begin_plan() {
   check(!planning_, "the plan before this one is still open");
   planning_ = true;
+  ++plan_;
 }
 
 void BlockPool::end_plan() {
@@ -88,6 +89,7 @@ void BlockPool::note_write(BlockId block, int32_t begin, int32_t end) {
   Block& b = at(block);
   if (begin < b.filled) ++b.epoch;
   b.filled = end;
+  if (planning_) b.written_in_plan = plan_;
 }
 
 void BlockPool::note_copy(BlockId block, const BlockPool& from, BlockId source) {

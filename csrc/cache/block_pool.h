@@ -39,12 +39,16 @@ class BlockPool {
   // held
   void release(BlockId block);
 
-  // A step's copies and swaps run side by side before the step, so that a block which one of them reads must
-  // not be handed out again within the same plan. Between begin_plan() and end_plan() the references that
-  // release_source() gets are kept, and given back at the end; without an open plan it is release().
+  // Planning of a step. Its swaps and copies run before its forward, side by side, whatever the order in
+  // which they were planned. So between begin_plan() and end_plan()
+  //   - a block that one of them reads is not handed out again: release_source() keeps the reference till the
+  //   end;
+  //   - a block that the forward writes is not to be copied or swapped out: it is pending().
+  // Without an open plan release_source() is release() and nothing is pending.
   void begin_plan();
   void end_plan();
   void release_source(BlockId block);
+  bool pending(BlockId block) const { return planning_ && at(block).written_in_plan == plan_; }
 
   // Whether writing would be seen by nobody but the one owner: not by a second one, not through the index.
   bool writable(BlockId block) const { return at(block).references == 1 && !indexed(block); }
@@ -69,6 +73,7 @@ class BlockPool {
     BlockId next = kNullBlock;  // on the free list, younger
     BlockId prev = kNullBlock;  // on the free list, older
     uint64_t epoch = 0;
+    uint64_t written_in_plan = 0;
   };
 
   size_t checked(BlockId block) const;
@@ -80,6 +85,7 @@ class BlockPool {
   const int32_t block_size_;
   int32_t num_free_ = 0;
   bool planning_ = false;
+  uint64_t plan_ = 0;             // counts plans; the one that is open, or was last
   std::vector<Block> blocks_;     // [NB]; the null block is the head of the circular free list
   std::vector<BlockId> sources_;  // references kept until end_plan()
   std::unique_ptr<PrefixIndex> index_;

@@ -65,7 +65,7 @@ int64_t BlockTable::match_partial(const TokenList& tokens, int64_t limit) {
     const BlockId exact = index->find(parent, wanted);
     if (exact != kNullBlock) std::tie(block, length) = std::pair(exact, static_cast<int32_t>(known - begin));
   }
-  if (length == 0) return 0;
+  if (length == 0 || pool_->pending(block)) return 0;
   entries_.push_back(block);
   pool_->acquire(block);
   return length;
@@ -107,7 +107,13 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
   const int64_t bs = pool_->block_size();
   const int64_t first = begin / bs;
   const int64_t last = blocks_covering(end);
-  entries_.reserve(last);
+  if (begin % bs > 0 && pool_->pending(entries_[first])) {
+    check(pool_->writable(entries_[first]), "a block that this plan writes would have to be copied before");
+  }
+  if (static_cast<size_t>(last) >
+      entries_.capacity()) {  // an exact reserve would copy all entries for each block
+    entries_.reserve(std::max<size_t>(last, 2 * entries_.capacity()));
+  }
   chain_.resize(std::min<size_t>(chain_.size(), first));
   for (int64_t i = first; i < last; ++i) {
     const auto from = static_cast<int32_t>(std::max<int64_t>(0, begin - i * bs));

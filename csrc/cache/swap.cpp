@@ -60,6 +60,11 @@ class TableSwap {
     });
   }
 
+  void expect_written(const BlockPool& from) const {
+    for (const int32_t entry : order_)
+      check(!from.pending(entry), "a block that this plan writes was swapped out");
+  }
+
   size_t num_moves() const { return order_.size(); }
 
   // Takes a block of `to` for every selected one of `from`, with as many references as the tables have on it.
@@ -121,6 +126,7 @@ std::optional<std::vector<BlockCopy>> try_swap_out(const std::vector<BlockTable*
   swap.count_uses();
   BlockPool& device = tables[0]->pool();
   swap.select([&](int32_t entry, int32_t uses) { return entry > 0 && device.ref_count(entry) == uses; });
+  swap.expect_written(device);
   if (static_cast<int64_t>(swap.num_moves()) > host->num_free()) return std::nullopt;
   const auto copies = swap.move(device, *host, -1);
   swap.rewrite_tables(host);

@@ -1,6 +1,7 @@
 // The token ids of a sequence: grows at the end, may be cut there. Owned by the event-loop thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,7 +20,11 @@ class TokenList {
     tokens_.push_back(static_cast<int32_t>(token));
   }
 
-  void reserve(size_t size) { tokens_.reserve(size); }
+  // Makes room for more tokens, at least doubling it, so that many small extensions stay linear.
+  void reserve_more(size_t num_tokens) {
+    const size_t size = tokens_.size() + num_tokens;
+    if (size > tokens_.capacity()) tokens_.reserve(std::max(size, 2 * tokens_.capacity()));
+  }
 
   // REQUIRES: num_tokens <= size()
   void truncate(size_t num_tokens) {

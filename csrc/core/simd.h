@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
 #endif
 
 #include "core/dtype.h"
@@ -37,16 +39,19 @@ inline VecF load(const float* p) {
 inline VecF load(const BFloat16* p) {
   VecH h;
   std::memcpy(&h, p, sizeof(h));
-  // GCC 12 widens 16-bit vectors on x86 in halves that it joins again; these are one instruction (the masked
-  // form because the plain one trips -Wmaybe-uninitialized in GCC's own header).
 #if defined(BEQUEST_ISA_avx512)
-  const VecU wide = (VecU)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h);
+  // One shuffle that also zeroes the low halves; widening and shifting would take two of the multiply-add's
+  // slots.
+  const __m512i spread = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0,  //
+                                          7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+  return (VecF)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, spread,
+                                              _mm512_maskz_broadcast_i64x4(0xff, (__m256i)h));
 #elif defined(BEQUEST_ISA_avx2)
-  const VecU wide = (VecU)_mm256_cvtepu16_epi32((__m128i)h);
+  // GCC 12 widens 16-bit vectors on x86 in halves that it joins again; this is one instruction.
+  return (VecF)((VecU)_mm256_cvtepu16_epi32((__m128i)h) << 16);
 #else
-  const VecU wide = __builtin_convertvector(h, VecU);
+  return (VecF)((VecU)vmovl_u16((uint16x4_t)h) << 16);  // GCC 12 would widen lane by lane
 #endif
-  return (VecF)(wide << 16);
 }
 inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }
 inline void store(BFloat16* p, VecF v) {
@@ -62,18 +67,25 @@ inline VecF broadcast(float x) { return x - VecF{}; }
 inline VecF max(VecF a, VecF b) { return a > b ? a : b; }
 inline VecF min(VecF a, VecF b) { return a < b ? a : b; }
 
+// In halves, so that the chain of dependent operations is short.
+template <class Combine>
+float reduce(VecF v, Combine combine) {
+  typedef float Vec4 __attribute__((vector_size(16)));
+  Vec4 parts[kLanes / 4];
+  std::memcpy(parts, &v, sizeof(v));
+  for (int n = kLanes / 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i)
+      for (int c = 0; c < 4; ++c) parts[i][c] = combine(parts[i][c], parts[i + n][c]);
+  return combine(combine(parts[0][0], parts[0][2]), combine(parts[0][1], parts[0][3]));
+}
 inline float reduce_add(VecF v) {
-  float s = 0;
-  for (int i = 0; i < kLanes; ++i) s += v[i];
-  return s;
+  return reduce(v, [](float a, float b) { return a + b; });
 }
 inline float reduce_max(VecF v) {
-  float m = v[0];
-  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+  return reduce(v, [](float a, float b) { return a > b ? a : b; });
 }
 
-// e^x to about 1 ulp; 0 below -87.3, clamped above 88.7. -inf gives 0; NaN is not kept.
+// e^x to about 1 ulp; 0 below -87.3, infinite above 88.7. NaN is not kept.
 inline VecF exp(VecF x) {
   const VecF lo = broadcast(-87.3365f);
   const VecF hi = broadcast(88.7228f);
@@ -94,7 +106,8 @@ inline VecF exp(VecF x) {
   const VecI half = e >> 1;
   const VecF a = (VecF)((half + 127) << 23);
   const VecF b = (VecF)((e - half + 127) << 23);
-  return x < lo ? VecF{} : p * a * b;
+  const VecF overflow = broadcast(__builtin_inff());
+  return x < lo ? VecF{} : x > hi ? overflow : p * a * b;
 }
 
 }  // namespace bequest::BEQUEST_ISA

@@ -1,7 +1,7 @@
 #include "core/threads.h"
 
 #include <atomic>
-#include <mutex>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -10,20 +10,39 @@
 namespace bequest {
 namespace {
 
-inline void pause_cpu() {
+using namespace std::chrono_literals;
+
+// Kernels of one step follow each other within microseconds: a worker waits that long before it sleeps.
+constexpr auto kWorkerPatience = 100us;
+// The caller waits for chunks in progress; past this a worker has probably lost its core, so give it ours.
+constexpr auto kCallerPatience = 200us;
+
+void pause_cpu() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #else
-  asm volatile("yield");
+  asm volatile("isb");  // `yield` is a no-op on most cores
 #endif
 }
 
-// Epoch, number of chunks and next chunk live in one word, so that one fetch_add both claims a chunk and
-// tells whose chunk it is. A worker that wakes late claims past the end and goes back to sleep; the caller
-// never waits for it.
-constexpr int kFieldBits = 20;
-constexpr uint64_t kFieldMask = (1u << kFieldBits) - 1;
-constexpr int64_t kMaxChunks = 1 << (kFieldBits - 1);  // leaves room for late claims past the end
+template <class Ready>
+bool spin_until(Ready ready, std::chrono::nanoseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      pause_cpu();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
+
+// Number of chunks and next chunk of the current job live in one word, so that one fetch_add claims a chunk
+// and tells whether there is one. A worker that wakes late claims past the end and goes back to sleep; the
+// caller never waits for it.
+constexpr int kFieldBits = 31;
+constexpr uint64_t kFieldMask = (uint64_t{1} << kFieldBits) - 1;
+constexpr int64_t kMaxChunks = int64_t{1} << (kFieldBits - 1);  // leaves room for late claims past the end
 
 class ThreadPool {
  public:
@@ -40,13 +59,9 @@ class ThreadPool {
   int size() const { return size_; }
 
   void run(int64_t count, int64_t grain, ChunkFn fn, void* context) {
-    int64_t chunks = (count + grain - 1) / grain;
-    if (chunks > kMaxChunks) {
-      grain = (count + kMaxChunks - 1) / kMaxChunks;
-      chunks = (count + grain - 1) / grain;
-    }
-    std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
-    if (chunks <= 1 || size_ == 1 || !lock.owns_lock()) {
+    if (const int64_t least = (count + kMaxChunks - 1) / kMaxChunks; grain < least) grain = least;
+    const int64_t chunks = (count + grain - 1) / grain;
+    if (chunks <= 1 || size_ == 1 || busy_.exchange(true, std::memory_order_acquire)) {
       fn(context, 0, count);
       return;
     }
@@ -55,26 +70,21 @@ class ThreadPool {
     count_ = count;
     grain_ = grain;
     done_.store(0, std::memory_order_relaxed);
-    ++epoch_;
-    state_.store(epoch_ << (2 * kFieldBits) | static_cast<uint64_t>(chunks) << kFieldBits,
-                 std::memory_order_release);
+    state_.store(static_cast<uint64_t>(chunks) << kFieldBits, std::memory_order_release);
     wake_.fetch_add(1, std::memory_order_release);
     wake_.notify_all();
     take_chunks();
-    for (int spins = 0; done_.load(std::memory_order_acquire) < chunks; ++spins) {
-      if (spins < 4096) {
-        pause_cpu();
-      } else {
-        std::this_thread::yield();
-      }
-    }
+    const auto finished = [&] { return done_.load(std::memory_order_acquire) == chunks; };
+    if (!spin_until(finished, kCallerPatience))
+      while (!finished()) std::this_thread::yield();
+    busy_.store(false, std::memory_order_release);
   }
 
  private:
   void take_chunks() {
     while (true) {
       const uint64_t ticket = state_.fetch_add(1, std::memory_order_acq_rel);
-      const uint64_t chunks = ticket >> kFieldBits & kFieldMask;
+      const uint64_t chunks = ticket >> kFieldBits;
       const uint64_t chunk = ticket & kFieldMask;
       if (chunk >= chunks) return;
       // The claimed chunk is not done, so the job cannot be replaced under us.
@@ -88,8 +98,7 @@ class ThreadPool {
   void work() {
     uint32_t seen = 0;
     while (true) {
-      // Kernels of one step follow each other within microseconds: spin that long before sleeping.
-      for (int spins = 0; spins < 2000 && wake_.load(std::memory_order_acquire) == seen; ++spins) pause_cpu();
+      spin_until([&] { return wake_.load(std::memory_order_acquire) != seen; }, kWorkerPatience);
       wake_.wait(seen, std::memory_order_acquire);
       seen = wake_.load(std::memory_order_acquire);
       if (stop_.load()) return;
@@ -99,20 +108,20 @@ class ThreadPool {
 
   const int size_;
   std::vector<std::thread> workers_;
-  std::mutex busy_;
+  std::atomic<bool> busy_{false};
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<uint32_t> wake_{0};
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int64_t> done_{0};
-  uint64_t epoch_ = 0;
   ChunkFn fn_ = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
   int64_t grain_ = 1;
 };
 
-std::unique_ptr<ThreadPool>& pool() {
-  static std::unique_ptr<ThreadPool> instance = std::make_unique<ThreadPool>(1);
+// Never destroyed: at exit a daemon thread may still be inside a kernel.
+ThreadPool*& pool() {
+  static ThreadPool* instance = new ThreadPool(1);
   return instance;
 }
 
@@ -120,7 +129,9 @@ std::unique_ptr<ThreadPool>& pool() {
 
 void set_num_threads(int n) {
   check(n >= 1, "the number of threads must be at least 1");
-  if (pool()->size() != n) pool() = std::make_unique<ThreadPool>(n);
+  if (pool()->size() == n) return;
+  delete pool();
+  pool() = new ThreadPool(n);
 }
 
 int num_threads() { return pool()->size(); }

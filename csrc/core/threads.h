@@ -6,11 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace bequest {
 
-// Threads that take part in a parallel_for, the caller included. REQUIRES: n >= 1. Call before the first
-// kernel.
+// Threads that take part in a parallel_for, the caller included. REQUIRES: n >= 1, and no kernel runs
+// meanwhile.
 void set_num_threads(int n);
 int num_threads();
 

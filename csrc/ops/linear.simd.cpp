@@ -1,54 +1,67 @@
-// A tile of R rows × P panels is kept in registers while k runs; the weights are the stream, the rows of x stay
-// in cache. R and P are chosen together, so that every batch size has enough independent chains to hide the
-// latency of the multiply-add and few enough to leave registers for the operands:
+// A tile of R rows × P panels is kept in registers while k runs; the weights are the stream, the rows of x
+// stay in cache. R and P are chosen together, so that every batch size has enough independent chains to hide
+// the latency of the multiply-add and few enough to leave registers for the operands:
 //
 //   x [T, K]          weight panels p, p + 1, … [K, 16] each
 //   ┌────────────┐    ┌──┬──┐
 //   │ R rows   ──┼─►  │  │  │ k       acc[R][P] += x[r, k] * panel[k, 0:16]
 //   └────────────┘    └──┴──┘
 //
-// A work item is a group of panels that fits in L2 × a block of rows: the weights come from memory once for all
-// rows of a block. Depth is cut so that a tile's rows stay in L1; a tile stores its sums and takes them up
-// again, which float32 memory does exactly, so the chain over k is never broken.
+// A work item is a group of panels × a block of rows. It goes over its panels in strips, each small enough to
+// stay in L2 while all tiles of rows pass over it, and depth is cut so that a tile's rows stay in L1. A tile
+// stores its sums and takes them up again, which float32 memory does exactly, so the chain over k is never
+// broken.
+//
+// With few rows the time goes into reading weights. One to three rows stream eight panels at once, which
+// keeps the hardware's prefetchers busy; wider tiles read fewer streams and would wait for memory in every
+// page, so all tiles of a strip together prefetch the next strip, each its share, evenly spread over its
+// multiply-adds.
+#include "ops/linear.h"
+
 #include "core/simd.h"
 #include "core/threads.h"
-#include "ops/linear.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
 
 constexpr int kVecs = kPanelWidth / kLanes;  // vectors per row of a panel
 
-// What the register file allows.
+// What the register file allows: accumulators of a tile in vectors, and the widest tiles.
 #if defined(BEQUEST_ISA_avx512)
 constexpr int kAccumulators = 24;
 constexpr int kTileRows = 12;
+constexpr int kTilePanels = 8;
 #elif defined(BEQUEST_ISA_avx2)
 constexpr int kAccumulators = 12;
 constexpr int kTileRows = 6;
+constexpr int kTilePanels = 6;
 #else
-constexpr int kAccumulators = 24;
-constexpr int kTileRows = 6;
+constexpr int kAccumulators = 20;  // GCC loads all operands of a step first, and 24 would leave them no room
+constexpr int kTileRows = 5;
+constexpr int kTilePanels = 4;
 #endif
-constexpr int kMostPanels = 8;
 
-constexpr int64_t kBlockTiles = 16;          // tiles of rows per work item
-constexpr int64_t kDepth = 512;              // values of k per pass
-constexpr int64_t kGroupBytes = 768 * 1024;  // weights per work item: part of L2
+constexpr int64_t kBlockTiles = 16;  // tiles of rows per work item
+constexpr int64_t kDepth = 640;      // values of k per pass, at most
+constexpr int64_t kStrip = 12;       // panels per strip; most numbers of panels in a tile divide it
+constexpr int kStreamedRows = 3;     // up to here a tile relies on the hardware's prefetchers
 
 constexpr int tile_panels(int rows) {
   const int fit = kAccumulators / (rows * kVecs);
-  return fit > kMostPanels ? kMostPanels : fit < 1 ? 1 : fit;
+  return fit > kTilePanels ? kTilePanels : fit < 1 ? 1 : fit;
 }
 
 // How a panel of weights is read: the door for other storage formats.
 template <class T>
 struct PlainPanel {
+  static constexpr int64_t kRowBytes = kPanelWidth * sizeof(T);
+
   const T* weights;  // [K, 16]
   int64_t depth;     // K
 
   PlainPanel next(int64_t count) const { return {weights + count * depth * kPanelWidth, depth}; }
   VecF row(int64_t k, int vec) const { return load(weights + k * kPanelWidth + vec * kLanes); }
+  const char* address(int64_t k) const { return reinterpret_cast<const char*>(weights + k * kPanelWidth); }
 };
 
 struct Span {
@@ -60,10 +73,16 @@ Span part_of(int64_t count, int64_t parts, int64_t index) {
   return {count * index / parts, count * (index + 1) / parts};
 }
 
+// Weights that a tile brings into L2 while it computes: `step` bytes per k of each of its panels' successors.
+struct Ahead {
+  const char* line;
+  int64_t step;
+};
+
 // c [R, 16 P] (+)= x [R, k] · panelsᵀ, the bias added after the last k.
 template <int R, int P, class Panel>
-void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const float* bias, float* c,
-                   int64_t c_stride) {
+void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, Ahead ahead, const float* bias,
+                   float* c, int64_t c_stride) {
   VecF acc[R][P][kVecs];
   const auto each = [&](auto f) {
 #pragma GCC unroll 16
@@ -76,14 +95,19 @@ void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (k.begin == 0) {
     each([](VecF& sum, int, int, int) { sum = VecF{}; });
   } else {
-    each([&](VecF& sum, int r, int j, int v) {
-      sum = load(c + r * c_stride + j * kPanelWidth + v * kLanes);
-    });
+    each(
+        [&](VecF& sum, int r, int j, int v) { sum = load(c + r * c_stride + j * kPanelWidth + v * kLanes); });
   }
   Panel panels[P];
 #pragma GCC unroll 8
   for (int j = 0; j < P; ++j) panels[j] = panel.next(j);
+  const int64_t panel_bytes = panel.depth * Panel::kRowBytes;
   for (int64_t i = k.begin; i < k.end; ++i) {
+    if constexpr (R > kStreamedRows) {
+#pragma GCC unroll 8
+      for (int j = 0; j < P; ++j) __builtin_prefetch(ahead.line + j * panel_bytes, 0, 2);
+      ahead.line += ahead.step;
+    }
     // The shorter side is held in registers, the longer one passes through.
     if constexpr (R < P * kVecs) {
       VecF a[R];
@@ -109,9 +133,7 @@ void multiply_tile(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (bias && k.end == panel.depth) {
     each([&](VecF& sum, int, int j, int v) { sum += load(bias + j * kPanelWidth + v * kLanes); });
   }
-  each([&](VecF& sum, int r, int j, int v) {
-    store(c + r * c_stride + j * kPanelWidth + v * kLanes, sum);
-  });
+  each([&](VecF& sum, int r, int j, int v) { store(c + r * c_stride + j * kPanelWidth + v * kLanes, sum); });
 }
 
 // The last panel, of fewer than 16 columns: the same tile on a copy.
@@ -124,65 +146,100 @@ void multiply_edge(const float* x, int64_t x_stride, Panel panel, Span k, const 
   if (k.begin > 0)
     for (int r = 0; r < R; ++r) std::memcpy(copy[r], c + r * c_stride, bytes);
   if (bias) std::memcpy(bias_copy, bias, bytes);
-  multiply_tile<R, 1>(x, x_stride, panel, k, bias ? bias_copy : nullptr, copy[0], kPanelWidth);
+  const Ahead nothing{panel.address(0), 0};
+  multiply_tile<R, 1>(x, x_stride, panel, k, nothing, bias ? bias_copy : nullptr, copy[0], kPanelWidth);
   for (int r = 0; r < R; ++r) std::memcpy(c + r * c_stride, copy[r], bytes);
 }
 
-// R rows × `panels`, P panels at a time.
+// One tile of rows over a strip.
+struct Pass {
+  Span rows;
+  Span panels;
+  Span k;
+  int64_t ahead_panels, ahead_k;  // from here to what comes next; no distance: nothing does
+  int64_t share, shares;          // this tile's part of prefetching it
+};
+
+// P panels at a time, the rest in halves.
 template <int R, int P, class Panel>
-void multiply_rows(const LinearParams& p, int64_t row, Span panels, Span k) {
+void multiply_strip(const LinearParams& p, const Pass& pass, int64_t j) {
   const int64_t whole = p.out_features / kPanelWidth;
-  const int64_t last = panels.end < whole ? panels.end : whole;
-  const float* x = p.x + row * p.in_features;
+  const int64_t last = pass.panels.end < whole ? pass.panels.end : whole;
+  const float* x = p.x + pass.rows.begin * p.in_features;
   const Panel weight{static_cast<decltype(Panel::weights)>(p.weight), p.in_features};
-  int64_t j = panels.begin;
   const auto bias = [&] { return p.bias ? p.bias + j * kPanelWidth : nullptr; };
-  const auto out = [&] { return p.out + row * p.out_features + j * kPanelWidth; };
-  for (; j + P <= last; j += P)
-    multiply_tile<R, P>(x, p.in_features, weight.next(j), k, bias(), out(), p.out_features);
+  const auto out = [&] { return p.out + pass.rows.begin * p.out_features + j * kPanelWidth; };
+  const bool nothing = pass.ahead_panels == 0 && pass.ahead_k == 0;
+  const int64_t step = nothing ? 0 : Panel::kRowBytes / pass.shares;
+  const int64_t skip = pass.k.begin + pass.ahead_k;
+  const int64_t offset = (pass.k.end - pass.k.begin) * step * pass.share;
+  for (; j + P <= last; j += P) {
+    const Ahead ahead{weight.next(j + pass.ahead_panels).address(skip) + offset, step};
+    multiply_tile<R, P>(x, p.in_features, weight.next(j), pass.k, ahead, bias(), out(), p.out_features);
+  }
   if constexpr (P > 1) {
-    if (j < panels.end) multiply_rows<R, P / 2, Panel>(p, row, {j, panels.end}, k);
-  } else if (j < panels.end) {
+    if (j < pass.panels.end) multiply_strip<R, P / 2, Panel>(p, pass, j);
+  } else if (j < pass.panels.end) {
     const int64_t columns = p.out_features - j * kPanelWidth;
-    multiply_edge<R>(x, p.in_features, weight.next(j), k, bias(), out(), p.out_features, columns);
+    multiply_edge<R>(x, p.in_features, weight.next(j), pass.k, bias(), out(), p.out_features, columns);
   }
 }
 
-// `rows` is at most R; finds the tile made for it.
+// Finds the tile made for the number of rows, which is at most R.
 template <class Panel, int R = kTileRows>
-void multiply(const LinearParams& p, Span rows, Span panels, Span k) {
+void multiply(const LinearParams& p, const Pass& pass) {
   if constexpr (R > 1) {
-    if (rows.end - rows.begin < R) return multiply<Panel, R - 1>(p, rows, panels, k);
+    if (pass.rows.end - pass.rows.begin < R) return multiply<Panel, R - 1>(p, pass);
   }
-  multiply_rows<R, tile_panels(R), Panel>(p, rows.begin, panels, k);
+  multiply_strip<R, tile_panels(R), Panel>(p, pass, pass.panels.begin);
+}
+
+// All tiles over one strip, pass by pass. `next` is the distance to the strip that follows, in panels.
+template <class Panel>
+void multiply_tiles(const LinearParams& p, Span tiles, int64_t num_tiles, Span panels, int64_t next) {
+  const int64_t passes = p.num_tokens <= kStreamedRows ? 1 : (p.in_features + kDepth - 1) / kDepth;
+  for (int64_t i = 0; i < passes; ++i) {
+    const Span k = part_of(p.in_features, passes, i);
+    Pass pass{.rows = {},
+              .panels = panels,
+              .k = k,
+              .ahead_panels = 0,
+              .ahead_k = k.end - k.begin,
+              .share = 0,
+              .shares = tiles.end - tiles.begin};
+    if (k.end == p.in_features) {
+      pass.ahead_panels = next;
+      pass.ahead_k = next ? -k.begin : 0;
+    }
+    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, ++pass.share) {
+      pass.rows = part_of(p.num_tokens, num_tiles, tile);
+      multiply<Panel>(p, pass);
+    }
+  }
 }
 
 template <class Panel>
-void multiply_item(const LinearParams& p, Span tiles, int64_t num_tiles, Span panels) {
-  const int64_t depth = p.num_tokens == 1 ? p.in_features : kDepth;
-  for (int64_t k = 0; k < p.in_features; k += depth) {
-    const Span pass{k, k + depth < p.in_features ? k + depth : p.in_features};
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile)
-      multiply<Panel>(p, part_of(p.num_tokens, num_tiles, tile), panels, pass);
-  }
-}
-
-template <class T>
 void run(const LinearParams& p) {
   const int64_t panels = num_panels(p.out_features);
   const int64_t tiles = (p.num_tokens + kTileRows - 1) / kTileRows;
   const int64_t blocks = (tiles + kBlockTiles - 1) / kBlockTiles;
-  const int64_t panel_bytes = p.in_features * kPanelWidth * sizeof(T);
-  const int64_t fit = kGroupBytes / panel_bytes;
-  const int64_t fair = panels * blocks / (num_threads() * 4);  // leaves items for the thread that comes late
-  int64_t group = fit < fair ? fit : fair;
-  group = group < kMostPanels ? kMostPanels : group / kMostPanels * kMostPanels;
+  // Enough items that a thread which comes late finds work, in sizes that tiles divide.
+  const int64_t unit = p.num_tokens <= kStreamedRows ? kTilePanels : kStrip / 2;
+  const int64_t fair = panels * blocks / (num_threads() * 4) / unit * unit;
+  const int64_t group = fair < unit ? unit : fair;
   const int64_t groups = (panels + group - 1) / group;
+  const int64_t next_item = (num_threads() - 1) * group;  // where this thread probably goes on
   parallel_for(groups * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
+      const Span block = part_of(tiles, blocks, item % blocks);
       const int64_t begin = item / blocks * group;
-      const Span span{begin, begin + group < panels ? begin + group : panels};
-      multiply_item<PlainPanel<T>>(p, part_of(tiles, blocks, item % blocks), tiles, span);
+      const int64_t end = begin + group < panels ? begin + group : panels;
+      const int64_t strip = p.num_tokens <= kStreamedRows ? group : kStrip;
+      for (int64_t j = begin; j < end; j += strip) {
+        const int64_t strip_end = j + strip < end ? j + strip : end;
+        const int64_t next = strip_end < end ? strip : strip_end - j + next_item;
+        multiply_tiles<Panel>(p, block, tiles, {j, strip_end}, j + next < panels ? next : 0);
+      }
     }
   });
 }
@@ -191,7 +248,7 @@ void run(const LinearParams& p) {
 
 void linear(const LinearParams& p) {
   if (p.num_tokens == 0) return;
-  dispatch(p.weight_dtype, [&]<class T>() { run<T>(p); });
+  dispatch(p.weight_dtype, [&]<class T>() { run<PlainPanel<T>>(p); });
 }
 
 }  // namespace bequest::BEQUEST_ISA

@@ -7,7 +7,7 @@ tokens, and it looks at the cache.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -39,9 +39,9 @@ class Attention:
     def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
         config = self.config
-        num_heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        num_heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         heads = self.qkv(x).view(x.shape[0], sum(num_heads), config.head_dim)
-        q, k, v = heads.split(num_heads, dim=1)  # [T, NQ, D], [T, NKV, D], [T, NKV, D]
+        q, k, v = torch.split(heads, num_heads, dim=1)  # [T, NQ, D], [T, NKV, D], [T, NKV, D]
         if self.q_norm and self.k_norm:
             self.q_norm.per_head(q)
             self.k_norm.per_head(k)
@@ -83,8 +83,12 @@ class Decoder:
     def __init__(self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, num_positions: int) -> None:
         """Weights are stored in `dtype`; `source` has passed check_tensors."""
         self.config = config
-        self.embedding = Embedding.load(source, "model.embed_tokens", dtype)
-        self.layers = _load_layers(config, source, dtype)
+        # Dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights meanwhile.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            embedding = pool.submit(Embedding.load, source, "model.embed_tokens", dtype)
+            layers = pool.map(partial(DecoderLayer, config, source=source, dtype=dtype), range(config.num_layers))
+            self.layers = list(_with_progress(layers, config.num_layers))
+            self.embedding = embedding.result()
         self.norm = RMSNorm.load(source, "model.norm", config.rms_norm_eps)
         self.output = (
             self.embedding.as_linear()
@@ -117,13 +121,9 @@ class Decoder:
         return sum(matrix.nbytes for matrix in matrices)
 
 
-def _load_layers(config: DecoderConfig, source: WeightSource, dtype: torch.dtype) -> list[DecoderLayer]:
-    """In threads: dequantising and packing leave the interpreter. Few, since each holds a layer's plain weights."""
-    load = partial(DecoderLayer, config, source=source, dtype=dtype)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        layers = pool.map(load, range(config.num_layers))
-        # disable=None: silent where stderr is not a terminal.
-        return list(tqdm(layers, "loading weights", config.num_layers, unit=" layers", leave=False, disable=None))
+def _with_progress(layers: Iterable[DecoderLayer], num_layers: int) -> Iterator[DecoderLayer]:
+    # disable=None: silent where stderr is not a terminal.
+    yield from tqdm(layers, "loading weights", num_layers, unit=" layers", leave=False, disable=None)
 
 
 def _activation(config: DecoderConfig) -> Callable[[Tensor], Tensor]:

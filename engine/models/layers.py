@@ -26,9 +26,9 @@ class Linear:
             return cls(weight)
         return cls(weight, torch.cat([source.load(f"{name}.bias").float() for name in names]))
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, K] → [T, N]"""
-        return kernels.linear(x, self.weight, self.bias, out)
+        return kernels.linear(x, self.weight, self.bias)
 
 
 class Embedding:
@@ -58,9 +58,9 @@ class RMSNorm:
     def load(cls, source: WeightSource, name: str, eps: float) -> RMSNorm:
         return cls(source.load(f"{name}.weight").float().clone(), eps)
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[T, H] → [T, H]. With a residual, x is first added to it, in place, and the sum is normed."""
-        return kernels.rms_norm(x, self.weight, self.eps, residual, out)
+        return kernels.rms_norm(x, self.weight, self.eps, residual)
 
     def per_head(self, x: Tensor) -> None:
         """[T, heads, D], in place, each head by itself."""

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_STEPS = 500_000
+MAX_STEPS = 200_000
 MAX_OUTPUT_CHARS = 64 * 2**20
 MAX_REPEATED_ITEMS = 1_000_000
 # Names no template can spell, so that none can replace what they hold.

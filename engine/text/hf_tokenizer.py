@@ -30,16 +30,9 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
     strings = {role: _content(config.get(role)) for role in ROLES}
     _mark_special(backend, config, [token for token in strings.values() if token])
     ids = {role: backend.token_to_id(token) if token else None for role, token in strings.items()}
-    # Given in so many words, these override the post-processor of tokenizer.json; one alone leaves the other off.
-    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    explicit = add_bos is not None or add_eos is not None
-    roles = SpecialTokens(
-        bos=ids["bos_token"],
-        eos=ids["eos_token"],
-        pad=ids["pad_token"],
-        add_bos=bool(add_bos) if explicit else None,
-        add_eos=bool(add_eos) if explicit else None,
-    )
+    # add_bos_token and add_eos_token of the config are for tokenizers without a tokenizer.json, whose post-processor
+    # says the same and more; transformers ignores them beside it, too.
+    roles = SpecialTokens(bos=ids["bos_token"], eos=ids["eos_token"], pad=ids["pad_token"])
     return Tokenizer(backend, roles, directory.name)
 
 

@@ -48,7 +48,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.spelling = spelling_of(backend)
         # The most characters of text that one token can stand for; None where nothing bounds it. A text of more than
-        # n times as many characters has more than n tokens: so much is known before it is tokenised.
+        # n times as many characters has more than n tokens: so much is known before it is tokenised. (Not counted are
+        # characters the vocabulary cannot spell at all, which vanish; a few control characters, in some models.)
         self.max_chars_per_token = _max_chars_per_token(backend, self.spelling, vocabulary)
         self.bytes_by_id = _TokenBytes(backend, self.spelling)
 

@@ -104,6 +104,9 @@ class World:
             for s in group.sequences:
                 blocks = s.table.blocks
                 owners.update(blocks)
+                if s.status is not Status.FINISHED:  # a step launched past the end is never applied
+                    assert s.planned_len == len(s.tokens) + s.num_in_flight
+                assert s.num_output == len(s.tokens) - s.num_prompt
                 assert len(set(blocks)) == len(blocks)
                 if s.status is Status.RUNNING:
                     running += 1

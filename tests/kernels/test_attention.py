@@ -258,8 +258,10 @@ def test_invalid_plans_are_errors(changes: dict[str, object]) -> None:
 
 def test_plan_for_another_cache_is_an_error() -> None:
     step = make_step(Case(((2, 9),)))
-    other = torch.zeros(9, NUM_LAYERS, 2, 2, 8, 16)
+    other = torch.zeros(9, NUM_LAYERS, 2, 2, 8, 15)
     with pytest.raises(_C.Error, match="another shape"):
         kernels.paged_attention(step.q, other, LAYER, make_plan(step), 1.0)
+    with pytest.raises(_C.Error, match="another shape"):
+        kernels.paged_attention(step.q, step.kv_cache[:2], LAYER, make_plan(step), 1.0)
     with pytest.raises(_C.Error, match="layer"):
         kernels.paged_attention(step.q, step.kv_cache, NUM_LAYERS, make_plan(step), 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +48,11 @@ def test_any_tokens_without_exact_bytes(metaspace: Tokenizer, prompt: list[int],
     assert metaspace.decode(prompt[-8:], skip) + shown == metaspace.decode(prompt[-8:] + output, skip)
 
 
-@given(st.text(max_size=40), st.text(max_size=40))
+# Characters whose bytes the embedded vocabulary has; it lacks some control characters and the last planes.
+SPELLABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x3FFFF, exclude_categories=["Cs"]), max_size=40)
+
+
+@given(SPELLABLE, SPELLABLE)
 def test_real_text_is_shown_whole_and_never_replaced(embedded: TextBundle, before: str, after: str) -> None:
     tokenizer = embedded.tokenizer
     pieces = stream(tokenizer, tokenizer.encode(before), tokenizer.encode(after), skip=False)
@@ -80,9 +83,8 @@ def test_broken_bytes_are_replaced_as_soon_as_nothing_can_mend_them(byte_level: 
     ]
 
 
-@pytest.mark.parametrize("character", ["\ufffd"])
-def test_a_genuine_replacement_character_is_text_like_any_other(byte_level: Tokenizer, character: str) -> None:
-    assert stream(byte_level, [ord("x")], list(character.encode())) == ["", "", character, ""]
+def test_a_genuine_replacement_character_is_text_like_any_other(byte_level: Tokenizer) -> None:
+    assert stream(byte_level, [ord("x")], list("\ufffd".encode())) == ["", "", "\ufffd", ""]
 
 
 def test_special_tokens_neither_show_nor_interrupt_a_character(byte_level: Tokenizer) -> None:

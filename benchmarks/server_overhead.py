@@ -1,0 +1,198 @@
+"""How many tokens per second the server streams when the model costs nothing, and where the time goes.
+
+    python -m benchmarks.server_overhead [--streams 64] [--tokens 400] [--json FILE]
+
+The server runs on one core (the real app, engine and tokenizer over a null runner), the client in a second process
+on another: raw sockets that count events, so that the client is not what is measured. A second round runs under a
+profiler and prints each part's share of the server's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+# The parts of the server's time, by the file a function lives in; the first match counts.
+PARTS = [
+    ("engine: plan", ("engine/scheduler.py", "engine/sequence.py", "prepare_batch", "BlockTable", "TokenList")),
+    ("engine: apply", ("engine/results.py",)),
+    ("engine: text", ("engine/outputs.py", "engine/text/", "DecodeStream", "decoders.")),
+    ("engine: loop", ("engine/engine.py", "engine/device.py")),
+    ("server: format", ("server/chunks.py", "server/chat.py", "server/completions.py", "orjson")),
+    ("server: stream", ("server/sse.py",)),
+    ("server: metrics", ("server/metrics.py",)),
+    ("socket writes", ("method 'write'", "transport", "uvloop")),
+    ("null runner", ("null_runner",)),
+]
+
+
+def serve(port: int, profile: str | None) -> None:
+    """The server process: everything is real but the model."""
+    from benchmarks.null_runner import NullRunner
+    from engine._C import BlockPool
+    from engine.engine import AsyncEngine
+    from engine.models.embedded import embedded_model_path
+    from engine.scheduler import Scheduler, SchedulerLimits
+    from engine.text import load_text
+    from engine.types import ModelInfo
+    from server.__main__ import _loop_factory
+    from server.metrics import Metrics
+    from server.options import parse
+    from server.serve import serve as run_server
+
+    text = load_text(embedded_model_path())
+    words = np.asarray(text.tokenizer.encode(Path(__file__).read_text() * 2, add_special_tokens=False))
+    info = ModelInfo("null", "null", 8192, text.tokenizer.vocab_size, (), "none", 0)
+
+    async def load(metrics: Metrics) -> tuple[AsyncEngine, object]:
+        sys.setswitchinterval(0.0005)
+        scheduler = Scheduler(SchedulerLimits(256, 2048, True), BlockPool(20_000, 16), ())
+        return AsyncEngine(info, scheduler, NullRunner(words), text.tokenizer, observer=metrics), text
+
+    _, config = parse(["serve", "--port", str(port), "--log-level", "warning"])
+    profiler = cProfile.Profile() if profile else None
+
+    async def main() -> int:
+        if profiler:
+            profiler.enable()
+        try:
+            return await run_server(config, load)  # type: ignore[arg-type]
+        finally:
+            if profiler and profile:
+                profiler.disable()
+                profiler.dump_stats(profile)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        sys.exit(runner.run(main()))
+
+
+async def one_stream(port: int, tokens: int) -> int:
+    """Opens a stream and counts its events."""
+    body = json.dumps(
+        {
+            "model": "null",
+            "messages": [{"role": "user", "content": "Tell me a story."}],
+            "max_tokens": tokens,
+            "stream": True,
+        }
+    ).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    events, tail = 0, b""
+    while data := await reader.read(1 << 18):
+        events += (tail + data).count(b"data: ") - tail.count(b"data: ")
+        tail = data[-5:]
+    writer.close()
+    return events
+
+
+async def load_server(port: int, streams: int, tokens: int) -> tuple[float, int]:
+    started = time.perf_counter()
+    events = await asyncio.gather(*(one_stream(port, tokens) for _ in range(streams)))
+    return time.perf_counter() - started, sum(events)
+
+
+def run_server(profile: str | None, core: int) -> tuple[subprocess.Popen[bytes], int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.server_overhead", "--serve", str(port)]
+    command += ["--profile", profile] if profile else []
+    process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process, port
+        time.sleep(0.1)
+    process.kill()
+    raise SystemExit("the server did not start")
+
+
+def shares(profile: str) -> dict[str, float]:
+    """Own time of each part, as a share of all but waiting."""
+    own: dict[str, float] = defaultdict(float)
+    for (file, _, name), (_, _, seconds, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        where = f"{file} {name}"
+        if "'run_until_complete'" in where or "poll" in where or "threading" in where:
+            continue
+        own[next((part for part, keys in PARTS if any(k in where for k in keys)), "other")] += seconds
+    total = sum(own.values())
+    return {part: seconds / total for part, seconds in sorted(own.items(), key=lambda item: -item[1])}
+
+
+def measure(streams: int, tokens: int, rounds: int) -> dict[str, object]:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    process, port = run_server(None, cores[0])
+    try:
+        asyncio.run(load_server(port, streams, 32))  # warm up
+        rates, cpu = [], []
+        for _ in range(rounds):
+            before = cpu_seconds(process.pid)
+            seconds, _ = asyncio.run(load_server(port, streams, tokens))
+            cpu.append((cpu_seconds(process.pid) - before) / (streams * tokens) * 1e6)
+            rates.append(streams * tokens / seconds)
+    finally:
+        process.terminate()
+        process.wait()
+    profile = f"/tmp/bequest-overhead-{os.getpid()}.prof"
+    process, port = run_server(profile, cores[0])
+    try:
+        asyncio.run(load_server(port, streams, tokens))
+    finally:
+        process.terminate()
+        process.wait()
+    parts = shares(profile)
+    os.unlink(profile)
+    return {
+        "streams": streams,
+        "tokens_per_stream": tokens,
+        "tokens_per_second": float(np.median(rates)),
+        "cpu_us_per_token": float(np.median(cpu)),
+        "shares": parts,
+    }
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--profile", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.profile)
+    figures = measure(options.streams, options.tokens, options.rounds)
+    print(f"{options.streams} streams × {options.tokens} tokens, server on one core")
+    print(f"  {figures['tokens_per_second']:,.0f} tokens/s, {figures['cpu_us_per_token']:.1f} µs of CPU per token")
+    print("  where the time goes (under a profiler, which inflates Python against C):")
+    for part, share in figures["shares"].items():  # type: ignore[attr-defined]
+        print(f"    {part:18} {share:6.1%}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+// Chooses the next token of each row.
+//
+// In this order: allowed tokens, bad words, tokens held back until min_tokens, logit bias; repetition (prompt
+// and outputs), frequency and presence (outputs) penalties; temperature; min_p, top_k, top_p; the draw.
+// Below a temperature of 1e-5 the best token is taken instead, the lowest id among equals.
+//
+// A row's token depends on its own logits, parameters, history and position alone, bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ops/sampling_row.h"
+#include "ops/vocab_select.h"
+
+namespace bequest {
+
+struct SampleParams {
+  const float* logits;       // [N, V], rows `stride` apart; not changed
+  int64_t stride;            // elements
+  const int32_t* rows;       // [N] open rows, none twice
+  const int32_t* positions;  // [N] absolute position of the sampled token: keys its random numbers
+  int64_t num;               // N
+  int32_t* tokens;           // [N]; 0 where bad
+  bool* bad;  // [N]: NaN or +inf in the logits, or nothing left to sample; the row stays as it was
+};
+
+class Sampler {
+ public:
+  Sampler(int32_t num_rows, int32_t vocab_size);
+
+  int32_t vocab_size() const { return vocab_size_; }
+  // `outputs`: tokens sampled before, when a sequence comes back. Throws if the row is open.
+  void open_row(int32_t row, SamplingRowParams params, std::span<const int32_t> prompt,
+                std::span<const int32_t> outputs);
+  void close_row(int32_t row);
+
+  // Replaces -(row + 1) by the row's last token, in place.
+  void resolve(int32_t* ids, int64_t count) const;
+  // Throws before any row changes.
+  void sample(const SampleParams& p);
+
+ private:
+  // A worker's memory, grown on first use.
+  struct Scratch {
+    std::vector<float> logits;
+    SelectScratch select;
+  };
+
+  SamplingRow& at(int32_t row);
+  void check_rows(const SampleParams& p);
+  std::optional<int32_t> choose(const SamplingRow& row, const float* logits, int32_t position,
+                                Scratch& scratch);
+
+  const int32_t vocab_size_;
+  std::vector<std::optional<SamplingRow>> rows_;
+  std::vector<Scratch> scratch_;
+};
+
+}  // namespace bequest

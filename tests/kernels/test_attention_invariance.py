@@ -1,0 +1,115 @@
+"""A query's result is a function of its own q and of the keys it sees, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import _C, kernels
+from tests.kernels.test_attention import LAYER, Case, Step, attend, make_plan, make_step
+
+
+def rows_of(step: Step, s: int, begin: int, end: int) -> Step:
+    """Queries [begin, end) of sequence s as a step of their own, over the same cache."""
+    query_len, seq_len = step.case.lens[s]
+    first = int(step.query_start[s])
+    case = replace(step.case, lens=((end - begin, seq_len - query_len + end),))
+    return replace(
+        step,
+        case=case,
+        q=step.q[first + begin : first + end],
+        keys=(step.keys[s],),
+        values=(step.values[s],),
+        block_tables=step.block_tables[s : s + 1].copy(),
+    )
+
+
+VARIANTS = [
+    {},
+    {"dtype": torch.bfloat16, "num_q_heads": 9, "num_kv_heads": 3, "head_dim": 64, "block_size": 16},
+    {"window": 100, "head_dim": 40},
+    {"soft_cap": 20.0, "head_dim": 17, "num_q_heads": 1, "num_kv_heads": 1},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_of_a_prefill(variant: dict[str, object], chunk: int) -> None:
+    length = 1100
+    step = make_step(Case(((length, length),), **variant))  # type: ignore[arg-type]
+    whole = attend(step)
+    begins = range(0, length, chunk) if chunk > 1 else [*range(0, length, 37), length - 1]
+    for begin in begins:
+        end = min(length, begin + chunk)
+        assert torch.equal(attend(rows_of(step, 0, begin, end)), whole[begin:end])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_alone_and_in_a_crowd(variant: dict[str, object]) -> None:
+    lens = ((1, 700), (1, 3), (90, 90), (13, 600), (1, 64), (0, 10), (5, 1030), *((1, 20 + i) for i in range(20)))
+    step = make_step(Case(lens, **variant))  # type: ignore[arg-type]
+    crowd = attend(step)
+    for s, (query_len, _) in enumerate(lens):
+        first = int(step.query_start[s])
+        if query_len:
+            assert torch.equal(attend(rows_of(step, s, 0, query_len)), crowd[first : first + query_len])
+
+
+@pytest.mark.parametrize("lens", [((1, 5000),), ((3, 4000), (1, 1)), ((300, 1300), (1, 2000))])
+def test_threads(lens: tuple[tuple[int, int], ...]) -> None:
+    """More threads split long keys; the splits merge to the same bits."""
+    step = make_step(Case(lens, num_q_heads=3, num_kv_heads=1))
+    before = _C.num_threads()
+    try:
+        _C.set_num_threads(1)
+        alone = attend(step)
+        pieces = make_plan(step).num_items
+        for threads in (2, 5):
+            _C.set_num_threads(threads)
+            assert make_plan(step).num_items > pieces, "the keys were not split: nothing is tested"
+            assert torch.equal(attend(step), alone)
+    finally:
+        _C.set_num_threads(before)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32, 100])
+def test_block_sizes(block_size: int) -> None:
+    def at(size: int) -> torch.Tensor:
+        # One sequence in order: the same random numbers, whatever the shuffling of blocks drew.
+        case = Case(((30, 600),), block_size=size)
+        step = make_step(case)
+        generator = torch.Generator().manual_seed(1)
+        k, v = torch.randn(2, 600, 2, 16, generator=generator)
+        positions = torch.arange(600)
+        slots = torch.from_numpy(step.block_tables[0]).long()[positions // size] * size + positions % size
+        kernels.write_kv(k, v, step.kv_cache, LAYER, slots)
+        return attend(replace(step, q=torch.randn(30, 4, 16, generator=generator)))
+
+    assert torch.equal(at(block_size), at(64))
+
+
+def test_plan_is_reused_by_layers_and_calls() -> None:
+    step = make_step(Case(((40, 90), (1, 600))))
+    plan = make_plan(step)
+    first = kernels.paged_attention(step.q, step.kv_cache, LAYER, plan, step.case.scale)
+    step.kv_cache[:, 0] = step.kv_cache[:, LAYER]
+    assert torch.equal(kernels.paged_attention(step.q, step.kv_cache, 0, plan, step.case.scale), first)
+
+
+@pytest.mark.skipif(_C.isa() != "avx512", reason="the chip's widest set is what the suite runs anyway")
+def test_narrower_instruction_set() -> None:
+    """The kernel tests once more with AVX2 in a process of its own."""
+    folder = Path(__file__).parent
+    tests = ("test_attention.py", "test_kv.py::test_write", "test_sampling.py", "test_sampling_logprobs.py")
+    selection = "lengths or windows or soft_cap or 17 or 40 or test_write or features or against"
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", selection]
+    command += [str(folder / test) for test in tests]
+    environment = os.environ | {"BEQUEST_ISA": "avx2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,157 @@
+"""Norms, rotary positions and gated activations against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import kernels
+
+CANARY = 12345.0
+TOKENS = [0, 1, 2, 33]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rms_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 15, 16, 17, 63, 64, 65, 576, 2049])
+def test_rms_norm(hidden: int) -> None:
+    weight = random(hidden, seed=1)
+    for t in TOKENS:
+        x = random(t, hidden, seed=2)
+        expected = rms_reference(x, weight, 1e-5)
+        guarded = torch.full((t + 2, hidden), CANARY)
+        assert_close(kernels.rms_norm(x, weight, 1e-5, out=guarded[1:-1]), expected)
+        assert (guarded[0] == CANARY).all() and (guarded[-1] == CANARY).all()
+        assert kernels.rms_norm(x, weight, 1e-5, out=x) is x
+        assert_close(x, expected)
+
+
+@pytest.mark.parametrize("hidden", [1, 17, 576])
+def test_rms_norm_adds_to_the_residual_first(hidden: int) -> None:
+    weight = random(hidden, seed=1)
+    for t in TOKENS:
+        x, residual = random(t, hidden, seed=2), random(t, hidden, seed=3)
+        total = x + residual
+        before = x.clone()
+        out = kernels.rms_norm(x, weight, 1e-6, residual=residual)
+        assert torch.equal(residual, total) and torch.equal(x, before)
+        assert torch.equal(out, kernels.rms_norm(total, weight, 1e-6))
+
+
+def test_rms_norm_of_small_and_of_broken_rows() -> None:
+    weight = torch.ones(40)
+    x = random(3, 40)
+    x[0] = 0.0
+    x[1, 39] = torch.nan
+    out = kernels.rms_norm(x, weight, 1e-6)
+    assert (out[0] == 0).all() and out[1].isnan().all() and not out[2].isnan().any()
+
+
+def test_rms_norm_refuses_to_overwrite_the_residual() -> None:
+    x, residual = random(2, 8), random(2, 8, seed=1)
+    with pytest.raises(kernels.Error, match="residual"):
+        kernels.rms_norm(x, torch.ones(8), 1e-6, residual=residual, out=residual)
+
+
+@pytest.mark.parametrize(("nq", "nkv", "d"), [(9, 3, 64), (1, 1, 3), (2, 1, 128)])
+def test_head_rms_norm_touches_its_slice_of_the_fused_row_alone(nq: int, nkv: int, d: int) -> None:
+    weight = random(d, seed=1)
+    for t in TOKENS:
+        qkv = random(t, (nq + 2 * nkv) * d, seed=2)
+        before = qkv.clone()
+        kernels.head_rms_norm(qkv[:, nq * d : (nq + nkv) * d].view(t, nkv, d), weight, 1e-6)
+        keys = before[:, nq * d : (nq + nkv) * d].view(t, nkv, d)
+        assert_close(qkv[:, nq * d : (nq + nkv) * d].view(t, nkv, d), rms_reference(keys, weight, 1e-6))
+        assert torch.equal(qkv[:, : nq * d], before[:, : nq * d])
+        assert torch.equal(qkv[:, (nq + nkv) * d :], before[:, (nq + nkv) * d :])
+
+
+def rotary_reference(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
+    """x [T, heads, D] by complex multiplication: first half + i · second half, times cos + i · sin."""
+    half = cos_sin.shape[1] // 2
+    angles = cos_sin.double()[positions.long()]
+    turn = torch.complex(angles[:, None, :half], angles[:, None, half:])
+    head = torch.complex(x.double()[..., :half], x.double()[..., half : 2 * half]) * turn
+    return torch.cat([head.real, head.imag, x.double()[..., 2 * half :]], dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("nq", "nkv", "d", "rotary_dim"), [(9, 3, 64, 64), (2, 1, 80, 20), (1, 1, 2, 2), (3, 2, 66, 66)]
+)
+def test_rotary_turns_queries_and_keys_of_the_fused_row(nq: int, nkv: int, d: int, rotary_dim: int) -> None:
+    angles = torch.outer(torch.arange(50.0), random(rotary_dim // 2).exp())
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    for t in TOKENS:
+        qkv = random(t, (nq + 2 * nkv) * d, seed=2)
+        before = qkv.clone()
+        positions = torch.randint(0, 50, (t,), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+        q, k, _ = qkv.split([nq * d, nkv * d, nkv * d], dim=1)
+        kernels.rotary(q.view(t, nq, d), k.view(t, nkv, d), positions, cos_sin)
+        old_q, old_k, old_v = before.split([nq * d, nkv * d, nkv * d], dim=1)
+        assert_close(q.reshape(t, nq, d), rotary_reference(old_q.reshape(t, nq, d), cos_sin, positions))
+        assert_close(k.reshape(t, nkv, d), rotary_reference(old_k.reshape(t, nkv, d), cos_sin, positions))
+        assert torch.equal(qkv[:, (nq + nkv) * d :], old_v)
+
+
+def test_rotary_refuses_positions_outside_the_table() -> None:
+    q, k = random(2, 1, 4), random(2, 1, 4)
+    before = q.clone()
+    for wrong in (-1, 8):
+        with pytest.raises(kernels.Error, match=f"position {wrong} is outside"):
+            kernels.rotary(q, k, torch.tensor([0, wrong], dtype=torch.int32), random(8, 4))
+    assert torch.equal(q, before)
+
+
+ACTIVATIONS = {
+    "silu": (kernels.silu_mul, torch.nn.functional.silu),
+    "erf": (lambda x: kernels.gelu_mul(x, tanh=False), torch.nn.functional.gelu),
+    "tanh": (lambda x: kernels.gelu_mul(x, tanh=True), lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1536])
+def test_gated_activations(name: str, size: int) -> None:
+    ours, theirs = ACTIVATIONS[name]
+    for t in TOKENS:
+        gate_up = 3 * random(t, 2 * size)
+        gate, up = gate_up.double().split(size, dim=1)
+        assert_close(ours(gate_up), theirs(gate) * up)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gated_activations_keep_their_relative_precision_and_bear_extremes(name: str) -> None:
+    ours, theirs = ACTIVATIONS[name]
+    gate = torch.cat(
+        [torch.linspace(-5, 5, 4001), torch.tensor([-3e38, -200.0, 0.0, 200.0, 3e38, torch.inf, torch.nan])]
+    )
+    actual = ours(torch.cat([gate, torch.ones_like(gate)]).view(1, -1))[0]
+    expected = theirs(gate.double())
+    torch.testing.assert_close(
+        actual[:4001].double(), expected[:4001], rtol=1e-5 if name == "tanh" else 2e-6, atol=1e-9
+    )
+    assert (
+        actual[-7:].tolist()[:6] == pytest.approx([0, 0, 0, 200, 3e38, torch.inf], rel=1e-6, abs=1e-30)
+        and actual[-1].isnan()
+    )
+
+
+def test_rows_do_not_depend_on_their_batch() -> None:
+    x, weight = random(40, 576), random(576, seed=1)
+    kernels.set_num_threads(2)
+    norm, gated = kernels.rms_norm(x, weight, 1e-6), kernels.silu_mul(x)
+    for t in (0, 7, 39):
+        assert torch.equal(kernels.rms_norm(x[t : t + 1], weight, 1e-6), norm[t : t + 1])
+        assert torch.equal(kernels.silu_mul(x[t : t + 1]), gated[t : t + 1])

@@ -1,0 +1,74 @@
+"""The embedded model against transformers, on the same dequantised weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.models.embedded import embedded_model_path
+from engine.models.gguf_file import GGUFFile
+from engine.models.gguf_loader import hf_name
+from engine.models.load import LoadedModel, load_model
+from tests.models.paged import PagedSequences
+
+# "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+NUM_GREEDY = 20
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(embedded_model_path())
+
+
+@pytest.fixture(scope="module")
+def reference() -> LlamaForCausalLM:
+    """Configured by hand. The transformers library can read the file too, but takes half a minute for it."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    weights = {}
+    for name, tensor in GGUFFile(embedded_model_path()).tensors.items():
+        values = torch.from_numpy(tensor.load())
+        if "attn_q" in name or "attn_k" in name:
+            # The converter of llama.cpp splits heads of 64 into halves and interleaves them.
+            values = values.reshape(-1, 32, 2, 576).transpose(1, 2).reshape(-1, 576)
+        weights[hf_name(name)] = values
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not in the state
+    return model.eval()
+
+
+def test_facts(loaded: LoadedModel) -> None:
+    assert loaded.num_parameters == 134_515_008
+    assert loaded.weight_bytes == 4 * 134_479_872  # the matrices
+    assert loaded.dtype == torch.float32
+    assert loaded.max_model_len == 8192
+    assert loaded.generation.eos_token_ids == (2,)
+
+
+def test_greedy_tokens_and_their_logits(loaded: LoadedModel, reference: LlamaForCausalLM) -> None:
+    sequences = PagedSequences(loaded.model, 1, len(PROMPT) + NUM_GREEDY)
+    logits = [sequences.run(0, PROMPT, chunk=len(PROMPT))]  # each [tokens, V]
+    greedy: list[int] = []
+    for _ in range(NUM_GREEDY):
+        greedy.append(int(logits[-1][-1].argmax()))
+        logits.append(sequences.run(0, greedy[-1:], chunk=1))
+
+    with torch.no_grad():
+        expected = reference(torch.tensor([PROMPT + greedy])).logits[0]
+    error = (torch.cat(logits) - expected).abs().max() / expected.abs().max()
+    assert error < 1e-4, f"relative error {error:.2e}"
+    assert greedy == expected[len(PROMPT) - 1 : -1].argmax(-1).tolist()

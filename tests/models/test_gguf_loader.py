@@ -1,0 +1,136 @@
+"""GGUF files: names, the order of rotated rows, quantised types, rope scaling, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.errors import ModelError
+from engine.models.gguf_config import parse_gguf_config
+from engine.models.gguf_file import GGUFFile, GGUFTensor
+from engine.models.gguf_loader import dequantise, hf_name, pair_halves
+from engine.models.load import load_model, open_checkpoint
+from tests.models.paged import PagedSequences
+from tests.models.tiny_gguf import write_tiny_gguf
+from tests.tiny_models import LLAMA3, SHAPE
+
+F32, F16, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
+TOKENS = list(range(3, 40))
+
+
+def assert_same_logits(path: Path, reference: Any) -> None:
+    loaded = load_model(path)
+    actual = PagedSequences(loaded.model, 1, len(TOKENS)).run(0, TOKENS, chunk=len(TOKENS))
+    with torch.no_grad():
+        expected = reference(torch.tensor([TOKENS])).logits[0]
+    assert (actual - expected).abs().max() / expected.abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("kind", [F32, F16, Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_round_trip(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    reference = write_tiny_gguf(name, tmp_path / "model.gguf", kind)
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_biases_of_rotated_rows_and_tied_output(tmp_path: Path) -> None:
+    reference = write_tiny_gguf("llama-biases-tied-mha-gelu", tmp_path / "model.gguf")
+    loaded = load_model(tmp_path / "model.gguf")
+    assert loaded.config.attention_bias and loaded.config.attention_output_bias and loaded.config.mlp_bias
+    assert loaded.config.tie_word_embeddings
+    # GGUF has no field for the activation: architecture `llama` means SiLU.
+    for layer in reference.model.layers:
+        layer.mlp.act_fn = torch.nn.SiLU()
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_window_of_all_layers(tmp_path: Path) -> None:
+    reference = write_tiny_gguf("mistral", tmp_path / "model.gguf", metadata={"attention.sliding_window": 8})
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_qwen2_without_windows(tmp_path: Path) -> None:
+    reference = write_tiny_gguf("qwen2", tmp_path / "model.gguf", metadata={"attention.sliding_window": 0})
+    reference.config.layer_types = ["full_attention"] * 3
+    for layer in reference.model.layers:
+        layer.attention_type = layer.self_attn.layer_type = "full_attention"
+        layer.self_attn.sliding_window = None
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_rope_divisors_stand_for_llama3_scaling(tmp_path: Path) -> None:
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**SHAPE, rope_parameters=LLAMA3))
+    plain = 1.0 / LLAMA3["rope_theta"] ** (torch.arange(0, 16, 2) / 16)
+    divisors = {"rope_freqs.weight": (plain / scaled).numpy()}
+    reference = write_tiny_gguf("llama-llama3", tmp_path / "model.gguf", extra_tensors=divisors)
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_yarn(tmp_path: Path) -> None:
+    scaling = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+    }
+    reference = write_tiny_gguf("llama-yarn", tmp_path / "model.gguf", metadata=scaling)
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_names() -> None:
+    assert hf_name("token_embd.weight") == "model.embed_tokens.weight"
+    assert hf_name("output.weight") == "lm_head.weight"
+    assert hf_name("blk.12.ffn_down.bias") == "model.layers.12.mlp.down_proj.bias"
+    assert hf_name("blk.12.ssm_in.weight") == "blk.12.ssm_in.weight"
+
+
+def test_halves_of_a_partly_rotated_head() -> None:
+    """Heads of 6, of which 4 dimensions turn."""
+    rows = torch.arange(12)[:, None]
+    assert pair_halves(rows, num_heads=2, rotary_dim=4)[:, 0].tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+
+
+@pytest.mark.parametrize("kind", [Q8_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.BF16], ids=lambda k: k.name)
+def test_dequantise_equals_the_gguf_library(kind: GGMLQuantizationType) -> None:
+    values = np.random.default_rng(0).standard_normal((70, 2048), dtype=np.float32)  # more than is done at once
+    data = gguf.quantize(values, kind)
+    tensor = GGUFTensor("x", values.shape, kind, data.reshape(-1))
+    np.testing.assert_array_equal(dequantise(tensor), gguf.dequantize(data, kind))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"expert_count": 8}, "expert_count = 8"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping = 30.0"),
+        ({"attention.value_length": 8}, "attention.value_length"),
+    ],
+)
+def test_refused_metadata(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf("qwen2", path, metadata=metadata)
+    with pytest.raises(ModelError, match=message):
+        open_checkpoint(path)
+
+
+def test_unsupported_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf("llama", path)
+    file = GGUFFile(path)
+    file.architecture = "mamba"
+    with pytest.raises(ModelError, match="architecture mamba is not supported; supported are llama, qwen2, qwen3"):
+        parse_gguf_config(file)
+
+
+def test_unexpected_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf("llama", path, extra_tensors={"blk.0.ssm_in.weight": np.zeros((2, 2), np.float32)})
+    with pytest.raises(ModelError, match=r"blk\.0\.ssm_in\.weight is not a tensor of this architecture"):
+        open_checkpoint(path)

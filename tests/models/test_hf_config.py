@@ -1,0 +1,114 @@
+"""config.json in its old and new spellings, and what it may not ask for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelError
+from engine.models.hf_config import parse_hf_config
+
+MINIMAL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 100,
+}
+QWEN2 = MINIMAL | {"architectures": ["Qwen2ForCausalLM"]}
+SLIDING = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
+
+
+def test_defaults() -> None:
+    config = parse_hf_config(MINIMAL)
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert (config.q_size, config.kv_size, config.rotary_dim) == (64, 64, 16)
+    assert config.rope.theta == 10000.0
+    assert not config.tie_word_embeddings
+    assert config.windows == {0}
+    assert config.kv_shape(16) == (3, 2, 4, 16, 16)
+
+
+def test_null_is_absent() -> None:
+    explicit_nulls = {"head_dim": None, "rope_scaling": None, "num_key_value_heads": None, "sliding_window": None}
+    assert parse_hf_config(MINIMAL | explicit_nulls) == parse_hf_config(MINIMAL)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "biases"),  # (QKV, output, MLP) when the file asks for all of them
+    [
+        ("LlamaForCausalLM", (True, True, True)),
+        ("MistralForCausalLM", (False, False, False)),
+        ("Qwen2ForCausalLM", (True, False, False)),
+        ("Qwen3ForCausalLM", (True, True, False)),
+    ],
+)
+def test_biases(architecture: str, biases: tuple[bool, bool, bool]) -> None:
+    config = parse_hf_config(MINIMAL | {"architectures": [architecture], "attention_bias": True, "mlp_bias": True})
+    assert (config.attention_bias, config.attention_output_bias, config.mlp_bias) == biases
+    assert config.qk_norm == (architecture == "Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        (MINIMAL | {"sliding_window": 16}, (0, 0, 0)),
+        (MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": 16}, (16, 16, 16)),
+        (MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0, 0, 0)),
+        (QWEN2 | SLIDING | {"use_sliding_window": False}, (0, 0, 0)),
+        (QWEN2 | SLIDING, (0, 0, 16)),
+        (QWEN2 | SLIDING | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}, (16, 0, 0)),
+    ],
+)
+def test_sliding_windows(values: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert parse_hf_config(values).sliding_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture GPT2LMHeadModel is not supported; .*LlamaForCausalLM, Mi",
+        ),
+        ({"architectures": None}, "none is named"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
+        ({"hidden_size": None}, "config.json lacks hidden_size"),
+        ({"hidden_size": "big"}, "hidden_size must be a whole number, not 'big'"),
+        ({"vocab_size": 0}, "vocab_size must be positive, not 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be positive"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads"),
+        ({"head_dim": 15}, "cannot rotate 15 of 15"),
+        ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        (
+            {"num_local_experts": 8, "final_logit_softcapping": 30.0},
+            "final_logit_softcapping = 30.0; num_local_experts",
+        ),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling lacks factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "all layers must rotate alike"),
+        ({"rope_parameters": {"mrope_section": [8, 4, 4]}}, "mrope_section is not supported"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+    ],
+)
+def test_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_hf_config(MINIMAL | change)
+
+
+def test_layer_types_must_be_known_and_complete() -> None:
+    with pytest.raises(ModelError, match=re.escape("layer_types chunked_attention are not supported")):
+        parse_hf_config(QWEN2 | SLIDING | {"layer_types": ["chunked_attention"] * 3})
+    with pytest.raises(ModelError, match="2 layer types for 3 layers"):
+        parse_hf_config(QWEN2 | SLIDING | {"layer_types": ["full_attention"] * 2})
+
+
+def test_fields_at_their_neutral_values_are_fine() -> None:
+    neutral = {"num_experts": 0, "embedding_multiplier": 1.0, "logit_scale": 1, "attn_logit_softcapping": None}
+    assert parse_hf_config(MINIMAL | neutral) == parse_hf_config(MINIMAL)

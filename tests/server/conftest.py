@@ -1,0 +1,56 @@
+"""The real application over a real socket, with a fake engine behind it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from engine.config import ServerConfig
+from server.app import AppRunner, make_app
+from server.auth import load_keys
+from server.metrics import Metrics
+from tests.server.fakes import FakeEngine, FakeText
+from tests.server.front import Front
+
+Starter = Callable[..., Any]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Starter]:
+    """Starts a server: `await start(**ServerConfig fields)`."""
+    cleanups: list[Callable[[], Any]] = []
+
+    async def starter(engine: FakeEngine | None = None, **config: Any) -> Front:
+        engine = engine or FakeEngine()
+        text, metrics = FakeText(), Metrics()
+        settings = ServerConfig(**config)
+        keys = load_keys(settings.api_key, settings.api_keys)
+        runner = AppRunner(make_app(engine, text, settings, keys, metrics), shutdown_timeout=0.1)
+        await runner.setup()
+        listener = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listener).start()
+        session = aiohttp.ClientSession()
+        front = Front(engine, text, listener.getsockname()[1], session, metrics)
+
+        async def stop() -> None:
+            for close in front.closers:
+                await close()
+            await session.close()
+            await runner.cleanup()
+
+        cleanups.append(stop)
+        return front
+
+    yield starter
+    for cleanup in cleanups:
+        await cleanup()
+
+
+@pytest.fixture
+async def front(start: Starter) -> Front:
+    return await start()

@@ -1,0 +1,210 @@
+"""An engine that plays scripts, and a tokenizer of bytes, behind the interfaces of the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest
+from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+
+BOS, EOS = 256, 257
+PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
+
+
+class ByteTokenizer:
+    """Token i < 256 is byte i; then BOS and EOS."""
+
+    max_chars_per_token = 4
+    special_ids = frozenset({BOS, EOS})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else {BOS: b"<s>", EOS: b"</s>"}[token_id]
+
+
+class PlainTemplate:
+    """One line per message."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        self.seen.append({"messages": messages, **options})
+        if messages[0]["content"] == "refuse me":
+            raise InvalidRequest("The template refuses: roles must alternate.", param="messages")
+        lines = [f"{message['role']}: {_plain(message['content'])}\n" for message in messages]
+        if options["continue_final_message"]:
+            return "".join(lines).removesuffix("\n")
+        return "".join(lines) + ("assistant: " if options["add_generation_prompt"] else "")
+
+
+def _plain(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "+".join(part["text"] for part in content)
+
+
+@dataclass
+class FakeText:
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    chat_template: PlainTemplate | None = field(default_factory=PlainTemplate)
+
+
+@dataclass
+class Run:
+    request: Request
+    sink: Sink
+    deltas: Iterator[Delta]
+
+
+class FakeEngine:
+    """Plays the deltas of `script` one per loop iteration; with `held` only when `advance` says so."""
+
+    def __init__(self, script: Callable[[Request], Iterator[Delta]] | None = None) -> None:
+        self.info = ModelInfo(
+            name="fake/model",
+            architecture="Fake",
+            max_model_len=512,
+            vocab_size=258,
+            eos_token_ids=(EOS,),
+            dtype="float32",
+            num_parameters=1,
+        )
+        self.state: Any = "ready"
+        self.script = script or pieces_script
+        self.refusal: EngineError | None = None
+        self.held = False
+        self.submitted: list[Request] = []
+        self.aborted: list[str] = []
+        self.runs: dict[str, Run] = {}
+        self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        if self.state == "draining":
+            raise EngineDraining("The server is shutting down and takes no new work.")
+        if self.refusal is not None:
+            raise self.refusal
+        assert request.id not in self.runs, "ids are unique"
+        self.submitted.append(request)
+        self.runs[request.id] = Run(request, sink, self.script(request))
+        asyncio.get_running_loop().call_soon(self._play, request.id)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.runs.pop(request_id, None)
+
+    def advance(self, request_id: str | None = None) -> bool:
+        """Delivers the next delta of one request, or of all; False if nothing runs."""
+        for key in [request_id] if request_id else list(self.runs):
+            run = self.runs.get(key)
+            if run is not None:
+                delta = next(run.deltas)
+                if delta.finished:
+                    del self.runs[key]
+                run.sink(delta)
+        return bool(self.runs)
+
+    def _play(self, request_id: str) -> None:
+        if not self.held and request_id in self.runs:
+            self.advance(request_id)
+            asyncio.get_running_loop().call_soon(self._play, request_id)
+
+    def die(self) -> None:
+        self.state = "dead"
+        for run in list(self.runs.values()):
+            run.sink(Delta(run.request.id, error=EngineDead("The engine has failed.")))
+        self.runs.clear()
+        self.died.set_result(RuntimeError("device fault"))
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0, 0)
+
+    async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109
+        self.state = "draining"
+        for _ in range(int(timeout / 0.001)):
+            if not self.runs:
+                return True
+            await asyncio.sleep(0.001)
+        return False
+
+    async def stop(self) -> None:
+        for run in list(self.runs.values()):
+            run.sink(Delta(run.request.id, error=EngineDraining("The server is going down.")))
+        self.runs.clear()
+
+    async def wait_dead(self) -> BaseException:
+        return await asyncio.shield(self.died)
+
+
+def pieces_script(request: Request) -> Iterator[Delta]:
+    """Choice i says PIECES from its i-th on; each piece counts as one token, whose id is its first byte."""
+    params = request.params
+    texts = [(PIECES[i % 3 :])[: params.max_tokens] for i in range(params.n)]
+    prompt = _prompt_logprobs(request) if params.prompt_logprobs is not None else None
+    usage = Usage(len(request.prompt_token_ids), sum(map(len, texts)), cached_tokens=1)
+    if request.output is OutputMode.FINAL or params.max_tokens == 0:
+        choices = tuple(_choice(request, i, text, True) for i, text in enumerate(texts))
+        yield Delta(request.id, choices, first=True, prompt_logprobs=prompt, usage=usage)
+        return
+    for step in range(max(map(len, texts))):
+        choices = tuple(
+            _choice(request, i, text[step : step + 1], step == len(text) - 1)
+            for i, text in enumerate(texts)
+            if step < len(text)
+        )
+        last = step == max(map(len, texts)) - 1
+        yield Delta(
+            request.id,
+            choices,
+            first=step == 0,
+            prompt_logprobs=prompt if step == 0 else None,
+            usage=usage if last else None,
+        )
+
+
+def _choice(request: Request, index: int, pieces: tuple[str, ...], last: bool) -> ChoiceDelta:
+    params = request.params
+    ids = tuple(piece.encode()[0] for piece in pieces)
+    logprobs = None
+    if params.logprobs is not None:
+        logprobs = tuple(TokenLogprob(i, -0.5, 1, ((i, -0.5), (65, float("-inf")))[: params.logprobs]) for i in ids)
+    reason: Any = None
+    if last:
+        reason = "stop" if pieces and pieces[-1] == PIECES[-1] else "length"
+    return ChoiceDelta(
+        index,
+        "".join(pieces),
+        ids,
+        logprobs,
+        finish_reason=reason,
+        stop_reason=None,
+        cumulative_logprob=-0.5 * len(ids) if last and params.logprobs is not None else None,
+    )
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
+    top = ((66, -0.25),)[: request.params.prompt_logprobs]
+    return (None, *(TokenLogprob(i, -1.5, 7, top) for i in request.prompt_token_ids[1:]))
+
+
+def failing_script(error: EngineError, after: int) -> Callable[[Request], Iterator[Delta]]:
+    """As pieces_script, but the delta number `after` is the error."""
+
+    def script(request: Request) -> Iterator[Delta]:
+        for number, delta in enumerate(pieces_script(request)):
+            if number == after:
+                break
+            yield delta
+        yield Delta(request.id, error=error)
+
+    return script

@@ -1,0 +1,378 @@
+"""Every error a client can cause: class, code, param, tries of the official client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import openai
+import orjson
+import pytest
+
+from engine.errors import EngineDead, EngineDraining, EngineError, InternalError, QueueFull
+from engine.types import Delta
+from server import wire
+from tests.server.conftest import Starter
+from tests.server.front import Front
+
+HELLO = [{"role": "user", "content": "hi"}]
+COMPLETION: dict[str, Any] = {"prompt": "abc"}
+CHAT: dict[str, Any] = {"messages": HELLO}
+BASES = {"/v1/completions": (COMPLETION, wire.CompletionBody), "/v1/chat/completions": (CHAT, wire.ChatBody)}
+
+
+async def refused(front: Front, body: Any, path: str = "/v1/completions", status: int = 400) -> dict[str, Any]:
+    """The error object of a request that must fail, with its form checked."""
+    answer, content = await front.post(path, body)
+    assert answer.status == status, content
+    assert answer.headers["Content-Type"].startswith("application/json") and answer.headers["X-Request-Id"]
+    assert set(content) == {"error"}
+    assert set(content["error"]) == {"message", "type", "param", "code", "details"}
+    assert front.engine.submitted == []
+    error: dict[str, Any] = content["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    "body, param, code",
+    [
+        ({}, "prompt", "missing_required_parameter"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": [[]]}, "prompt[0]", "invalid_value"),
+        ({"prompt": "", "add_special_tokens": False}, "prompt", "invalid_value"),
+        ({"prompt": [1, "a"]}, "prompt[0]", "invalid_type"),
+        ({"prompt": [[1, "a"]]}, "prompt[0][1]", "invalid_type"),
+        ({"prompt": [258]}, "prompt[0]", "invalid_value"),
+        ({"prompt": [-1]}, "prompt[0]", "invalid_value"),
+        ({"prompt": ["a", [3, 10**30]]}, "prompt[1][1]", "invalid_value"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 2**70}, None, "context_length_exceeded"),
+        ({"max_tokens": 509}, None, "context_length_exceeded"),
+        ({"prompt": "x" * 600}, None, "context_length_exceeded"),
+        ({"prompt": "x" * 60000}, None, "context_length_exceeded"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 129}, "n", "invalid_value"),
+        ({"temperature": -0.1}, "temperature", "invalid_value"),
+        ({"temperature": 2.1}, "temperature", "invalid_value"),
+        ({"top_p": 1.1}, "top_p", "invalid_value"),
+        ({"top_k": -2}, "top_k", "invalid_value"),
+        ({"min_p": 2}, "min_p", "invalid_value"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"min_tokens": 17}, "min_tokens", "invalid_value"),
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"stop": ""}, "stop", "invalid_value"),
+        ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+        ({"stop": ["a"] * 65}, "stop", "invalid_value"),
+        ({"stop_token_ids": [1, 999]}, "stop_token_ids[1]", "invalid_value"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [300]}, "allowed_token_ids[0]", "invalid_value"),
+        ({"bad_words": ["a", " "]}, "bad_words[1]", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
+        ({"logit_bias": {"999": 1}}, "logit_bias.999", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", "invalid_type"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"logprobs": -1}, "logprobs", "invalid_value"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"timeout": 0}, "timeout", "invalid_value"),
+        ({"priority": 2**40}, "priority", "invalid_value"),
+        ({"seed": 2**64}, "seed", "invalid_value"),
+        ({"request_id": "no spaces"}, "request_id", "invalid_value"),
+        ({"request_id": "cmpl-1"}, "request_id", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
+        ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
+        ({"best_of": 2}, "best_of", "unsupported_parameter"),
+        ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+        ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
+        ({"continuation_of": "cmpl-1"}, "continuation_of", "unsupported_parameter"),
+        ({"retain": True}, "retain", "unsupported_parameter"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"return_hidden_states": True}, "return_hidden_states", "unsupported_parameter"),
+        ({"messages": HELLO}, "messages", "unsupported_parameter"),
+        ({"catalog": "x"}, "catalog", "unknown_parameter"),
+        ({"continuationOf": "x"}, "continuationOf", "unknown_parameter"),
+        ({"guided_json": {}}, "guided_json", "unknown_parameter"),
+        ({"maxTokens": 5}, "maxTokens", "unknown_parameter"),
+        ({"max-tokens": 5}, "max-tokens", "unknown_parameter"),
+        ({"temprature": 0.5}, "temprature", "unknown_parameter"),
+        ({"stops": ["a"]}, "stops", "unknown_parameter"),
+    ],
+)
+async def test_refused_completions(front: Front, body: dict[str, Any], param: str | None, code: str) -> None:
+    error = await refused(front, {**COMPLETION, **body} if body else body)
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["type"] == "invalid_request_error" and error["message"].endswith((".", "?"))
+
+
+@pytest.mark.parametrize(
+    "body, param, code",
+    [
+        ({"messages": None}, "messages", "missing_required_parameter"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hi"}, "messages", "invalid_type"),
+        ({"messages": [*HELLO, "hi"]}, "messages[1]", "invalid_type"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role", "invalid_type"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]", "invalid_type"),
+        (
+            {"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[1].content[0].type",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+            "missing_required_parameter",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls", "invalid_type"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [5]}]},
+            "messages[0].tool_calls[0].function",
+            "invalid_type",
+        ),
+        ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "invalid_value"),
+        ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "invalid_value",
+        ),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"logprobs": 3}, "logprobs", "invalid_type"),
+        ({"echo": True}, "echo", "unsupported_parameter"),
+        ({"prompt": "x"}, "prompt", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"functions": [{}]}, "functions", "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+        ({"audio": {}}, "audio", "unsupported_parameter"),
+        ({"prediction": {}}, "prediction", "unsupported_parameter"),
+        ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
+        ({"max_tokens": 512}, None, "context_length_exceeded"),
+    ],
+)
+async def test_refused_chats(front: Front, body: dict[str, Any], param: str | None, code: str) -> None:
+    error = await refused(front, {**CHAT, **body}, "/v1/chat/completions")
+    assert (error["code"], error["param"]) == (code, param)
+
+
+def fields_of(kind: type[msgspec.Struct]) -> list[msgspec.inspect.Field]:
+    described = msgspec.inspect.type_info(kind)
+    assert isinstance(described, msgspec.inspect.StructType)
+    return list(described.fields)
+
+
+EVERY_FIELD = [(path, field) for path, (_, kind) in BASES.items() for field in fields_of(kind)]
+IDS = [f"{path.rpartition('/')[0][-4:]}-{field.name}" for path, field in EVERY_FIELD]
+
+
+@pytest.mark.parametrize("path", BASES)
+async def test_null_is_absent_for_every_field(front: Front, path: str) -> None:
+    base, kind = BASES[path]
+    nulls = {field.name: None for field in fields_of(kind)}
+    refusable = ("tools", "response_format", "best_of", "retain", "audio", "suffix", "unheard_of", "catalog")
+    answer, content = await front.post(path, {**nulls, **dict.fromkeys(refusable), **base})
+    assert answer.status == 200, content
+    assert "X-Bequest-Ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("path, field", EVERY_FIELD, ids=IDS)
+async def test_wrong_type_of_every_field(front: Front, path: str, field: msgspec.inspect.Field) -> None:
+    """Every JSON type but the field's own is a 400 that names the field, and never a 500."""
+    base, kind = BASES[path]
+    accepted = 0
+    for value in (True, 1.5, 7, "text", ["x"], [[True]], {"a": "x"}):
+        answer, content = await front.post(path, {**base, field.name: value})
+        try:
+            msgspec.convert({field.name: value}, kind)
+            accepted += 1
+        except msgspec.ValidationError:
+            assert answer.status == 400
+            assert content["error"]["code"] == "invalid_type", content
+            assert content["error"]["param"].startswith(field.name)
+        assert answer.status < 500, content
+    assert accepted < 6
+
+
+async def test_idle_values_of_refused_fields(front: Front) -> None:
+    idle: dict[str, Any] = {
+        "use_beam_search": False,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "auto",
+        "functions": [],
+        "modalities": ["text"],
+        "best_of": 2,
+        "n": 2,
+        "length_penalty": 1,
+        "parallel_tool_calls": True,
+        "retain": False,
+        "echo": False,
+    }
+    answer, content = await front.post("/v1/chat/completions", {**CHAT, **idle})
+    assert answer.status == 200, content
+    assert "X-Bequest-Ignored" not in answer.headers
+
+
+async def test_unknown_stream_options_are_named(front: Front) -> None:
+    options = {"include_usage": None, "continuous_usage_stats": True}
+    answer, _ = await front.post("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": options})
+    assert answer.headers["X-Bequest-Ignored"] == "stream_options.continuous_usage_stats"
+
+
+async def test_one_prompts_failure_ends_the_others(front: Front) -> None:
+    front.engine.held = True
+    call = asyncio.create_task(front.post("/v1/completions", {"prompt": ["a", "b", "c"]}))
+    await front.until(lambda: len(front.engine.runs) == 3)
+    first, second, third = (request.id for request in front.engine.submitted)
+    front.engine.advance(third)
+    front.engine.runs.pop(second).sink(Delta(second, error=InternalError("broken")))
+    answer, _ = await call
+    assert answer.status == 500 and front.engine.aborted == [first]
+
+
+async def test_unknown_fields_are_named(front: Front) -> None:
+    body = {**COMPLETION, "top_a": 0.5, "mirostat": 2, "a,b\r\nX: 1": 1, "ünï": True, "nothing": None}
+    for stream in (False, True):
+        async with front.http.post(front.url + "/v1/completions", json={**body, "stream": stream}) as answer:
+            assert answer.status == 200
+            assert answer.headers["X-Bequest-Ignored"] == "top_a, mirostat, a%2Cb%0D%0AX:%201, %C3%BCn%C3%AF"
+    answer, _ = await front.post("/v1/completions", {**COMPLETION, **{f"qqq{i}": i for i in range(1000)}})
+    assert answer.headers["X-Bequest-Ignored"].endswith("qqq31, and-968-more")
+
+
+@pytest.mark.parametrize(
+    "data, code",
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"{}x", "invalid_json"),
+        (b"[1]", "invalid_type"),
+        (b'"x"', "invalid_type"),
+        (b'{"prompt": "\\ud800"}', "invalid_json"),
+        (b'{"prompt": "\\ud800x"}', "invalid_json"),
+        (b'{"prompt": "\xff"}', "invalid_json"),
+        (b'{"prompt": NaN}', "invalid_json"),
+        (b'{"prompt": "a", "temperature": 1e999}', "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"prompt":' + b"[" * 100_000, "invalid_json"),
+        (b'{"a":' * 100_000, "invalid_json"),
+        (b"\x00", "invalid_json"),
+    ],
+)
+async def test_malformed_bodies(front: Front, data: bytes, code: str) -> None:
+    assert (await refused(front, data))["code"] == code
+
+
+async def test_context_length_sentence(front: Front) -> None:
+    error = await refused(front, {"prompt": "x" * 510, "max_tokens": 2})
+    assert error["message"] == (
+        "This model's maximum context length is 512 tokens; the prompt is too long: 511 tokens, "
+        "with 2 for the completion makes 513."
+    )
+    assert error["details"] == {"max_model_len": 512, "prompt_tokens": 511, "max_tokens": 2}
+
+
+async def test_unknown_model(front: Front) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await front.client().completions.create(model="gpt-5", prompt="a")
+    assert caught.value.code == "model_not_found" and "'fake/model'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "refusal, kind, code, tries, header",
+    [
+        (QueueFull("The queue is full."), openai.RateLimitError, "queue_full", 2, ("Retry-After", "1")),
+        (EngineDraining("Going down."), openai.InternalServerError, "draining", 2, ("Retry-After", "1")),
+        (EngineDead("The engine failed."), openai.InternalServerError, "engine_dead", 2, ("Retry-After", "1")),
+        (InternalError("A fault."), openai.InternalServerError, "internal_error", 2, None),
+    ],
+)
+async def test_engine_errors_and_tries(
+    start: Starter, refusal: EngineError, kind: type[openai.APIStatusError], code: str, tries: int, header: Any
+) -> None:
+    front = await start()
+    front.engine.refusal = refusal
+    counted = []
+    submit = front.engine.submit
+    front.engine.submit = lambda *args: (counted.append(1), submit(*args))
+    client = front.client(max_retries=1)
+    client._calculate_retry_timeout = lambda *_: 0.0  # type: ignore[method-assign]
+    with pytest.raises(kind) as caught:
+        await client.completions.create(model="fake/model", prompt="a")
+    assert caught.value.code == code and len(counted) == tries
+    if header:
+        assert caught.value.response.headers[header[0]] == header[1]
+
+
+async def test_a_name_in_use_is_a_conflict(front: Front) -> None:
+    front.engine.held = True
+    raw = await front.connect({"prompt": "a", "request_id": "mine"})
+    await front.settle()
+    client = front.client(max_retries=1)
+    client._calculate_retry_timeout = lambda *_: 0.0  # type: ignore[method-assign]
+    with pytest.raises(openai.ConflictError) as caught:
+        await client.completions.create(model="fake/model", prompt="a", extra_body={"request_id": "mine"})
+    assert caught.value.code == "request_id_in_use" and caught.value.response.headers["Retry-After"] == "1"
+    assert caught.value.body["details"] == {"id": front.engine.submitted[0].id, "status": "running"}  # type: ignore[index]
+    assert len(front.engine.submitted) == 1
+    front.engine.advance()
+    await raw.head()
+    front.engine.held = False
+    answer, _ = await front.post("/v1/completions", {"prompt": "a", "request_id": "mine"})
+    assert answer.status == 200
+    await raw.close()
+
+
+async def test_a_bug_is_a_500_with_an_id(front: Front, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("secret path /etc")
+
+    monkeypatch.setattr(front.text.tokenizer, "encode", broken)
+    answer, content = await front.post("/v1/completions", COMPLETION)
+    assert answer.status == 500 and content["error"]["code"] == "internal_error"
+    assert "secret" not in orjson.dumps(content).decode()
+    assert answer.headers["X-Request-Id"] in content["error"]["message"]
+    assert answer.headers["X-Request-Id"] in caplog.text and "secret path" in caplog.text
+
+
+async def test_a_bug_in_a_stream_ends_it_with_an_error(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {**CHAT, "stream": True, "logprobs": True}
+    front.engine.held = True
+    raw = await front.connect(body, "/v1/chat/completions")
+    await front.settle()
+    front.engine.advance()
+    await raw.head()
+    await raw.chunk()
+    monkeypatch.setattr(front.text.tokenizer, "token_bytes", lambda _: 1 / 0)
+    front.engine.advance()
+    assert b'"code":"internal_error"' in await raw.chunk() and await raw.chunk() == b""
+    await front.settle()
+    assert front.engine.aborted == [front.engine.submitted[0].id]
+    await raw.close()
+
+
+async def test_submitting_the_second_prompt_fails(front: Front) -> None:
+    submit = front.engine.submit
+
+    def once(request: Any, sink: Any) -> None:
+        if front.engine.submitted:
+            raise QueueFull("The queue is full.")
+        submit(request, sink)
+
+    front.engine.submit = once  # type: ignore[method-assign]
+    answer, _ = await front.post("/v1/completions", {"prompt": ["a", "b"]})
+    assert answer.status == 429
+    assert front.engine.aborted == [front.engine.submitted[0].id]

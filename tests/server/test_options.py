@@ -1,0 +1,83 @@
+"""The command line and the TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig, ServerConfig
+from server.options import options_of, parse
+
+
+def test_defaults() -> None:
+    assert parse(["serve"]) == (EngineConfig(), ServerConfig())
+
+
+def test_flags() -> None:
+    line = (
+        "serve some/model --port 0 --api-key a --api-key b --no-pipelined --guard-metrics "
+        "--dtype float32 --max-model-len 64 --max-body-mb 1.5"
+    )
+    engine, server = parse(line.split())
+    assert engine == EngineConfig(model="some/model", pipelined=False, dtype="float32", max_model_len=64)
+    assert server == ServerConfig(port=0, api_key=["a", "b"], guard_metrics=True, max_body_mb=1.5)
+
+
+def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["serve", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for option in (*options_of(EngineConfig), *options_of(ServerConfig)):
+        assert option.name == "model" or option.flag in shown
+    names = [f.name for config in (EngineConfig, ServerConfig) for f in dataclasses.fields(config)]
+    assert len(names) == len(set(names)), "one name, one meaning"
+
+
+def test_file_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "bequest.toml"
+    file.write_text(
+        'model = "m"\nport = 1\nmax-model-len = 32\nserved_model_name = "one"\nmax_body_mb = 4\npipelined = false\n'
+    )
+    engine, server = parse(["serve", "--config", str(file), "--port", "2"])
+    assert engine == EngineConfig(model="m", max_model_len=32, pipelined=False)
+    assert server == ServerConfig(port=2, served_model_name=["one"], max_body_mb=4.0)
+
+
+@pytest.mark.parametrize(
+    "toml, message",
+    [
+        ("prot = 1", "unknown key 'prot'; did you mean 'port'?"),
+        ("zzzzzz = 1", "unknown key 'zzzzzz'"),
+        ('port = "1"', "port must be an integer, not '1'"),
+        ("port = true", "port must be an integer, not True"),
+        ('dtype = "int3"', "dtype must be one of"),
+        ("api_key = [1]", "api_key must be a string"),
+        ("block_size = 0", "block_size must be at least 1"),
+        ("port = ", "Invalid value"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], toml: str, message: str) -> None:
+    file = tmp_path / "bequest.toml"
+    file.write_text(toml)
+    with pytest.raises(SystemExit) as ended:
+        parse(["serve", "--config", str(file)])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["serve", "--prot", "1"], "--prot"),
+        (["serve", "--config", "/nowhere.toml"], "No such file"),
+        (["sevre"], "sevre"),
+        (["serve", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            parse(arguments)
+        assert ended.value.code == 2 and message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse([])
+    assert "bequest serve --help" in capsys.readouterr().out

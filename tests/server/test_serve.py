@@ -1,0 +1,177 @@
+"""The life of the process: signals, death, and start-ups that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from engine.config import ServerConfig
+from engine.errors import ModelError
+from server.metrics import Metrics
+from server.serve import serve
+from tests.server.fakes import FakeEngine, FakeText
+
+
+class Process:
+    """`serve` in this process, with real signals."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, **config: Any) -> None:
+        self._caplog = caplog
+        self.engine = FakeEngine()
+        self.engine.held = True
+        self.stopped = False
+        stop = self.engine.stop
+
+        async def remember() -> None:
+            self.stopped = True
+            await stop()
+
+        self.engine.stop = remember  # type: ignore[method-assign]
+        caplog.set_level("INFO", "bequest")
+        self.ended = asyncio.create_task(serve(ServerConfig(port=0, **config), self._load))
+
+    async def _load(self, metrics: Metrics) -> Any:
+        return self.engine, FakeText()
+
+    async def url(self) -> str:
+        for _ in range(1000):
+            if match := re.search(r"ready on (http://\S+) in \d+\.\d s", self._caplog.text):
+                return match[1]
+            await asyncio.sleep(0.001)
+        raise AssertionError(self._caplog.text)
+
+    async def running(self, count: int) -> None:
+        for _ in range(1000):
+            if len(self.engine.runs) == count:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("nothing was submitted")
+
+
+async def complete(url: str) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", json={"prompt": "a"}) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+async def get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_sigterm_drains(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(caplog, drain_timeout=10)
+    url = await process.url()
+    open_request = asyncio.create_task(complete(url))
+    await process.running(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.02)
+    status, body = await get(f"{url}/health")
+    assert status == 503 and '"draining"' in body
+    status, body = await complete(url)
+    assert status == 503 and '"draining"' in body
+    assert not process.ended.done()
+    process.engine.advance()
+    assert (await open_request)[0] == 200
+    assert await process.ended == 0 and process.stopped
+
+
+async def test_drain_timeout_ends_what_runs_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(caplog, drain_timeout=0.02)
+    url = await process.url()
+    open_request = asyncio.create_task(complete(url))
+    await process.running(1)
+    os.kill(os.getpid(), signal.SIGINT)
+    status, body = await open_request
+    assert status == 503 and '"draining"' in body
+    assert await process.ended == 0
+
+
+async def test_a_second_signal_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(caplog, drain_timeout=600)
+    open_request = asyncio.create_task(complete(await process.url()))
+    await process.running(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await process.ended == 128 + signal.SIGTERM and process.stopped
+    assert (await open_request)[0] == 503
+
+
+async def test_a_dead_engine_ends_the_process(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.serve._LAST_ANSWERS", 0.05)
+    process = Process(caplog)
+    url = await process.url()
+    open_request = asyncio.create_task(complete(url))
+    await process.running(1)
+    process.engine.die()
+    assert (await open_request)[0] == 503
+    status, body = await get(f"{url}/health")
+    assert status == 503 and '"engine_dead"' in body
+    assert await process.ended == 1 and "device fault" in caplog.text
+
+
+async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    async def load(metrics: Metrics) -> Any:
+        raise ModelError("model.safetensors: tensor x is missing")
+
+    keys = tmp_path / "keys"
+    keys.write_text("only-a-tenant\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for config, message in (
+            (ServerConfig(port=0), "tensor x is missing"),
+            (ServerConfig(port=port), f"cannot listen on 127.0.0.1:{port}: Address already in use"),
+            (ServerConfig(port=0, api_keys=str(keys)), "line 1: expected 'tenant key', found 1 words"),
+            (ServerConfig(port=0, api_keys="/nowhere"), "No such file"),
+        ):
+            caplog.clear()
+            assert await serve(config, load) == 1
+            assert message in caplog.text and "Traceback" not in caplog.text
+
+
+async def test_while_the_model_loads_live_is_up_and_the_rest_says_loading() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    loaded = asyncio.Event()
+
+    async def load(metrics: Metrics) -> Any:
+        await loaded.wait()
+        return FakeEngine(), FakeText()
+
+    ended = asyncio.create_task(serve(ServerConfig(port=port), load))
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+
+        async def get(path: str) -> tuple[int, Any, str | None]:
+            for _ in range(1000):
+                try:
+                    async with http.get(path) as answer:
+                        return answer.status, await answer.json(), answer.headers.get("Retry-After")
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.001)
+            raise AssertionError("nobody listens")
+
+        assert (await get("/live"))[0] == 200
+        for path in ("/health", "/v1/models", "/nowhere"):
+            status, body, retry_after = await get(path)
+            assert status == 503 and body["error"]["code"] == "loading" and retry_after == "1"
+        loaded.set()
+        for _ in range(1000):
+            if (await get("/health"))[0] == 200:
+                break
+        assert (await get("/v1/models"))[0] == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await ended == 0

@@ -1,0 +1,139 @@
+"""The server as a user starts it: a process, the embedded model, the official client."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+ROOT = Path(__file__).parent.parent
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Server:
+    """A server process. `log` holds what it wrote to stderr."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "server", "serve", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self.url = ""
+        self._client: OpenAI | None = None
+        ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, args=(ready,), daemon=True)
+        self._reader.start()
+        assert ready.wait(90) and self.url, "".join(self.log)
+
+    def _read(self, ready: threading.Event) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if match := re.search(r"ready on (http://\S+)", line):
+                self.url = match[1]
+                ready.set()
+        ready.set()
+
+    def client(self) -> OpenAI:
+        if self._client is None:
+            self._client = OpenAI(base_url=f"{self.url}/v1", api_key="none", _strict_response_validation=True)
+        return self._client
+
+    def stop(self) -> int:
+        """Its exit code after SIGTERM, once it has ended."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        self._reader.join()
+        if self._client is not None:
+            self._client.close()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server("--kv-cache-gb", "0.5")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def model(server: Server) -> str:
+    (only,) = server.client().models.list().data
+    return only.id
+
+
+def streamed_text(client: OpenAI, model: str, **fields: object) -> str:
+    chunks = client.chat.completions.create(model=model, messages=QUESTION, stream=True, **fields)  # type: ignore[call-overload]
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def test_the_capital_of_france_streamed_and_not(server: Server, model: str) -> None:
+    client = server.client()
+    whole = client.chat.completions.create(model=model, messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    text = whole.choices[0].message.content
+    assert text is not None and "Paris" in text
+    assert whole.choices[0].finish_reason == "stop"
+    assert streamed_text(client, model, temperature=0) == text
+
+
+def test_a_seed_repeats_a_sampled_answer(server: Server, model: str) -> None:
+    client = server.client()
+    texts = [streamed_text(client, model, seed=7, max_tokens=24) for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert streamed_text(client, model, seed=8, max_tokens=24) != texts[0]
+
+
+def test_completion_with_logprobs(server: Server, model: str) -> None:
+    answer = server.client().completions.create(
+        model=model, prompt="The capital of France is", max_tokens=4, temperature=0, logprobs=2
+    )
+    choice = answer.choices[0]
+    assert "Paris" in choice.text
+    assert choice.logprobs is not None and choice.logprobs.tokens is not None
+    assert "".join(choice.logprobs.tokens) == choice.text
+
+
+def test_the_start_up_log_tells_phases_and_memory(server: Server) -> None:
+    log = "".join(server.log)
+    for phase in ("libraries", "tokenizer", "weights", "cache"):
+        assert re.search(rf"{phase}.*: \d+\.\d+ s", log)
+    assert re.search(r"memory: weights \S+ GiB, cache \S+ GiB \([\d,]+ blocks of 16 tokens", log)
+
+
+def test_sigterm_lets_a_running_stream_finish_and_exits_0() -> None:
+    server = Server("--kv-cache-gb", "0.5")
+    client = server.client()
+    name = client.models.list().data[0].id
+    chunks = client.chat.completions.create(
+        model=name, messages=QUESTION, stream=True, temperature=0, max_tokens=40, extra_body={"ignore_eos": True}
+    )  # type: ignore[call-overload]
+    first = next(chunks)
+    server.process.send_signal(signal.SIGTERM)
+    rest = list(chunks)
+    assert server.process.wait(30) == 0
+    server.stop()
+    assert first.choices[0].delta.role == "assistant"
+    assert rest[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["/no/such/model"], "/no/such/model: no such file or directory"),
+        (["--num-blocks", "10", "--max-model-len", "4096"], "--num-blocks 257"),
+    ],
+)
+def test_a_start_that_cannot_work_says_why_and_fails(flags: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", *flags]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr

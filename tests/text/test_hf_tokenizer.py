@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+
+from engine.errors import ModelError
+from engine.text import load_text
+from engine.text.spelling import BYTE_LEVEL_ALPHABET
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model directory with a byte-level tokenizer that puts <bos> first, and nothing else."""
+    backend = Backend(models.BPE(dict(BYTE_LEVEL_ALPHABET) | {"<bos>": 256, "<eos>": 257}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<bos>", special=True)])
+    backend.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def write(directory: Path, name: str, content: Any) -> None:
+    (directory / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_tokenizer_json_alone(directory: Path) -> None:
+    bundle = load_text(directory)
+    # Not cut, not padded, whatever the file was last used for.
+    assert bundle.tokenizer.encode("abc") == [256, *b"abc"]
+    assert (bundle.tokenizer.bos_token_id, bundle.tokenizer.eos_token_id) == (None, None)
+    assert bundle.tokenizer.special_ids == {256}
+    assert bundle.chat_template is None
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("spelled", ["<eos>", {"content": "<eos>", "lstrip": False}])
+def test_roles_from_either_file_in_either_spelling(directory: Path, file: str, spelled: Any) -> None:
+    write(directory, file, {"bos_token": "<bos>", "eos_token": spelled, "pad_token": None, "unk_token": "<nowhere>"})
+    tokenizer = load_text(directory).tokenizer
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 257, None)
+    # A token with a role is special, even where tokenizer.json did not say so.
+    assert tokenizer.special_ids == {256, 257}
+    assert tokenizer.encode("a<eos>", add_special_tokens=False) == [97, 257]
+    assert tokenizer.vocab_size == 258
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": False, "add_eos_token": True}])
+def test_the_post_processor_decides_what_is_added_as_in_transformers(directory: Path, flags: dict[str, bool]) -> None:
+    write(directory, "tokenizer_config.json", {"bos_token": "<bos>", "eos_token": "<eos>", **flags})
+    assert load_text(directory).tokenizer.encode("a") == [256, 97]
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+    assert reference.encode("a", truncation=False, padding=False) == [256, 97]
+
+
+def test_special_tokens_listed_in_the_config(directory: Path) -> None:
+    config = {"additional_special_tokens": ["a"], "added_tokens_decoder": {"98": {"content": "b", "special": True}}}
+    write(directory, "tokenizer_config.json", config)
+    assert load_text(directory).tokenizer.special_ids == {97, 98, 256}
+
+
+def test_chat_template_of_the_config(directory: Path) -> None:
+    write(directory, "tokenizer_config.json", {"eos_token": "<eos>", "chat_template": CHATML})
+    template = load_text(directory).chat_template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hi"}]) == "<|im_start|>user\nhi<eos>\n"
+
+
+def test_named_chat_templates(directory: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    write(directory, "tokenizer_config.json", {"chat_template": named})
+    template = load_text(directory).chat_template
+    assert template is not None
+    assert template.render([]) == "plain"
+    assert template.render([], tools=[{"type": "function"}]) == "tools"
+
+
+def test_a_template_file_wins_over_the_config(directory: Path) -> None:
+    write(directory, "tokenizer_config.json", {"chat_template": "config"})
+    (directory / "chat_template.jinja").write_text("file", encoding="utf-8")
+    template = load_text(directory).chat_template
+    assert template is not None
+    assert template.render([]) == "file"
+
+
+def test_what_is_missing_or_broken_is_a_model_error(directory: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a model directory nor a \.gguf file"):
+        load_text(directory / "nothing")
+    write(directory, "tokenizer_config.json", ["not an object"])
+    with pytest.raises(ModelError, match=r"tokenizer_config.json: must hold a JSON object"):
+        load_text(directory)
+    (directory / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"tokenizer_config.json: not valid JSON"):
+        load_text(directory)
+    write(directory, "tokenizer_config.json", {"chat_template": "{% for %}"})
+    with pytest.raises(ModelError, match="not valid Jinja: line 1"):
+        load_text(directory)
+    (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
+        load_text(directory)
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer.json.*save_pretrained"):
+        load_text(directory)
