@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kWarps * 32) f32_kernel(const __grid_constant_
   const int num_tickets = __ldg(a.num_items) * a.num_kv_heads;
   for (int ticket = blockIdx.x; ticket < num_tickets; ticket += gridDim.x) {
     const WorkItem item = load_item(a.items, ticket / a.num_kv_heads);
-    for (int row = warp; row < item.num_rows; row += kWarps)
+    for (int row = warp; row < item.num_tokens * a.group; row += kWarps)
       attend_row(a, item, ticket % a.num_kv_heads, row, lane);
   }
 }

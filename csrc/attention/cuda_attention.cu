@@ -66,10 +66,9 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
       AttentionArgs prefill = a;
       prefill.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
       prefill.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
-      prefill.tickets = a.tickets + 1;
       launch_prefill<D>(prefill, p.lists.blocks, soft_cap, stream);
     }
-    if (launches.decode) launch_decode<D>(a, p.lists.blocks, soft_cap, stream);
+    if (launches.decode) launch_decode<D>(a, p.lists.workers, soft_cap, stream);
   });
   const int merge_blocks = std::min(launches.max_merges, 2 * p.lists.workers);
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);

@@ -23,7 +23,7 @@ struct AttentionLaunches {
   int max_merges;  // 0: no merge
 };
 
-inline constexpr int kTicketInts = 4;
+inline constexpr int kTicketInts = 2;
 
 struct CudaAttentionParams {
   const void* q;         // [T, NQ, D], rows q_stride apart, 16-byte aligned

@@ -1,7 +1,7 @@
 // Attention of tiles of at most 16 rows, where reading the keys and values is all the cost.
 //
-// A thread block is four warps that do not wait for each other while they read: each owns a quarter
-// (kStepKeys keys) of every unit, a private ring of kStages such steps in shared memory, and a private
+// A thread block is four warps that never wait for each other while they read: each owns every fourth step of
+// kStepKeys keys of the block's items, a private ring of kStages steps in shared memory, and a private
 // softmax state. The ring runs on over the ends of items, so that memory stays busy while an item is
 // finished. At its end the four states meet in the ring slots the warps have just emptied (a step's keys and
 // values are exactly the bytes of a 16 × D float tile) and become the output or the item's partial state.
@@ -24,94 +24,60 @@ struct DecodeShape {
   static constexpr int kRowBytes = D * 2;
   static constexpr int kTileBytes = kStepKeys * kRowBytes;  // of keys; the values follow
   static constexpr int kStageBytes = 2 * kTileBytes;
-  static constexpr int kStages = D == 64 ? 6 : 3;
+  // 128 KiB of steps in flight per multiprocessor: half as much again queued in front of L2
+  // and cost 2 % of the bandwidth.
+  static constexpr int kStages = D == 64 ? 4 : 2;
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kBlockBytes = kDecodeWarps * kWarpBytes;
-};
-
-// The tickets this thread block has drawn, in order. Readers ask first, each at its own time: the one that
-// finds a ticket undrawn draws it for all.
-class TicketRing {
- public:
-  // At most this many tickets lie between the slowest user of the ring and the fastest: a step per stage.
-  static constexpr int kAhead = 7;
-  static constexpr int kSlots = 16;
-
-  __device__ TicketRing(const Tickets& tickets, int* slots) : tickets_(tickets), slots_(slots) {
-    if (threadIdx.x < kSlots) slots_[threadIdx.x] = threadIdx.x == 0 ? tickets_.first() : kUndrawn;
-    __syncthreads();
-  }
-
-  // The n-th ticket of this block, -1: there are no more. By a whole warp.
-  __device__ int get(int n) const {
-    int ticket = 0;
-    if (threadIdx.x % 32 == 0) {
-      volatile int* slot = slots_ + n % kSlots;
-      if (*slot == kUndrawn && atomicCAS(slots_ + n % kSlots, kUndrawn, kDrawing) == kUndrawn) {
-        slots_[(n + kAhead + 1) % kSlots] = kUndrawn;
-        *slot = tickets_.draw();
-      }
-      do ticket = *slot;
-      while (ticket == kDrawing);
-    }
-    return __shfl_sync(0xffffffffu, ticket, 0);
-  }
-
- private:
-  static constexpr int kUndrawn = -2, kDrawing = -3;
-  const Tickets& tickets_;
-  int* const slots_;
 };
 
 // Issues the copies of one warp's steps, item after item.
 template <int D>
 class StepReader {
  public:
-  __device__ StepReader(const AttentionArgs& a, const TicketRing& ring, int warp, int lane)
-      : a_(a), ring_(ring), warp_(warp), lane_(lane) {
+  __device__ StepReader(const AttentionArgs& a, int warp, int lane, int head)
+      : a_(a), warp_(warp), lane_(lane), item_(blockIdx.x) {
+    keys_ = static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
     enter_item();
   }
 
-  // One group of copies, empty where the item has no key for this warp, and behind the last item.
+  // One group of copies, empty behind the last step.
   __device__ void read_step(uint32_t stage) {
-    if (unit_ < unit_end_) {
-      if (token() < end_) copy_step(stage);
-      unit_ += kUnitKeys;
-      if (unit_ >= unit_end_)
-        enter_item();
-      else if (token() < end_)
+    if (token_ < end_) {
+      copy_step(stage);
+      token_ += kUnitKeys;
+      if (token_ < end_)
         fetch_blocks();
+      else
+        enter_item();
     }
     commit_copies();
   }
 
  private:
   using S = DecodeShape<D>;
-  static_assert(S::kStages < TicketRing::kAhead);
   static constexpr int kChunks = D / 8;  // per row
   static constexpr int kRowsPerCopy = 32 / kChunks;
   static constexpr int kCopies = kStepKeys / kRowsPerCopy;
 
-  __device__ int token() const { return unit_ + warp_ * kStepKeys; }
-
+  // On to the next item that has a step for this warp.
   __device__ void enter_item() {
-    unit_ = unit_end_ = 0;
-    const int ticket = ring_.get(num_items_++);
-    if (ticket < 0) return;
-    const WorkItem item = load_item(a_.items, ticket / a_.num_kv_heads);
-    keys_ =
-        static_cast<const bf16*>(a_.keys) + static_cast<int64_t>(ticket % a_.num_kv_heads) * a_.head_stride;
-    table_ = a_.block_tables + item.sequence * a_.max_blocks;
-    begin_ = item.kv_begin;
-    end_ = unit_end_ = item.kv_end;
-    unit_ = item.kv_begin / kUnitKeys * kUnitKeys;
-    if (token() < end_) fetch_blocks();
+    token_ = end_ = 0;
+    while (item_ >= 0) {
+      const WorkItem item = load_item(a_.items, item_);
+      item_ = item.next;
+      token_ = item.kv_begin / kStepKeys * kStepKeys + warp_ * kStepKeys;
+      begin_ = item.kv_begin;
+      end_ = item.kv_end;
+      table_ = a_.block_tables + item.sequence * a_.max_blocks;
+      if (token_ < end_) return fetch_blocks();
+    }
   }
 
   // A step ahead of their use, so that the copies never wait for the block table.
   __device__ void fetch_blocks() {
-    blocks_[0] = __ldg(table_ + (token() >> a_.log2_block_size));
-    blocks_[1] = __ldg(table_ + (min(token() + 8, end_ - 1) >> a_.log2_block_size));
+    blocks_[0] = __ldg(table_ + (token_ >> a_.log2_block_size));
+    blocks_[1] = __ldg(table_ + (min(token_ + 8, end_ - 1) >> a_.log2_block_size));
   }
 
   __device__ void copy_step(uint32_t stage) {
@@ -120,28 +86,26 @@ class StepReader {
     const bf16* sources[2];
     for (int half = 0; half < 2; ++half)
       sources[half] = keys_ + blocks_[half] * a_.block_stride +
-                      ((token() + half * 8) & (a_.block_size - 1)) * D + lane_row * D + chunk * 8;
+                      ((token_ + half * 8) & (a_.block_size - 1)) * D + lane_row * D + chunk * 8;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int row = i * kRowsPerCopy + lane_row;
       const bf16* source = sources[i / (kCopies / 2)] + i % (kCopies / 2) * kRowsPerCopy * D;
       // Slots without a key the item sees may hold anything, NaN included: they become zeros.
-      const bool valid = token() + row >= begin_ && token() + row < end_;
+      const bool valid = token_ + row >= begin_ && token_ + row < end_;
       const uint32_t destination = stage + tile_offset<D>(row, chunk);
-      copy_16_async(destination, source, valid);
-      copy_16_async(destination + S::kTileBytes, source + a_.values_after_keys, valid);
+      copy_16_once_async(destination, source, valid, policy_);
+      copy_16_once_async(destination + S::kTileBytes, source + a_.values_after_keys, valid, policy_);
     }
   }
 
   const AttentionArgs& a_;
-  const TicketRing& ring_;
   const int warp_, lane_;
-  const bf16* keys_ = nullptr;
+  const uint64_t policy_ = read_once_policy();
+  const bf16* keys_;
   const int32_t* table_ = nullptr;
-  int num_items_ = 0;            // entered so far
-  int unit_ = 0, unit_end_ = 0;  // first key of the next unit to read; where units end
-  int begin_ = 0, end_ = 0;      // keys of the item
-  int blocks_[2] = {0, 0};       // of rows 0-7 and 8-15 of the step
+  int item_, token_ = 0, begin_ = 0, end_ = 0;
+  int blocks_[2] = {0, 0};  // of rows 0-7 and 8-15 of the step
 };
 
 // One warp's softmax state of 16 rows. A lane holds rows lane / 4 + {0, 8}: m[half], d[half] (its own
@@ -150,7 +114,7 @@ template <int D, bool kSoftCap>
 class WarpState {
  public:
   __device__ WarpState(const AttentionArgs& a, const WorkItem& item, int head, int lane) : lane_(lane) {
-    const int rows = item.num_rows;
+    const int rows = item.num_tokens * a.group;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
@@ -261,21 +225,25 @@ class WarpState {
   float d_[2] = {0.0f, 0.0f};
 };
 
-// Merges the warps' states of an item and writes the rows. By the whole block.
+// Merges the warps' states of an item (tiles[warp] null: no step of it) and writes the rows. By the whole
+// block.
 template <int D>
 __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, int head,
                             float* const (&tiles)[kDecodeWarps],
                             const float2 (&scales)[kDecodeWarps][kDecodeRows]) {
-  for (int i = threadIdx.x; i < item.num_rows * (D / 4); i += kDecodeWarps * 32) {
+  const int rows = item.num_tokens * a.group;
+  for (int i = threadIdx.x; i < rows * (D / 4); i += kDecodeWarps * 32) {
     const int row = i / (D / 4);
     const int column = i % (D / 4) * 4;
     float m = -INFINITY;
 #pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) m = fmaxf(m, scales[w][row].x);
+    for (int w = 0; w < kDecodeWarps; ++w)
+      if (tiles[w]) m = fmaxf(m, scales[w][row].x);
     float4 o{};
     float d = 0.0f;
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) {
+      if (!tiles[w]) continue;
       const float factor = exp2f(scales[w][row].x - finite_or_zero(m));
       const auto& part =
           *reinterpret_cast<const float4*>(tiles[w] + row * D + WarpState<D, false>::swizzled(row, column));
@@ -303,50 +271,50 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   using S = DecodeShape<D>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
-  __shared__ int ticket_slots[TicketRing::kSlots];
+  __shared__ float* shared_tiles[kDecodeWarps];
   // The merge may take its place beside this grid and wait there.
   asm volatile("griddepcontrol.launch_dependents;");
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Tickets tickets(a);
-  const TicketRing ring(tickets, ticket_slots);
-  const auto slot = [&](int owner, int stage) {
-    return shared + owner * S::kWarpBytes + stage * S::kStageBytes;
-  };
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+  uint8_t* const ring = shared + warp * S::kWarpBytes;
+  const uint32_t ring_address = shared_address(ring);
 
-  StepReader<D> reader(a, ring, warp, lane);
+  StepReader<D> reader(a, warp, lane, head);
 #pragma unroll
-  for (int s = 0; s < S::kStages; ++s) reader.read_step(shared_address(slot(warp, s)));
-  int stage = 0, held = -1;  // the step to take next; the step whose slot waits to be filled again
-  for (int n = 0;; ++n) {
-    const int ticket = ring.get(n);
-    if (ticket < 0) break;
-    const WorkItem item = load_item(a.items, ticket / a.num_kv_heads);
-    const int head = ticket % a.num_kv_heads;
+  for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
+  int stage = 0;
+  for (int index = blockIdx.x; index >= 0;) {
+    const WorkItem item = load_item(a.items, index);
+    if (item.num_tokens == 0) break;
+    index = item.next;
     WarpState<D, kSoftCap> state(a, item, head, lane);
-    for (int unit = item.kv_begin / kUnitKeys * kUnitKeys; unit < item.kv_end; unit += kUnitKeys) {
-      if (held >= 0) reader.read_step(shared_address(slot(warp, held)));
+    // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.
+    int held = -1;
+    for (int token = item.kv_begin / kStepKeys * kStepKeys + warp * kStepKeys; token < item.kv_end;
+         token += kUnitKeys) {
+      if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
       wait_copies<S::kStages - 1>();
       __syncwarp();
-      const int token = unit + warp * kStepKeys;
-      if (token < item.kv_end) state.add_step(a, item, token, shared_address(slot(warp, stage)));
+      state.add_step(a, item, token, ring_address + stage * S::kStageBytes);
       __syncwarp();
       held = stage;
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
-    state.store(reinterpret_cast<float*>(slot(warp, held)), scales[warp], item.num_rows);
+    float* tile = held < 0 ? nullptr : reinterpret_cast<float*>(ring + held * S::kStageBytes);
+    if (held >= 0) state.store(tile, scales[warp], item.num_tokens * a.group);
+    if (lane == 0) shared_tiles[warp] = tile;
     __syncthreads();
-    float* tiles[kDecodeWarps];  // all warps have taken the same number of steps
-    for (int w = 0; w < kDecodeWarps; ++w) tiles[w] = reinterpret_cast<float*>(slot(w, held));
+    float* const tiles[kDecodeWarps] = {shared_tiles[0], shared_tiles[1], shared_tiles[2], shared_tiles[3]};
     finish_item<D>(a, item, head, tiles, scales);
     __syncthreads();
+    if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
   }
-  if (threadIdx.x == 0) tickets.finish();
 }
 
 template <int D>
-void launch_decode(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream) {
+void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream) {
   const auto kernel = soft_cap ? decode_kernel<D, true> : decode_kernel<D, false>;
-  launch_kernel(Launch{kernel, dim3(blocks), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes}, stream, a);
+  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes},
+                stream, a);
 }
 
 }  // namespace bequest

@@ -8,7 +8,7 @@
 
 namespace bequest {
 
-// How far the tickets of a launch are drawn. Both are 0 between launches.
+// How far the tickets of a prefill launch are drawn. Both are 0 between launches.
 struct TicketCounter {
   int32_t drawn;
   int32_t blocks_done;
@@ -22,7 +22,7 @@ struct AttentionArgs {
   const int32_t* work_list;
   const int4* items;         // of the kernel's section
   const int32_t* num_items;  // likewise
-  TicketCounter* tickets;    // likewise
+  TicketCounter* tickets;    // of the prefill kernel
   float* state_values;
   float2* state_scales;
   int64_t q_stride;
@@ -99,7 +99,7 @@ class Tickets {
 };
 
 template <int D>
-void launch_decode(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream);
+void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
 template <int D>
 void launch_prefill(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream);
 void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream);

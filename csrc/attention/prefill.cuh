@@ -56,7 +56,7 @@ class TileReader {
       const int token = row / a_.group;
       const bf16* source = static_cast<const bf16*>(a_.q) + (item_.first_token + token) * a_.q_stride +
                            (head_ * a_.group + row % a_.group) * D + chunk * 8;
-      copy_16_async(queries_ + tile_offset<D>(row, chunk), source, row < item_.num_rows);
+      copy_16_async(queries_ + tile_offset<D>(row, chunk), source, row < item_.num_tokens * a_.group);
     }
   }
 
@@ -278,7 +278,7 @@ class WarpTile {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (row(t, half) >= item.num_rows) continue;
+        if (row(t, half) >= item.num_tokens * a.group) continue;
         const int64_t state = static_cast<int64_t>(item.state_row + row(t, half)) * a.num_kv_heads + head;
         if (lane_ % 4 == 0) a.state_scales[state] = {m_[t][half], d_[t][half]};
 #pragma unroll
@@ -290,6 +290,7 @@ class WarpTile {
 
   __device__ void store_output(const AttentionArgs& a, const WorkItem& item, int head,
                                uint8_t* queries) const {
+    __syncwarp();  // all lanes have read the queries
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -304,7 +305,7 @@ class WarpTile {
     const int chunk = lane_ % S::kChunks;
 #pragma unroll 4
     for (int r = first_row_ + lane_ / S::kChunks; r < first_row_ + 16 * kTiles; r += 32 / S::kChunks) {
-      if (r >= item.num_rows) break;
+      if (r >= item.num_tokens * a.group) break;
       const int64_t token = item.first_token + r / a.group;
       bf16* out =
           static_cast<bf16*>(a.out) + (token * a.num_q_heads + head * a.group + r % a.group) * D + chunk * 8;

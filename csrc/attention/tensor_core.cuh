@@ -17,11 +17,25 @@ __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Copies 16 bytes to shared memory, or zeros if !valid (the source is then not read).
+// Copies 16 bytes to shared memory, or zeros if !valid (the source is then not read). No prefetch hint:
+// fetching 256 bytes ahead into L2 cost 5 % of the bandwidth.
 __device__ inline void copy_16_async(uint32_t destination, const void* source, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
+               : "memory");
+}
+
+// The same for what is read once: its lines leave L2 before all others.
+__device__ inline uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline void copy_16_once_async(uint32_t destination, const void* source, bool valid,
+                                          uint64_t policy) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination),
+               "l"(source), "r"(bytes), "l"(policy)
                : "memory");
 }
 __device__ inline void copy_4_async(uint32_t destination, const void* source) {

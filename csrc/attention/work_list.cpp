@@ -16,10 +16,7 @@ static_assert(kItemInts == 8 && kMergeInts == 4 && kHeaderInts == 4,
 // Costs in quarters of a unit.
 constexpr int64_t kUnitCost = 4;
 constexpr int64_t kItemCost = 2;  // of starting and finishing a decode item, whatever its length
-
-constexpr int64_t kShortShare = 16 * kUnitCost;  // shares up to this are one piece
-constexpr int64_t kPieceParts = 32;              // the smallest piece is this part of a share
-constexpr int kPiecesPerShare = 7;               // at most: 1/2 + 1/4 + 1/8 + 1/16 + 1/32 + 1/32 and rounding
+constexpr int64_t kSnap = 32;     // a decode cut closer to a tile's edge than share / kSnap moves there
 constexpr int64_t kMinPrefillUnits = 4;  // a state costs more to store and merge than shorter pieces gain
 constexpr int kPrefillPiecesPerShare = 2;
 
@@ -58,124 +55,143 @@ void for_each_tile(const WorkShape& shape, const WorkListLayout& layout, const W
   }
 }
 
-// Where the line of decode units is cut: equal pieces, or ever smaller ones.
-class Cuts {
+// Writes the pieces of tiles, and the merges of those that are cut.
+class PieceWriter {
  public:
-  Cuts(int64_t total, int64_t parts)
-      : total_(total), parts_(parts), smallest_(std::max(2 * kUnitCost, total / parts / kPieceParts)) {
-    begin_phase();
-  }
-
-  int64_t next() const { return origin_ + index_ * span_ / count_; }
-  bool is_last() const { return origin_ + span_ == total_ && index_ == count_; }
-  int64_t piece() const { return span_ / count_; }
-  void advance() {
-    if (index_ < count_) {
-      ++index_;
-    } else if (origin_ + span_ < total_) {
-      origin_ += span_;
-      begin_phase();
-    }
-  }
-
- private:
-  void begin_phase() {
-    const int64_t rest = total_ - origin_;
-    const bool equal = total_ / parts_ <= kShortShare;
-    const bool halve = !equal && rest / 2 / parts_ > smallest_;
-    span_ = halve ? rest / 2 : rest;
-    count_ = halve || equal ? parts_ : std::max<int64_t>(1, rest / smallest_);
-    index_ = 1;
-  }
-
-  const int64_t total_, parts_, smallest_;
-  int64_t origin_ = 0, span_ = 0, count_ = 1, index_ = 1;
-};
-
-// Appends items and the merges of cut tiles.
-class ListWriter {
- public:
-  ListWriter(WorkItem* items, MergeEntry* merges, WorkListHeader* header, int group)
+  PieceWriter(WorkItem* items, MergeEntry* merges, WorkListHeader* header, int group)
       : items_(items), merges_(merges), header_(header), group_(group) {}
 
-  int32_t num_items() const { return num_items_; }
-
-  // The units [begin, end) of a tile; pieces come in order, and the last ends at tile.units().
-  void add_piece(const Tile& tile, int64_t begin, int64_t end) {
+  // Item `index`: the units [begin, end) of a tile. Pieces come in order, the last ends at tile.units().
+  void write(int32_t index, const Tile& tile, int64_t begin, int64_t end) {
     const int32_t rows = tile.num_tokens * group_;
     const int64_t units = tile.units();
     const bool whole = begin == 0 && end == units;
     if (begin == 0) num_pieces_ = 0;
     const int32_t state_row = whole ? -1 : header_->num_state_rows + num_pieces_++ * rows;
     const int32_t origin = tile.first_unit_key();
-    items_[num_items_++] = {tile.sequence,
-                            tile.first_token,
-                            tile.num_tokens,
-                            tile.first_position,
-                            std::max(tile.kv_begin, static_cast<int32_t>(origin + begin * kUnitKeys)),
-                            std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
-                            state_row,
-                            rows};
+    items_[index] = {tile.sequence,
+                     tile.first_token,
+                     tile.num_tokens,
+                     tile.first_position,
+                     std::max(tile.kv_begin, static_cast<int32_t>(origin + begin * kUnitKeys)),
+                     std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
+                     state_row,
+                     -1};
     if (whole || end < units) return;
     merges_[header_->num_merges++] = {tile.first_token, tile.num_tokens, header_->num_state_rows,
                                       num_pieces_};
     header_->num_state_rows += num_pieces_ * rows;
   }
 
+  void write_empty(int32_t index) { items_[index] = {0, 0, 0, 0, 0, 0, -1, -1}; }
+  void link(int32_t index, int32_t next) { items_[index].next = next; }
+
  private:
   WorkItem* const items_;
   MergeEntry* const merges_;
   WorkListHeader* const header_;
   const int32_t group_;
-  int32_t num_items_ = 0;
   int32_t num_pieces_ = 0;  // of the current tile
 };
 
-// The unit at which a piece of the tile at `line`, begun at unit `begin`, ends. A cut near an edge moves
-// there.
-int64_t piece_end(const Cuts& cuts, int64_t line, int64_t units, int64_t begin) {
-  if (cuts.is_last() || cuts.next() >= line + kItemCost + units * kUnitCost) return units;
-  const int64_t offset = std::max<int64_t>(0, cuts.next() - line - kItemCost);
-  const int64_t end = std::clamp((offset + kUnitCost / 2) / kUnitCost, begin, units);
-  const int64_t slack = cuts.piece() / 32;
-  if ((units - end) * kUnitCost <= slack) return units;
-  if (begin == 0 && end * kUnitCost <= slack) return 0;
-  return end;
-}
+// Deals the line of decode tiles out to the workers.
+class DecodeDealer {
+ public:
+  DecodeDealer(int64_t num_tiles, int64_t num_units, int workers, PieceWriter& writer)
+      : total_(num_tiles * kItemCost + num_units * kUnitCost),
+        parts_(std::clamp<int64_t>(num_units, 1, workers)),
+        workers_(workers),
+        writer_(writer),
+        num_items_(workers) {}
 
-void write_decode(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                  ListWriter& writer) {
-  int64_t tiles = 0, total_units = 0;
-  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) {
-    ++tiles;
-    total_units += tile.units();
-  });
-  Cuts cuts(tiles * kItemCost + total_units * kUnitCost, std::clamp<int64_t>(total_units, 1, layout.workers));
-  int64_t line = 0;  // cost of the tiles so far
-  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) {
+  void add(const Tile& tile) {
     const int64_t units = tile.units();
     for (int64_t begin = 0; begin < units;) {
-      const int64_t end = piece_end(cuts, line, units, begin);
-      if (end > begin) writer.add_piece(tile, begin, end);
-      if (end < units) cuts.advance();
+      const int64_t end = piece_end(units, begin);
+      if (end > begin) writer_.write(next_index(), tile, begin, end);
+      if (end < units) ++worker_;
       begin = end;
     }
-    line += kItemCost + units * kUnitCost;
-    while (!cuts.is_last() && cuts.next() <= line) cuts.advance();
+    line_ += kItemCost + units * kUnitCost;
+    while (worker_ + 1 < parts_ && cut() <= line_) ++worker_;
+  }
+
+  // Marks the workers that got nothing; returns the length of the section, 0 if all got nothing.
+  int32_t finish() {
+    for (int32_t w = last_worker_ + 1; w < workers_; ++w) writer_.write_empty(w);
+    return last_worker_ < 0 ? 0 : num_items_;
+  }
+
+ private:
+  // The place on the line where the current worker's part ends.
+  int64_t cut() const { return (worker_ + 1) * total_ / parts_; }
+
+  // The unit at which the current worker's piece of a tile, begun at unit `begin`, ends.
+  int64_t piece_end(int64_t units, int64_t begin) const {
+    if (worker_ + 1 >= parts_ || cut() >= line_ + kItemCost + units * kUnitCost) return units;
+    const int64_t offset = std::max<int64_t>(0, cut() - line_ - kItemCost);
+    const int64_t end = std::clamp((offset + kUnitCost / 2) / kUnitCost, begin, units);
+    const int64_t slack = total_ / parts_ / kSnap;
+    if ((units - end) * kUnitCost <= slack) return units;
+    if (begin == 0 && end * kUnitCost <= slack) return 0;
+    return end;
+  }
+
+  // Where the current worker's next item goes: its own place for the first, then linked to the last.
+  int32_t next_index() {
+    const int32_t index = worker_ == last_worker_ ? num_items_++ : worker_;
+    if (worker_ == last_worker_) writer_.link(last_index_, index);
+    while (++last_worker_ < worker_) writer_.write_empty(last_worker_);
+    last_worker_ = worker_;
+    last_index_ = index;
+    return index;
+  }
+
+  const int64_t total_;  // cost of all tiles: the length of the line
+  const int64_t parts_;  // workers that get a share
+  const int32_t workers_;
+  PieceWriter& writer_;
+  int64_t line_ = 0;  // cost of the tiles so far
+  int32_t worker_ = 0;
+  int32_t last_worker_ = -1;  // the last that got an item
+  int32_t last_index_ = -1;   // that item
+  int32_t num_items_;
+};
+
+int32_t write_decode(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
+                     PieceWriter writer) {
+  int64_t tiles = 0, units = 0;
+  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) {
+    ++tiles;
+    units += tile.units();
   });
+  DecodeDealer dealer(tiles, units, layout.workers, writer);
+  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) { dealer.add(tile); });
+  return dealer.finish();
 }
 
-void write_prefill(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                   ListWriter& writer) {
+int32_t write_uncut(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
+                    PieceWriter writer) {
+  int32_t count = 0;
+  for_each_tile(shape, layout, batch, true,
+                [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
+  return count;
+}
+
+int32_t write_prefill(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
+                      PieceWriter writer) {
   int64_t total_units = 0;
   for_each_tile(shape, layout, batch, false, [&](const Tile& tile) { total_units += tile.units(); });
   const int64_t longest =
       std::max(kMinPrefillUnits, total_units / (kPrefillPiecesPerShare * layout.workers) + 1);
+  int32_t count = 0;
   for_each_tile(shape, layout, batch, false, [&](const Tile& tile) {
     const int64_t units = tile.units();
     const int64_t pieces = (units + longest - 1) / longest;
-    for (int64_t i = 0; i < pieces; ++i) writer.add_piece(tile, units * i / pieces, units * (i + 1) / pieces);
+    for (int64_t i = 0; i < pieces; ++i)
+      writer.write(count++, tile, units * i / pieces, units * (i + 1) / pieces);
   });
+  return count;
 }
 
 void check_batch(const WorkShape& shape, const WorkBatch& batch) {
@@ -209,10 +225,10 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
   layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;
 
-  // A cut adds one piece and makes at most two states; a prefill tile is cut into pieces of at least half the
-  // longest.
+  // A cut adds one piece and makes at most two states, and a worker without work holds an item; a prefill
+  // tile is cut into pieces of at least half the longest.
   const int64_t decode_tiles = f32 ? shape.max_tokens : std::min(shape.max_sequences, shape.max_tokens);
-  const int64_t decode_cuts = f32 ? 0 : kPiecesPerShare * layout.workers;
+  const int64_t decode_cuts = f32 ? 0 : layout.workers;
   const int64_t prefill_tiles =
       prefill ? shape.max_tokens / layout.prefill_tokens +
                     std::min(shape.max_sequences, shape.max_tokens / (layout.decode_tokens + 1))
@@ -222,7 +238,7 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   layout.max_prefill_merges = static_cast<int>(std::min(prefill_pieces / 2, prefill_tiles));
   layout.merges = kHeaderInts;
   layout.decode_items = layout.merges + kMergeInts * (layout.max_decode_merges + layout.max_prefill_merges);
-  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + decode_cuts);
+  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + 2 * decode_cuts);
   layout.size = layout.prefill_items + kItemInts * (prefill_tiles + prefill_pieces);
   layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim);
   return layout;
@@ -233,20 +249,15 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
   check_batch(shape, batch);
   WorkListHeader header{};
   auto* merges = reinterpret_cast<MergeEntry*>(buffer + layout.merges);
-  ListWriter decode(reinterpret_cast<WorkItem*>(buffer + layout.decode_items), merges, &header,
-                    shape.group());
-  if (shape.dtype == DType::kF32)
-    for_each_tile(shape, layout, batch, true,
-                  [&](const Tile& tile) { decode.add_piece(tile, 0, tile.units()); });
-  else
-    write_decode(shape, layout, batch, decode);
-  header.num_decode_items = decode.num_items();
+  auto* decode_items = reinterpret_cast<WorkItem*>(buffer + layout.decode_items);
+  const PieceWriter decode(decode_items, merges, &header, shape.group());
+  header.num_decode_items = shape.dtype == DType::kF32 ? write_uncut(shape, layout, batch, decode)
+                                                       : write_decode(shape, layout, batch, decode);
   if (layout.prefill_tokens > 0) {
     auto* items = reinterpret_cast<WorkItem*>(buffer + layout.prefill_items);
-    ListWriter prefill(items, merges, &header, shape.group());
-    write_prefill(shape, layout, batch, prefill);
-    header.num_prefill_items = prefill.num_items();
-    std::stable_sort(items, items + prefill.num_items(), [](const WorkItem& a, const WorkItem& b) {
+    header.num_prefill_items =
+        write_prefill(shape, layout, batch, PieceWriter(items, merges, &header, shape.group()));
+    std::stable_sort(items, items + header.num_prefill_items, [](const WorkItem& a, const WorkItem& b) {
       return a.kv_end - a.kv_begin > b.kv_end - b.kv_begin;
     });
   }

@@ -2,27 +2,26 @@
 // grid walks.
 //
 // The queries of a sequence are cut into tiles (query tokens × heads of one kv head's group = rows), the keys
-// a tile sees into units of kUnitKeys. An item is a tile with a range of its units. The list knows nothing of
-// kv heads: ticket t of a kernel is item t / NKV for kv head t % NKV. A thread block begins with the ticket
-// of its own number and draws further ones from a counter in device memory, because multiprocessors read
-// memory at unequal speed: equal shares would leave the quick ones idle for a tenth of the time. So large
-// items come first and small ones last.
+// a tile sees into units of kUnitKeys. An item is a tile with a range of its units, for every kv head: the
+// list knows nothing of heads. Two sections, for two kernels, so that lengths from 1 to 64k in one batch
+// leave no tail in either:
 //
-// Two sections, for two kernels. "decode" has the tiles of at most kDecodeRows rows: all their units stand in
-// one line, weighted with their cost, which is cut without regard to tiles into as many equal pieces as
-// thread blocks fit; if that makes long pieces, then only the first half of it, half of the rest, and so on:
+// "decode" has the tiles of at most kDecodeRows rows. All their units stand in one line, weighted with their
+// cost, and the line is cut into equal parts, one per worker, wherever the cuts fall. A worker is NKV thread
+// blocks, one per head, which walk the same items.
 //
-//   tiles   |------- A -------|-- B --|-C-|--------------- D ---------------|
-//   cuts    |----- 0 -----|----- 1 -----|----- 2 -----|-- 3 --|-- 4 --|-- 5 --|-6-|...
-//   items    A[0,13)       A[13,17) B C[0,1) ...
+//   tiles     |------- A -------|-- B --|-C-|--------------- D ---------------|
+//   workers   |----- 0 -----|----- 1 -----|----- 2 -----|----- 3 -----|--- 4 ---|
+//   items      A[0,13)       A[13,17) B C[0,1) ...
 //
-// "prefill" has the other tiles, cut only where one would be more than a good part of a thread block's share,
-// and sorted. So lengths from 1 to 64k in one batch leave no tail. A whole tile is written to the output; a
-// tile that is cut leaves one partial softmax state {o, m, d} per piece, and a merge entry says which states
-// make which rows.
+// "prefill" has the other tiles, cut only where one is more than half a worker's share, and sorted, large
+// ones first. Ticket t of the kernel is item t / NKV for head t % NKV. A thread block begins with the ticket
+// of its own number and draws further ones from a counter, which evens out what no estimate of cost foresees.
 //
-// An entry of shared-prefix or cross attention is the same item: adjacent query tokens, the block table of
-// the sequence that owns the keys, and a first_position past kv_end, from which no key is masked.
+// A whole tile is written to the output; a tile that is cut leaves one partial softmax state {o, m, d} per
+// piece, and a merge entry says which states make which rows. An entry of shared-prefix or cross attention is
+// the same item: adjacent query tokens, the block table of the sequence that owns the keys, and a
+// first_position past kv_end, from which no key is masked.
 #pragma once
 
 #include <cstdint>
@@ -37,12 +36,12 @@ inline constexpr int kUnitKeys = 64;
 struct WorkItem {
   int32_t sequence;     // whose block table holds the keys
   int32_t first_token;  // query tokens [first_token, first_token + num_tokens) of the step
-  int32_t num_tokens;
+  int32_t num_tokens;   // 0: a worker without work
   int32_t first_position;
   int32_t kv_begin;  // keys [kv_begin, kv_end) of the sequence; kv_begin lies in the piece's first unit
   int32_t kv_end;
   int32_t state_row;  // where the rows of its partial state begin; -1: the result goes to the output
-  int32_t num_rows;   // num_tokens * group
+  int32_t next;       // decode: the worker's next item; -1: none. The first item of worker w is item w.
 };
 
 // Rows of `num_tokens` query tokens: state i of num_states begins at state_row + i * rows.
@@ -55,7 +54,7 @@ struct MergeEntry {
 
 struct WorkListHeader {
   int32_t num_merges;
-  int32_t num_decode_items;
+  int32_t num_decode_items;  // with the empty ones of workers without work; 0: no work at all
   int32_t num_prefill_items;
   int32_t num_state_rows;
 };
@@ -78,7 +77,7 @@ struct WorkShape {
 
 // Where the sections lie (in int32 from the start of the buffer) and how large everything is.
 struct WorkListLayout {
-  int blocks;          // thread blocks of a grid
+  int blocks;          // thread blocks of a grid that fills the device
   int workers;         // of them per kv head
   int decode_tokens;   // most query tokens of a decode tile; 0: a single token has too many rows
   int prefill_tokens;  // likewise; 0: no prefill tile can be

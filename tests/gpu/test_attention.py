@@ -258,37 +258,59 @@ def test_float32_row_depends_on_nothing_else() -> None:
         assert torch.equal(run(alone, single), together[rows])
 
 
-@pytest.mark.parametrize("heads", [(8, 2), (64, 2)], ids=str)
-def test_graph_replays_with_other_lengths(heads: tuple[int, int]) -> None:
+def test_repeated_calls_share_a_workspace() -> None:
+    """More prefill items than thread blocks: each call must leave the ticket counter as it found it."""
+    case = Case(((2500, 2500), (1, 900), (300, 4000)), num_q_heads=32, num_kv_heads=8)
+    step = make_step(case)
+    plan = workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
+    first = run(case, step, plan)
+    check_rows(case, step, first)
+    for _ in range(3):
+        assert torch.equal(run(case, step, plan), first)
+
+
+DECODE_STEPS = tuple(
+    tuple((int(n > 0), n) for n in lens) for lens in [(1, 700, 17000, 3, 64), range(1, 25), (16000,), (5, 0, 900)]
+)
+MIXED_STEPS = (((200, 200), (1, 900), (30, 8000)), ((1, 40), (1, 3000)), ((256, 16000),), ((0, 0), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "max_tokens", "steps"),
+    [((8, 2), 24, DECODE_STEPS), ((64, 2), 24, DECODE_STEPS), ((8, 2), 256, MIXED_STEPS)],
+    ids=["decode", "decode-many-heads", "mixed"],
+)
+def test_graph_replays_with_other_lengths(
+    heads: tuple[int, int], max_tokens: int, steps: tuple[tuple[tuple[int, int], ...], ...]
+) -> None:
     """One graph, captured on an empty list, serves steps of other lengths and of fewer sequences, as eager does."""
     slots = 24
     shape = Case(((1, 1),), num_q_heads=heads[0], num_kv_heads=heads[1])
-    workspace = workspace_of(shape, slots, slots)
+    workspace = workspace_of(shape, slots, max_tokens)
     work_list = torch.empty(workspace.list_len, dtype=torch.int32, pin_memory=True)
     empty = np.zeros(slots + 1, np.int32)
     workspace.write_list(empty, empty[:-1].copy(), work_list)
     device_list = work_list.to(DEVICE)
     tables = torch.zeros(slots, 1100, dtype=torch.int32, device=DEVICE)
-    q = torch.zeros(slots, heads[0], 128, dtype=torch.bfloat16, device=DEVICE)
+    q = torch.zeros(max_tokens, heads[0], 128, dtype=torch.bfloat16, device=DEVICE)
     out = torch.zeros_like(q)
-    cache = torch.full((3300, NUM_LAYERS, 2, heads[1], 16, 128), NAN, dtype=torch.bfloat16, device=DEVICE)
-    plan = workspace.bind(device_list, tables, max_query_len=1)
+    cache = torch.full((1200, NUM_LAYERS, 2, heads[1], 16, 128), NAN, dtype=torch.bfloat16, device=DEVICE)
+    plan = workspace.bind(device_list, tables, max_query_len=1 if max_tokens == slots else max_tokens)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         cuda.paged_attention(q, cache, LAYER, plan, shape.scale, out=out)
-    for seed, lens in enumerate([(1, 700, 17000, 3, 64), tuple(range(1, 25)), (16000,), (5, 0, 900)]):
-        case = replace(shape, lens=tuple((int(n > 0), n) for n in lens), seed=seed)
+    for seed, lens in enumerate(steps):
+        case = replace(shape, lens=lens, seed=seed)
         step = make_step(case)
         cache.fill_(NAN)
         cache[: step.kv_cache.shape[0]] = step.kv_cache
         tables.zero_()
         tables[: len(lens), : step.block_tables.shape[1]] = torch.from_numpy(step.block_tables).to(DEVICE)
-        q.zero_()
         q[: case.num_tokens] = step.q
         query_start = np.full(slots + 1, case.num_tokens, np.int32)
         query_start[: len(step.query_start)] = step.query_start
         seq_lens = np.zeros(slots, np.int32)
-        seq_lens[: len(lens)] = lens
+        seq_lens[: len(lens)] = step.seq_lens
         workspace.write_list(query_start, seq_lens, work_list)
         device_list.copy_(work_list)
         out.fill_(7.0)
