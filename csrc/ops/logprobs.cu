@@ -26,11 +26,14 @@ __device__ void write_top(RowCluster& row, const LogprobParams& p, int64_t item,
   const int vocab = static_cast<int>(p.vocab_size);
   if (range.masked) range.min = -INFINITY;  // masked tokens may be needed to make up the number
   const RowCutoff all = RowCutoff::all(vocab);
-  const RowCutoff kept = CutoffSearch<false>(row, range, 1.0f, all, static_cast<double>(p.top)).run(vocab);
-  const int n = collect(row, kept, -INFINITY, INFINITY);
+  const auto target = static_cast<double>(p.top);
+  if (CutoffSearch<false>(row, range, 1.0f, all, target).try_sort_head(vocab) < 0) {
+    const RowCutoff kept = CutoffSearch<false>(row, range, 1.0f, all, target).run(vocab);
+    const int n = collect(row, kept, -INFINITY, INFINITY);
+    if (row.leads()) sort_descending(row.shared().sorted, n);
+  }
   if (!row.leads()) return;
   const uint64_t* sorted = row.shared().sorted;
-  sort_descending(row.shared().sorted, n);
   for (int k = threadIdx.x; k < p.top; k += kRowThreads) {
     p.top_ids[item * p.top + k] = ranked_id(sorted[k]);
     p.top_logprob[item * p.top + k] = static_cast<float>(ranked_value(sorted[k]) - log_sum);
@@ -38,7 +41,7 @@ __device__ void write_top(RowCluster& row, const LogprobParams& p, int64_t item,
 }
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobParams p) {
+__global__ void __launch_bounds__(kRowThreads, 2) logprobs_kernel(const LogprobParams p) {
   extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
   const int64_t item = blockIdx.x / kClusterSize;
@@ -54,16 +57,16 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobPara
 
   RowRange mine;
   uint32_t greater = 0;
-  for (int unit = threadIdx.x; unit < row.units(); unit += kRowThreads) {
-    float x[kUnit];
-    row.load_unit(from, aligned, unit, x);
+  const auto keep = [&](const float (&x)[kUnit], int unit) {
     row.store_unit(unit, x);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       if (row.begin() + unit * kUnit + i < row.end()) mine.add(x[i]);
       greater += x[i] > value;
     }
-  }
+  };
+  row.for_each_loaded(from, aligned, keep, [] {});
+  __syncthreads();
   const RowRange range = row.all_reduce(mine);
   if (!range.finite()) {
     if (row.leads()) fill_broken(p, item);

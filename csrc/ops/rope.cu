@@ -1,8 +1,6 @@
 // Memory-bound: each head is read once and written once. A warp has a head in its registers: the norm is a
 // warp reduction, and the rotation meets its partner dimension, which may be any lane's, through shared
 // memory.
-#include <algorithm>
-
 #include "core/cuda.cuh"
 #include "ops/rope_cuda.h"
 
@@ -47,93 +45,141 @@ __device__ __forceinline__ void store_head(T* p, int lane, int64_t head_dim, con
   }
 }
 
-template <class T, int E, bool kFull>
-__device__ __forceinline__ void normalise(const T* weight, float eps, int lane, int64_t head_dim,
+// The angles of a lane's elements, the same for all heads of a token; elements that do not turn have
+// cosine 1.
+template <int E>
+struct Angles {
+  float cosine[E];
+  float sine[E];  // negative in the first half: x * cosine + partner * sine
+
+  __device__ Angles(const QkvParams& p, int64_t token, int lane) {
+    const int half = static_cast<int>(p.rotary_dim) / 2;
+    const float* table = p.cos_sin ? p.cos_sin + p.positions[token] * p.rotary_dim : nullptr;
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      const int d = lane * E + i;
+      const bool turns = table && d < 2 * half;
+      const int angle = d < half ? d : d - half;
+      cosine[i] = turns ? __ldg(table + angle) : 1.0f;
+      sine[i] = turns ? __ldg(table + half + angle) * (d < half ? -1.0f : 1.0f) : 0.0f;
+    }
+  }
+};
+
+template <class T, int E>
+__device__ __forceinline__ void normalise(const float (&weight)[E], float eps, int64_t head_dim,
                                           float (&x)[E]) {
   float square = 0;
 #pragma unroll
   for (int i = 0; i < E; ++i) square += x[i] * x[i];
   const float scale = rsqrtf(warp_sum(square) / static_cast<float>(head_dim) + eps);
-  float w[E];
-  load_head<T, E, kFull>(weight, lane, head_dim, w);
   // Rounded between norm and rotation, as two separate operations would.
 #pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = rounded<T>(x[i] * scale * w[i]);
+  for (int i = 0; i < E; ++i) x[i] = rounded<T>(x[i] * scale * weight[i]);
 }
 
-// `angles` [R] of the token's position; `staged` [D] is this warp's.
+// `staged` [kWarp * E] is this warp's. `halves`: the partner of a dimension is in the other half of the warp.
 template <int E>
-__device__ __forceinline__ void rotate(const float* angles, int rotary_dim, int lane, float* staged,
-                                       float (&x)[E]) {
+__device__ __forceinline__ void rotate(const Angles<E>& angles, int half, bool halves, int lane,
+                                       float* staged, float (&x)[E]) {
+  float partner[E];
+  if (halves) {
 #pragma unroll
-  for (int i = 0; i < E; ++i) staged[lane * E + i] = x[i];
-  __syncwarp();
-  const int half = rotary_dim / 2;
+    for (int i = 0; i < E; ++i) partner[i] = __shfl_xor_sync(kAllLanes, x[i], kWarp / 2);
+  } else {
 #pragma unroll
-  for (int i = 0; i < E; ++i) {
-    const int d = lane * E + i;
-    if (d >= rotary_dim) continue;
-    const int angle = d < half ? d : d - half;
-    const float cosine = __ldg(angles + angle);
-    const float sine = __ldg(angles + half + angle);
-    x[i] = d < half ? x[i] * cosine - staged[d + half] * sine : x[i] * cosine + staged[d - half] * sine;
+    for (int i = 0; i < E; ++i) staged[lane * E + i] = x[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      const int d = lane * E + i;
+      partner[i] = d < half ? staged[d + half] : d < 2 * half ? staged[d - half] : 0.0f;
+    }
+    __syncwarp();  // before the next head is staged
   }
-  __syncwarp();  // before the next head is staged
+#pragma unroll
+  for (int i = 0; i < E; ++i) x[i] = x[i] * angles.cosine[i] + partner[i] * angles.sine[i];
 }
 
-template <class T, int E, bool kFull>
+// Where a head is read. Keys and values of tokens that are not stored are nowhere.
+template <class T>
+__device__ __forceinline__ T* source_of(const QkvParams& p, int64_t token, const Head& head) {
+  T* base = head.kind == HeadKind::kQuery ? static_cast<T*>(p.q) + token * p.q_stride
+            : head.kind == HeadKind::kKey ? static_cast<T*>(p.k) + token * p.k_stride
+                                          : static_cast<T*>(p.v) + token * p.v_stride;
+  return base + head.index * p.head_dim;
+}
+
+// A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on.
+template <class T, int E, bool kFull, int kHeads>
 __global__ void prepare_qkv_kernel(const QkvParams p) {
   __shared__ float staged[kWarps][kWarp * E];
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t token = blockIdx.x;
+  const int64_t first = (int64_t{blockIdx.y} * kWarps + warp) * kHeads;
   const int64_t slot = p.kv_cache ? p.slots[token] : -1;
-  const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
+  const bool stores = p.kv_cache && slot >= 0;
+  const int64_t end = p.q_heads + (stores ? 2 : p.kv_cache ? 0 : 1) * p.k_heads;
 
-  for (int64_t head = blockIdx.y * kWarps + warp; head < num_heads; head += gridDim.y * kWarps) {
-    const auto [kind, index] = head_of(p, head);
-    const bool is_query = kind == HeadKind::kQuery;
-    if (!is_query && p.kv_cache && slot < 0) return;  // keys and values come last
-    T* from = is_query                 ? static_cast<T*>(p.q) + token * p.q_stride
-              : kind == HeadKind::kKey ? static_cast<T*>(p.k) + token * p.k_stride
-                                       : static_cast<T*>(p.v) + token * p.v_stride;
-    from += index * p.head_dim;
-    float x[E];
-    load_head<T, E, kFull>(from, lane, p.head_dim, x);
-    if (kind != HeadKind::kValue) {
-      const T* weight = static_cast<const T*>(is_query ? p.q_weight : p.k_weight);
-      if (weight) normalise<T, E, kFull>(weight, p.eps, lane, p.head_dim, x);
-      if (p.cos_sin)
-        rotate<E>(p.cos_sin + p.positions[token] * p.rotary_dim, static_cast<int>(p.rotary_dim), lane,
-                  staged[warp], x);
+  float x[kHeads][E];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h)
+    if (first + h < end)
+      load_head<T, E, kFull>(source_of<T>(p, token, head_of(p, first + h)), lane, p.head_dim, x[h]);
+  const Angles<E> angles(p, token, lane);
+  float weight[2][E];  // of queries and keys
+  if (p.q_weight) {
+    load_head<T, E, kFull>(static_cast<const T*>(p.q_weight), lane, p.head_dim, weight[0]);
+    load_head<T, E, kFull>(static_cast<const T*>(p.k_weight), lane, p.head_dim, weight[1]);
+  }
+  const bool halves = kFull && p.rotary_dim == p.head_dim;
+
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (first + h >= end) return;
+    const Head head = head_of(p, first + h);
+    const bool is_query = head.kind == HeadKind::kQuery;
+    if (head.kind != HeadKind::kValue) {
+      if (p.q_weight) {
+        float w[E];
+#pragma unroll
+        for (int i = 0; i < E; ++i) w[i] = is_query ? weight[0][i] : weight[1][i];
+        normalise<T, E>(w, p.eps, p.head_dim, x[h]);
+      }
+      if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, halves, lane, staged[warp], x[h]);
     }
-    T* to = from;
-    if (!is_query && p.kv_cache) {
-      to = static_cast<T*>(p.kv_cache) + p.layout.key_of_slot(slot, p.layer, index);
-      if (kind == HeadKind::kValue) to += p.layout.values_after_keys();
+    T* to = source_of<T>(p, token, head);
+    if (!is_query && stores) {
+      to = static_cast<T*>(p.kv_cache) + p.layout.key_of_slot(slot, p.layer, head.index);
+      if (head.kind == HeadKind::kValue) to += p.layout.values_after_keys();
     }
-    store_head<T, E, kFull>(to, lane, p.head_dim, x);
+    store_head<T, E, kFull>(to, lane, p.head_dim, x[h]);
   }
 }
 
-template <class T, int E>
-void launch_elements(const QkvParams& p, Stream stream) {
+template <class T, int E, int kHeads>
+void launch_heads(const QkvParams& p, Stream stream) {
   constexpr size_t kBytes = E * sizeof(T);
-  const bool full = p.head_dim == E * kWarp && kBytes <= 16 && is_aligned(p.q, kBytes) &&
-                    is_aligned(p.k, kBytes) && is_aligned(p.v, kBytes) && is_aligned(p.q_weight, kBytes) &&
+  const bool full = p.head_dim == E * kWarp && is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) &&
+                    is_aligned(p.v, kBytes) && is_aligned(p.q_weight, kBytes) &&
                     is_aligned(p.k_weight, kBytes) && is_aligned(p.kv_cache, kBytes) && p.q_stride % E == 0 &&
                     p.k_stride % E == 0 && p.v_stride % E == 0;
   const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
-  // Few tokens: a head per warp. Many: up to four, so that a block is worth its start.
-  constexpr int64_t kBlocksThatFill = 132 * 16;
-  const int64_t most = ceil_div(num_heads, kWarps);
-  const int64_t fewest = ceil_div(num_heads, kWarps * 4);
-  const int64_t blocks = std::clamp(ceil_div(kBlocksThatFill, p.num_tokens), fewest, most);
-  const LaunchShape shape{{static_cast<unsigned>(p.num_tokens), static_cast<unsigned>(blocks)},
-                          kWarps * kWarp};
+  const dim3 grid(static_cast<unsigned>(p.num_tokens),
+                  static_cast<unsigned>(ceil_div(num_heads, kWarps * kHeads)));
   if constexpr (kBytes <= 16)
-    if (full) return launch(prepare_qkv_kernel<T, E, true>, shape, stream, p);
-  launch(prepare_qkv_kernel<T, E, false>, shape, stream, p);
+    if (full) return launch(prepare_qkv_kernel<T, E, true, kHeads>, {grid, kWarps * kWarp}, stream, p);
+  launch(prepare_qkv_kernel<T, E, false, kHeads>, {grid, kWarps * kWarp}, stream, p);
+}
+
+// Few tokens: a head per warp, for the latency. Many: four, for the bytes in flight. A head's result is the
+// same.
+template <class T, int E>
+void launch_elements(const QkvParams& p, Stream stream) {
+  constexpr int64_t kManyTokens = 128;
+  if (p.num_tokens < kManyTokens) return launch_heads<T, E, 1>(p, stream);
+  launch_heads<T, E, 4>(p, stream);
 }
 
 }  // namespace
@@ -142,6 +188,7 @@ void prepare_qkv(const QkvParams& p, Stream stream) {
   check(p.head_dim >= 1 && p.head_dim <= kMaxHeadDim, "prepare_qkv: head dim outside [1, 256]");
   check(!p.cos_sin || (p.rotary_dim >= 0 && p.rotary_dim % 2 == 0 && p.rotary_dim <= p.head_dim),
         "prepare_qkv: rotary dim");
+  check(!p.q_weight == !p.k_weight, "prepare_qkv: a norm has two weights");
   check(!p.kv_cache || (p.layout.num_kv_heads == p.k_heads && p.layout.head_dim == p.head_dim &&
                         p.layer >= 0 && p.layer < p.layout.num_layers),
         "prepare_qkv: the cache has another shape");

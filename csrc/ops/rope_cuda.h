@@ -22,7 +22,7 @@ struct QkvParams {
   int64_t k_heads;
   int64_t head_dim;
 
-  const void* q_weight;  // [D], null: query heads are not normalised
+  const void* q_weight;  // [D]; both null: heads are not normalised
   const void* k_weight;  // [D]
   float eps;
 

@@ -8,6 +8,8 @@
 namespace bequest::cuda {
 namespace {
 
+constexpr int kStreamThreads = 256;
+
 // --- what a row does to its logits
 // -----------------------------------------------------------------------------
 
@@ -76,10 +78,8 @@ __device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const
   const auto* allowed =
       row.allowed >= 0 ? reinterpret_cast<const uint8_t*>(row.storage + row.allowed) : nullptr;
   RowRange range;
-  for (int unit = threadIdx.x; unit < logits.units(); unit += kRowThreads) {
+  const auto keep = [&](float (&x)[kUnit], int unit) {
     const int first = logits.begin() + unit * kUnit;
-    float x[kUnit];
-    logits.load_unit(from, aligned, unit, x);
     const unsigned mask = allowed ? allowed[first / kUnit] : 0xffu;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
@@ -87,7 +87,8 @@ __device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const
       if ((mask >> i & 1) == 0) x[i] = -INFINITY;
     }
     logits.store_unit(unit, x);
-  }
+  };
+  logits.for_each_loaded(from, aligned, keep, [] {});
   __syncthreads();
   return range;
 }
@@ -111,49 +112,88 @@ __device__ int all_best(RowCluster& logits, uint64_t best) {
 template <class T, bool kDraws>
 __device__ Choice choose_streaming(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
                                    const RowDrawKey& key) {
-  RowRange range;
+  float max = -INFINITY;
+  bool broken = false;
   uint64_t best = 0;
   Draw draw(logits.shared(), row.inverse_temperature, key);
   if constexpr (kDraws) draw.start();
   const RowCutoff everything{-INFINITY, INT_MAX};
-  float next[kUnit];
-  if (threadIdx.x < logits.units()) logits.load_unit(from, aligned, threadIdx.x, next);
-  // Whole warps go round together; the next unit is on its way while one is worked on.
-  for (int base = 0; base < logits.units(); base += kRowThreads) {
-    const int unit = base + threadIdx.x;
-    if (unit < logits.units()) {
-      float x[kUnit];
+  const auto offer = [&](const float (&x)[kUnit], int unit) {
+    const int first = logits.begin() + unit * kUnit;
+    float most = -INFINITY;
 #pragma unroll
-      for (int i = 0; i < kUnit; ++i) x[i] = next[i];
-      if (unit + kRowThreads < logits.units()) logits.load_unit(from, aligned, unit + kRowThreads, next);
-      const int first = logits.begin() + unit * kUnit;
-      float most = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        most = fmaxf(most, x[i]);
-        range.broken |= x[i] != x[i];
-      }
-      if constexpr (kDraws) {
-        draw.offer(x, first, everything);
-      } else if (most > range.max) {
-#pragma unroll
-        for (int i = kUnit - 1; i >= 0; --i)
-          if (x[i] == most) best = ranked(most, first + i);
-      }
-      range.max = fmaxf(range.max, most);
+    for (int i = 0; i < kUnit; ++i) {
+      most = fmaxf(most, x[i]);
+      broken |= x[i] != x[i];
     }
+    if constexpr (kDraws) {
+      draw.offer(x, first, everything);
+    } else if (most > max) {
+#pragma unroll
+      for (int i = kUnit - 1; i >= 0; --i)
+        if (x[i] == most) best = ranked(most, first + i);
+    }
+    max = fmaxf(max, most);
+  };
+  logits.for_each_loaded(from, aligned, offer, [&] {
     if constexpr (kDraws) draw.publish();
+  });
+  uint64_t parts[2] = {warp_reduce(kDraws ? draw.best() : best, larger),
+                       uint64_t{__reduce_max_sync(kAllLanes, static_cast<unsigned>(broken))} << 32 |
+                           __reduce_max_sync(kAllLanes, ordered(max))};
+  logits.combine(parts, larger);
+  const float row_max = from_ordered(static_cast<uint32_t>(parts[1]));
+  const bool finite = parts[1] >> 32 == 0 && row_max > -INFINITY && row_max < INFINITY;
+  return {ranked_id(parts[0]), !finite};
+}
+
+__device__ bool limits_number(const SamplerRow& row, int vocab) { return row.top_k > 0 && row.top_k < vocab; }
+
+__device__ RowCutoff min_p_cutoff(const SamplerRow& row, const RowRange& range, int vocab) {
+  if (row.min_p_offset == -INFINITY) return RowCutoff::all(vocab);
+  return {__fadd_rn(range.max, row.min_p_offset), INT_MAX};
+}
+
+// top_k and top_p on the `n` best tokens, sorted in this CTA, and the draw among what they leave.
+__device__ int draw_from_sorted(ClusterShared& shared, const SamplerRow& row, float max,
+                                const RowDrawKey& key, int n) {
+  n = min(n, row.top_k);
+  constexpr int kEach = kSortable / kRowThreads;
+  const int first = threadIdx.x * kEach;
+  const auto value = [&](int i) { return ranked_value(shared.sorted[i]); };
+  const auto weight = [&](int i) {
+    return static_cast<double>(weight_of(value(i), max, row.inverse_temperature));
+  };
+  int last = n;  // tokens before it are kept
+  if (row.top_p < 1) {
+    double mine = 0;
+    for (int i = first; i < min(first + kEach, n); ++i) mine += weight(i);
+    auto* parts = reinterpret_cast<double*>(shared.warp_part);
+    double before = block_exclusive_sum(mine, parts);
+    if (threadIdx.x == kRowThreads - 1) parts[0] = before + mine;
+    __syncthreads();
+    const double target = row.top_p * parts[0];
+    for (int i = first; i < min(first + kEach, n); ++i) {
+      if (i > 0 && before >= target) last = min(last, i);
+      before += weight(i);
+    }
+    __syncthreads();
+    last =
+        block_reduce(last, reinterpret_cast<int*>(shared.warp_part), [](int a, int b) { return min(a, b); });
   }
-  const bool finite = logits.all_reduce(range).finite();
-  const int token = all_best(logits, kDraws ? draw.best() : best);
-  return {token, !finite};
+  uint64_t best = 0;
+  for (int i = threadIdx.x; i < last; i += kRowThreads) {
+    const int id = ranked_id(shared.sorted[i]);
+    best = larger(best, ranked(score_of(value(i), id, row.inverse_temperature, key), id));
+  }
+  __syncthreads();
+  return ranked_id(block_reduce(best, reinterpret_cast<uint64_t*>(shared.total), larger));
 }
 
 // Where the tokens end that min_p, top_k and top_p leave. `range` of the edited row.
 __device__ RowCutoff find_kept(RowCluster& logits, const SamplerRow& row, const RowRange& range, int vocab) {
-  RowCutoff kept = RowCutoff::all(vocab);
-  if (row.min_p_offset > -INFINITY) kept = {__fadd_rn(range.max, row.min_p_offset), INT_MAX};
-  if (row.top_k > 0 && row.top_k < vocab)
+  RowCutoff kept = min_p_cutoff(row, range, vocab);
+  if (limits_number(row, vocab))
     kept = CutoffSearch<false>(logits, range, row.inverse_temperature, kept, row.top_k).run(vocab);
   if (row.top_p < 1) {
     float mine = 0;
@@ -190,11 +230,18 @@ __device__ Choice choose_staged(RowCluster& logits, const T* from, bool aligned,
     });
     return {all_best(logits, best), false};
   }
+  if (limits_number(row, vocab) && row.top_k <= kSortable / 2) {
+    CutoffSearch<false> search(logits, range, row.inverse_temperature, min_p_cutoff(row, range, vocab),
+                               row.top_k);
+    const int n = search.try_sort_head(vocab);
+    // Only rank 0 has it, and only rank 0 needs it.
+    if (n > 0) return {logits.leads() ? draw_from_sorted(logits.shared(), row, range.max, key, n) : 0, false};
+  }
   const RowCutoff kept = find_kept(logits, row, range, vocab);
   Draw draw(logits.shared(), row.inverse_temperature, key);
   draw.start();
-  for (int base = 0; base < logits.units(); base += kRowThreads) {
-    const int unit = base + threadIdx.x;
+  for (unsigned base = 0; base < logits.units(); base += kRowThreads) {
+    const unsigned unit = base + threadIdx.x;
     if (unit < logits.units()) {
       float x[kUnit];
       logits.load_unit(unit, x);
@@ -215,7 +262,7 @@ __device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_tok
   if (row.counts_capacity > 0) {
     if (threadIdx.x == 0) shared.found = -1;
     __syncthreads();
-    for (int i = threadIdx.x; i < num_counts; i += kRowThreads)
+    for (int i = threadIdx.x; i < num_counts; i += blockDim.x)
       if (counts[i].x == token) shared.found = i;
     __syncthreads();
   }
@@ -241,16 +288,48 @@ __device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_tok
   last_token = token;
 }
 
+// What both kernels do after the choice. REQUIRES: all CTAs of the cluster are here.
+__device__ void finish(const SampleParams& p, RowCluster& logits, int64_t item, const Choice& choice) {
+  logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
+  if (!logits.leads()) return;
+  const int row_id = p.row_ids[item];
+  if (!choice.bad) record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
+  if (threadIdx.x == 0) {
+    p.tokens[item] = choice.bad ? 0 : choice.token;
+    p.bad[item] = choice.bad;
+  }
+}
+
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleParams p) {
-  extern __shared__ float4 slice[];
+struct Input {
+  const T* logits;  // [V]
+  bool aligned;
+  RowDrawKey key;
+
+  __device__ Input(const SampleParams& p, int64_t item, const SamplerRow& row)
+      : logits(static_cast<const T*>(p.logits) + item * p.stride),
+        aligned(p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0),
+        key{row.seed, static_cast<uint32_t>(p.positions[item]), row.choice} {}
+};
+
+__device__ bool is_open(const SampleParams& p, int row_id) {
+  return row_id >= 0 && row_id < p.num_rows && p.rows[row_id].state != RowState::kClosed;
+}
+
+__device__ bool needs_staging(const SamplerRow& row, int vocab) {
+  return edits(row) || (row.state == RowState::kDraws &&
+                        (row.top_p < 1 || row.min_p_offset > -INFINITY || limits_number(row, vocab)));
+}
+
+// The rows that need no staging, and those that are not open.
+template <class T>
+__global__ void __launch_bounds__(kStreamThreads, 4) stream_kernel(const SampleParams p) {
   __shared__ ClusterShared shared;
   const int64_t item = blockIdx.x / kClusterSize;
   const int vocab = static_cast<int>(p.vocab_size);
-  RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
+  RowCluster logits(shared, nullptr, vocab);
   const int row_id = p.row_ids[item];
-  const bool open = row_id >= 0 && row_id < p.num_rows && p.rows[row_id].state != RowState::kClosed;
-  if (!open) {
+  if (!is_open(p, row_id)) {
     if (logits.leads() && threadIdx.x == 0) {
       p.tokens[item] = 0;
       p.bad[item] = row_id >= 0;
@@ -258,26 +337,29 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleParams 
     return;
   }
   const SamplerRow row = p.rows[row_id];
-  const T* from = static_cast<const T*>(p.logits) + item * p.stride;
-  const bool aligned = p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
-  const RowDrawKey key{row.seed, static_cast<uint32_t>(p.positions[item]), row.choice};
-  const bool filters = row.top_p < 1 || row.min_p_offset > -INFINITY || (row.top_k > 0 && row.top_k < vocab);
+  if (needs_staging(row, vocab)) return;
+  const Input<T> in(p, item, row);
+  if (row.state == RowState::kDraws)
+    finish(p, logits, item, choose_streaming<T, true>(logits, in.logits, in.aligned, row, in.key));
+  else
+    finish(p, logits, item, choose_streaming<T, false>(logits, in.logits, in.aligned, row, in.key));
+}
 
-  Choice choice;
-  if (edits(row) || (row.state == RowState::kDraws && filters)) {
-    choice = choose_staged(logits, from, aligned, row, key, vocab);
-  } else if (row.state == RowState::kDraws) {
-    choice = choose_streaming<T, true>(logits, from, aligned, row, key);
-  } else {
-    choice = choose_streaming<T, false>(logits, from, aligned, row, key);
-  }
-  logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
-  if (!logits.leads()) return;
-  if (!choice.bad) record(shared, p.rows[row_id], p.last_tokens[row_id], choice.token);
-  if (threadIdx.x == 0) {
-    p.tokens[item] = choice.bad ? 0 : choice.token;
-    p.bad[item] = choice.bad;
-  }
+// The rows that need staging. Runs after stream_kernel: a row that did not need it does not need it one token
+// later either, but the last token that is held back moves a row from here to there.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p) {
+  extern __shared__ float4 slice[];
+  __shared__ ClusterShared shared;
+  const int64_t item = blockIdx.x / kClusterSize;
+  const int vocab = static_cast<int>(p.vocab_size);
+  const int row_id = p.row_ids[item];
+  if (!is_open(p, row_id)) return;
+  const SamplerRow row = p.rows[row_id];
+  if (!needs_staging(row, vocab)) return;
+  RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
+  const Input<T> in(p, item, row);
+  finish(p, logits, item, choose_staged(logits, in.logits, in.aligned, row, in.key, vocab));
 }
 
 __global__ void update_rows_kernel(const RowUpdateParams p) {
@@ -300,7 +382,9 @@ void sample(const SampleParams& p, Stream stream) {
   check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "sample: vocabulary outside [1, 416000]");
   check(p.stride >= p.vocab_size || p.num <= 1, "sample: rows overlap");
   dispatch(p.dtype, [&]<class T>() {
-    launch(sample_kernel<T>, cluster_shape(p.num, static_cast<int>(p.vocab_size)), stream, p);
+    const LaunchShape staged = cluster_shape(p.num, static_cast<int>(p.vocab_size));
+    launch(stream_kernel<T>, {staged.grid, kStreamThreads, 0, kClusterSize}, stream, p);
+    launch(stage_kernel<T>, staged, stream, p);
   });
 }
 

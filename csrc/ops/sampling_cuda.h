@@ -83,7 +83,7 @@ struct SampleParams {
               // was
 };
 
-// One launch for any mixture of rows. Throws on a vocabulary above 416,000.
+// Two launches, whatever the mixture of rows. Throws on a vocabulary above 416,000.
 void sample(const SampleParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -49,6 +49,15 @@ __device__ __forceinline__ float noisy(float x, float inverse_temperature, float
   return __fmaf_rn(x, inverse_temperature, -log_normal(exponential));
 }
 
+// A token's score from its own philox block.
+__device__ __forceinline__ float score_of(float x, int id, float inverse_temperature, const RowDrawKey& key) {
+  const PhiloxBlock random =
+      philox4x32({{static_cast<uint32_t>(id) / 4, key.position, key.choice, 0}}, key.seed);
+  const uint32_t low = id & 1 ? random.word[1] : random.word[0];
+  const uint32_t high = id & 1 ? random.word[3] : random.word[2];
+  return noisy(x, inverse_temperature, uniform_of(id & 2 ? high : low));
+}
+
 // A thread's search for the best score. Most tokens are ruled out before any logarithm: with b the best score
 // so far, x / T - log(e) >= b needs e <= exp(x / T - b), and e = -log(1 - w) is never below w.
 class Draw {

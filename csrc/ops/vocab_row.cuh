@@ -95,13 +95,13 @@ class RowCluster {
         cluster_(cooperative_groups::this_cluster()),
         begin_(static_cast<int>(cluster_.block_rank()) * slice_size(vocab)),
         end_(min(vocab, begin_ + slice_size(vocab))),
-        units_(end_ > begin_ ? static_cast<int>(ceil_div(end_ - begin_, kUnit)) : 0) {}
+        units_(end_ > begin_ ? static_cast<unsigned>(ceil_div(end_ - begin_, kUnit)) : 0) {}
 
   __device__ int rank() const { return static_cast<int>(cluster_.block_rank()); }
   __device__ bool leads() const { return rank() == 0; }
   __device__ int begin() const { return begin_; }
   __device__ int end() const { return end_; }
-  __device__ int units() const { return units_; }
+  __device__ unsigned units() const { return units_; }
   __device__ ClusterShared& shared() { return shared_; }
   __device__ void sync() { cluster_.sync(); }
 
@@ -146,10 +146,28 @@ class RowCluster {
     return range;
   }
 
+  // f(x [kUnit], unit) over this thread's part of `row` in device memory, after_unit() by whole warps after
+  // each unit. Several loads are on their way before the first is used: there are few threads for the
+  // memory's latency.
+  template <class T, class F, class G>
+  __device__ __forceinline__ void for_each_loaded(const T* row, bool aligned, F&& f, G&& after_unit) const {
+    constexpr int kLoads = 4;
+    for (unsigned base = threadIdx.x; base - threadIdx.x < units_; base += kLoads * blockDim.x) {
+      float x[kLoads][kUnit];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+        if (base + i * blockDim.x < units_) load_unit(row, aligned, base + i * blockDim.x, x[i]);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (base + i * blockDim.x < units_) f(x[i], base + i * blockDim.x);
+        after_unit();
+      }
+    }
+  }
   // f(x [kUnit], id of the first) over this thread's part of the slice.
   template <class F>
   __device__ __forceinline__ void for_each_unit(F&& f) const {
-    for (int unit = threadIdx.x; unit < units_; unit += kRowThreads) {
+    for (unsigned unit = threadIdx.x; unit < units_; unit += kRowThreads) {
       float x[kUnit];
       load_unit(unit, x);
       f(x, begin_ + unit * kUnit);
@@ -170,7 +188,7 @@ class RowCluster {
     __syncthreads();
     if (threadIdx.x < K) {
       V sum = parts[0][threadIdx.x];
-      for (int warp = 1; warp < kRowWarps; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
+      for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
       block[turn_][threadIdx.x] = sum;
     }
     cluster_.sync();
@@ -218,7 +236,7 @@ class RowCluster {
   cooperative_groups::cluster_group cluster_;
   const int begin_;  // tokens [begin, end) are this CTA's
   const int end_;
-  const int units_;
+  const unsigned units_;
   int turn_ = 0;
 };
 

@@ -92,18 +92,35 @@ class CutoffSearch {
         kept_(kept),
         target_(target),
         lower_(fmaxf(kept.value, range.min)),
-        upper_(from_ordered(ordered(range.max) + 1)) {}
+        upper_(above(range.max)) {}
 
   __device__ RowCutoff run(int vocab) {
     int count = vocab;
     for (int pass = 0; count > kSortable; ++pass) {
-      if (ordered(upper_) - ordered(lower_) <= 1) return last_of_equals(count);
+      if (all_equal()) return last_of_equals(count);
       count = narrow(pass % 2 == 0);
     }
     return last_of_sorted();
   }
 
+  // Leaves all tokens down to the cutoff, and a few more, sorted in rank 0, and returns their number; -1 if
+  // they are too many, or too many are equal.
+  __device__ int try_sort_head(int vocab) {
+    int count = vocab;
+    for (int pass = 0; count_above_ + count > kSortable; ++pass) {
+      if (all_equal() || count_above_ > kSortable) return -1;
+      count = narrow(pass % 2 == 0);
+    }
+    const int n = collect(row_, kept_, lower_, INFINITY);
+    if (row_.leads()) sort_descending(row_.shared().sorted, n);
+    return n;
+  }
+
  private:
+  // The next float. Fast math takes subnormal ones for zero, so after zero comes the smallest normal one.
+  static __device__ float above(float x) { return x == 0 ? FLT_MIN : from_ordered(ordered(x) + 1); }
+  __device__ bool all_equal() const { return ordered(upper_) - ordered(lower_) <= 1; }
+
   struct Measure {
     float mass[kLevels] = {};
     uint32_t count[kLevels] = {};
