@@ -21,6 +21,7 @@ from engine import _C
 from engine.types import BoolArray, FloatArray, IntArray, RowSpec
 
 Error = _C.Error
+WITH_CUDA: bool = _C.with_cuda  # whether this build has the CUDA kernels
 
 PANEL_WIDTH = 16
 _F32 = torch.float32

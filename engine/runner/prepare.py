@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from engine import kernels
-from engine._C import with_cuda
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.models.load import LoadedModel, load_model
@@ -57,10 +56,10 @@ def phase(name: str) -> Iterator[None]:
 
 
 def _use_cuda(config: EngineConfig) -> bool:
-    if config.device == "cpu" or (config.device == "auto" and not with_cuda):
+    if config.device == "cpu" or (config.device == "auto" and not kernels.WITH_CUDA):
         return False
     available = torch.cuda.is_available()
-    if config.device == "cuda" and not with_cuda:
+    if config.device == "cuda" and not kernels.WITH_CUDA:
         raise ModelError("--device cuda, but this build has no CUDA: build with BEQUEST_CUDA=on")
     if config.device == "cuda" and not available:
         raise ModelError("--device cuda, but torch finds no CUDA device")
