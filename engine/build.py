@@ -103,6 +103,7 @@ def _load(config: EngineConfig) -> _Loaded:
             max_num_seqs=config.max_num_seqs,
         )
         kv_cache = torch.empty((memory.num_blocks, *shape), dtype=loaded.dtype)
+        kernels.keep_freed_memory()
     if memory.max_model_len < loaded.max_model_len:
         log.warning(
             "max_model_len lowered from %d to %d, what the cache holds", loaded.max_model_len, memory.max_model_len
