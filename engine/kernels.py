@@ -33,6 +33,11 @@ def set_num_threads(n: int) -> None:
     _C.set_num_threads(n)
 
 
+def keep_freed_memory() -> None:
+    """Makes malloc keep what steps free for the next ones. Call when the weights are loaded."""
+    _C.keep_freed_memory()
+
+
 def num_threads() -> int:
     return _C.num_threads()
 
@@ -80,8 +85,9 @@ class PackedWeight:
         self.dtype = dtype
         num_panels = -(-out_features // PANEL_WIDTH)
         self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
-        self._storage[-1].zero_()
         self._address = self._storage.data_ptr()
+        _C.advise_large_pages(self._address, self._storage.nbytes)
+        self._storage[-1].zero_()
         self._code = _DTYPE_CODES[dtype]
 
     @property

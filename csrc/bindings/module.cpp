@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 #include "core/check.h"
+#include "core/host_memory.h"
 #include "core/isa.h"
 #include "core/threads.h"
 
@@ -12,6 +13,9 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
   m.def("set_num_threads", &set_num_threads);
   m.def("num_threads", &num_threads);
+  m.def("keep_freed_memory", &keep_freed_memory);
+  m.def("advise_large_pages",
+        [](Address address, size_t bytes) { advise_large_pages(pointer<void>(address), bytes); });
   m.def("isa", [] { return isa_name(current_isa()); });
 #ifdef BEQUEST_WITH_CUDA
   m.attr("with_cuda") = true;
