@@ -96,7 +96,9 @@ void logprobs(const LogprobParams& p, Stream stream) {
   check(p.top >= 0 && p.top <= std::min<int64_t>(p.vocab_size, kSortable),
         "logprobs: more alternatives than tokens, or than 1024");
   dispatch(p.dtype, [&]<class T>() {
-    launch(logprobs_kernel<T>, cluster_shape(p.num, static_cast<int>(p.vocab_size)), stream, p);
+    const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
+    launch(logprobs_kernel<T>,
+           {static_cast<unsigned>(p.num * kClusterSize), kRowThreads, slice_bytes, kClusterSize}, stream, p);
   });
 }
 

@@ -14,13 +14,15 @@ enum class HeadKind { kQuery, kKey, kValue };
 
 struct Head {
   HeadKind kind;
-  int64_t index;  // among its kind
+  int index;  // among its kind
 };
 
-__device__ __forceinline__ Head head_of(const QkvParams& p, int64_t head) {
-  if (head < p.q_heads) return {HeadKind::kQuery, head};
-  if (head < p.q_heads + p.k_heads) return {HeadKind::kKey, head - p.q_heads};
-  return {HeadKind::kValue, head - p.q_heads - p.k_heads};
+__device__ __forceinline__ Head head_of(const QkvParams& p, int head) {
+  const int q_heads = static_cast<int>(p.q_heads);
+  const int k_heads = static_cast<int>(p.k_heads);
+  if (head < q_heads) return {HeadKind::kQuery, head};
+  if (head < q_heads + k_heads) return {HeadKind::kKey, head - q_heads};
+  return {HeadKind::kValue, head - q_heads - k_heads};
 }
 
 // Elements lane * E + [0, E) of a head; those from D on are zero.
@@ -52,9 +54,24 @@ struct Angles {
   float cosine[E];
   float sine[E];  // negative in the first half: x * cosine + partner * sine
 
-  __device__ Angles(const QkvParams& p, int64_t token, int lane) {
+  // `whole`: all elements turn, and a lane's are all in one half.
+  __device__ Angles(const QkvParams& p, int64_t token, int lane, bool whole) {
     const int half = static_cast<int>(p.rotary_dim) / 2;
     const float* table = p.cos_sin ? p.cos_sin + p.positions[token] * p.rotary_dim : nullptr;
+    const float sign = lane < kWarp / 2 ? -1.0f : 1.0f;
+    if (table && whole) {
+      // Lanes read neighbouring vectors: element by element each load would touch all of the table's row.
+      constexpr int kWide = E < 4 ? E : 4;
+      const float* mine = table + (lane % (kWarp / 2)) * E;
+#pragma unroll
+      for (int i = 0; i < E; i += kWide) {
+        load_constant<float, kWide>(mine + i, reinterpret_cast<float (&)[kWide]>(cosine[i]));
+        load_constant<float, kWide>(mine + half + i, reinterpret_cast<float (&)[kWide]>(sine[i]));
+      }
+#pragma unroll
+      for (int i = 0; i < E; ++i) sine[i] *= sign;
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < E; ++i) {
       const int d = lane * E + i;
@@ -101,13 +118,22 @@ __device__ __forceinline__ void rotate(const Angles<E>& angles, int half, bool h
   for (int i = 0; i < E; ++i) x[i] = x[i] * angles.cosine[i] + partner[i] * angles.sine[i];
 }
 
-// Where a head is read. Keys and values of tokens that are not stored are nowhere.
+// Where a head is read.
 template <class T>
 __device__ __forceinline__ T* source_of(const QkvParams& p, int64_t token, const Head& head) {
   T* base = head.kind == HeadKind::kQuery ? static_cast<T*>(p.q) + token * p.q_stride
             : head.kind == HeadKind::kKey ? static_cast<T*>(p.k) + token * p.k_stride
                                           : static_cast<T*>(p.v) + token * p.v_stride;
   return base + head.index * p.head_dim;
+}
+
+// Elements from the start of the cache to the key of the slot's head 0. KvLayout::key_of_slot with a 32-bit
+// division: the other kind costs more than all the rest of the kernel.
+__device__ __forceinline__ int64_t first_key(const QkvParams& p, int64_t slot) {
+  const auto block_size = static_cast<uint32_t>(p.layout.block_size);
+  const uint32_t block = static_cast<uint32_t>(slot) / block_size;
+  const uint32_t offset = static_cast<uint32_t>(slot) - block * block_size;
+  return block * p.layout.block_stride() + p.layout.keys(p.layer, 0) + offset * p.head_dim;
 }
 
 // A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on.
@@ -117,29 +143,32 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t token = blockIdx.x;
-  const int64_t first = (int64_t{blockIdx.y} * kWarps + warp) * kHeads;
-  const int64_t slot = p.kv_cache ? p.slots[token] : -1;
-  const bool stores = p.kv_cache && slot >= 0;
-  const int64_t end = p.q_heads + (stores ? 2 : p.kv_cache ? 0 : 1) * p.k_heads;
+  const int first = static_cast<int>(blockIdx.y * kWarps + warp) * kHeads;
+  const int end = static_cast<int>(p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads);
+  if (first >= end) return;
 
+  // Nothing here waits for anything else.
   float x[kHeads][E];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
     if (first + h < end)
       load_head<T, E, kFull>(source_of<T>(p, token, head_of(p, first + h)), lane, p.head_dim, x[h]);
-  const Angles<E> angles(p, token, lane);
+  const int64_t slot = p.kv_cache ? p.slots[token] : -1;
   float weight[2][E];  // of queries and keys
   if (p.q_weight) {
     load_head<T, E, kFull>(static_cast<const T*>(p.q_weight), lane, p.head_dim, weight[0]);
     load_head<T, E, kFull>(static_cast<const T*>(p.k_weight), lane, p.head_dim, weight[1]);
   }
-  const bool halves = kFull && p.rotary_dim == p.head_dim;
+  const bool whole = kFull && p.rotary_dim == p.head_dim;
+  const Angles<E> angles(p, token, lane, whole);
+  const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
 
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first + h >= end) return;
     const Head head = head_of(p, first + h);
     const bool is_query = head.kind == HeadKind::kQuery;
+    if (!is_query && p.kv_cache && slot < 0) return;  // keys and values come last
     if (head.kind != HeadKind::kValue) {
       if (p.q_weight) {
         float w[E];
@@ -147,11 +176,11 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
         for (int i = 0; i < E; ++i) w[i] = is_query ? weight[0][i] : weight[1][i];
         normalise<T, E>(w, p.eps, p.head_dim, x[h]);
       }
-      if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, halves, lane, staged[warp], x[h]);
+      if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, whole, lane, staged[warp], x[h]);
     }
     T* to = source_of<T>(p, token, head);
-    if (!is_query && stores) {
-      to = static_cast<T*>(p.kv_cache) + p.layout.key_of_slot(slot, p.layer, head.index);
+    if (!is_query && p.kv_cache) {
+      to = static_cast<T*>(p.kv_cache) + key + p.layout.keys(0, head.index);
       if (head.kind == HeadKind::kValue) to += p.layout.values_after_keys();
     }
     store_head<T, E, kFull>(to, lane, p.head_dim, x[h]);
@@ -192,6 +221,7 @@ void prepare_qkv(const QkvParams& p, Stream stream) {
   check(!p.kv_cache || (p.layout.num_kv_heads == p.k_heads && p.layout.head_dim == p.head_dim &&
                         p.layer >= 0 && p.layer < p.layout.num_layers),
         "prepare_qkv: the cache has another shape");
+  check(p.layout.num_slots() <= INT32_MAX, "prepare_qkv: more slots than 32 bits count");
   if (p.num_tokens == 0 || p.q_heads + p.k_heads == 0) return;
   dispatch(p.dtype, [&]<class T>() {
     if (p.head_dim <= 32) return launch_elements<T, 1>(p, stream);

@@ -1,14 +1,14 @@
 // A cluster per row. Greedy rows and rows with a temperature alone stream their logits once, from device
 // memory into registers; the others stage them in shared memory, edit them there, and search where the kept
 // tokens end.
+#include <algorithm>
+
 #include "ops/sampling_cuda.h"
 #include "ops/vocab_draw.cuh"
 #include "ops/vocab_select.cuh"
 
 namespace bequest::cuda {
 namespace {
-
-constexpr int kStreamThreads = 256;
 
 // --- what a row does to its logits
 // -----------------------------------------------------------------------------
@@ -321,13 +321,21 @@ __device__ bool needs_staging(const SamplerRow& row, int vocab) {
                         (row.top_p < 1 || row.min_p_offset > -INFINITY || limits_number(row, vocab)));
 }
 
+// Into shared memory: in registers it would crowd out the logits.
+__device__ void copy_row(const SamplerRow& from, SamplerRow& to) {
+  constexpr int kWords = sizeof(SamplerRow) / sizeof(uint32_t);
+  if (threadIdx.x < kWords)
+    reinterpret_cast<uint32_t*>(&to)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+  __syncthreads();
+}
+
 // The rows that need no staging, and those that are not open.
 template <class T>
-__global__ void __launch_bounds__(kStreamThreads, 4) stream_kernel(const SampleParams p) {
+__global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SampleParams p) {
   __shared__ ClusterShared shared;
-  const int64_t item = blockIdx.x / kClusterSize;
   const int vocab = static_cast<int>(p.vocab_size);
   RowCluster logits(shared, nullptr, vocab);
+  const int64_t item = blockIdx.x / logits.size();
   const int row_id = p.row_ids[item];
   if (!is_open(p, row_id)) {
     if (logits.leads() && threadIdx.x == 0) {
@@ -336,8 +344,9 @@ __global__ void __launch_bounds__(kStreamThreads, 4) stream_kernel(const SampleP
     }
     return;
   }
-  const SamplerRow row = p.rows[row_id];
-  if (needs_staging(row, vocab)) return;
+  if (needs_staging(p.rows[row_id], vocab)) return;
+  __shared__ SamplerRow row;
+  copy_row(p.rows[row_id], row);
   const Input<T> in(p, item, row);
   if (row.state == RowState::kDraws)
     finish(p, logits, item, choose_streaming<T, true>(logits, in.logits, in.aligned, row, in.key));
@@ -345,21 +354,24 @@ __global__ void __launch_bounds__(kStreamThreads, 4) stream_kernel(const SampleP
     finish(p, logits, item, choose_streaming<T, false>(logits, in.logits, in.aligned, row, in.key));
 }
 
-// The rows that need staging. Runs after stream_kernel: a row that did not need it does not need it one token
-// later either, but the last token that is held back moves a row from here to there.
+// The rows that need staging, taken in turn by as many clusters as fit on the device: a batch without such
+// rows costs a look at each. Runs after stream_kernel: a row that did not need staging does not need it one
+// token later either, but the last token that is held back moves a row from here to there.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p) {
   extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
-  const int64_t item = blockIdx.x / kClusterSize;
+  __shared__ SamplerRow row;
   const int vocab = static_cast<int>(p.vocab_size);
-  const int row_id = p.row_ids[item];
-  if (!is_open(p, row_id)) return;
-  const SamplerRow row = p.rows[row_id];
-  if (!needs_staging(row, vocab)) return;
   RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
-  const Input<T> in(p, item, row);
-  finish(p, logits, item, choose_staged(logits, in.logits, in.aligned, row, in.key, vocab));
+  for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
+    const int row_id = p.row_ids[item];
+    if (!is_open(p, row_id)) continue;
+    if (!needs_staging(p.rows[row_id], vocab)) continue;
+    copy_row(p.rows[row_id], row);
+    const Input<T> in(p, item, row);
+    finish(p, logits, item, choose_staged(logits, in.logits, in.aligned, row, in.key, vocab));
+  }
 }
 
 __global__ void update_rows_kernel(const RowUpdateParams p) {
@@ -382,9 +394,17 @@ void sample(const SampleParams& p, Stream stream) {
   check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "sample: vocabulary outside [1, 416000]");
   check(p.stride >= p.vocab_size || p.num <= 1, "sample: rows overlap");
   dispatch(p.dtype, [&]<class T>() {
-    const LaunchShape staged = cluster_shape(p.num, static_cast<int>(p.vocab_size));
-    launch(stream_kernel<T>, {staged.grid, kStreamThreads, 0, kClusterSize}, stream, p);
-    launch(stage_kernel<T>, staged, stream, p);
+    // About a CTA for each of the device's multiprocessors, however many rows there are.
+    constexpr int64_t kMultiprocessors = 132;
+    unsigned size = kClusterSize;
+    while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
+    const auto num = static_cast<unsigned>(p.num);
+    launch(stream_kernel<T>, {num * size, kRowThreads, 0, size}, stream, p);
+    constexpr unsigned kStagedClusters = 32;
+    const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
+    launch(stage_kernel<T>,
+           {std::min(num, kStagedClusters) * kClusterSize, kRowThreads, slice_bytes, kClusterSize}, stream,
+           p);
   });
 }
 

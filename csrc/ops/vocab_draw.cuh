@@ -58,8 +58,9 @@ __device__ __forceinline__ float score_of(float x, int id, float inverse_tempera
   return noisy(x, inverse_temperature, uniform_of(id & 2 ? high : low));
 }
 
-// A thread's search for the best score. Most tokens are ruled out before any logarithm: with b the best score
-// so far, x / T - log(e) >= b needs e <= exp(x / T - b), and e = -log(1 - w) is never below w.
+// A thread's search for the best score. Most tokens are ruled out by one comparison of their random bits:
+// with b the best score so far, x / T - log(e) >= b needs e <= exp(x / T - b), and e = -log(1 - w) is never
+// below w.
 class Draw {
  public:
   __device__ Draw(ClusterShared& shared, float inverse_temperature, const RowDrawKey& key)
@@ -76,11 +77,14 @@ class Draw {
     float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) most = fmaxf(most, x[i]);
-    float bound = fmaxf(score_, from_ordered(*static_cast<volatile uint32_t*>(&shared_.best_score)));
+    const float bound = fmaxf(score_, from_ordered(*static_cast<volatile uint32_t*>(&shared_.best_score)));
     constexpr float kMostNoise = 23.0f;  // no noise exceeds -log(2^-33)
     if (!(most >= cutoff.value) ||
         !(__fmaf_rn(most, inverse_temperature_, -bound) + margin(bound) + kMostNoise >= 0))
       return;
+    // No token of the unit with more random bits than this can win. The conversion saturates.
+    const float limit = __expf(__fmaf_rn(most, inverse_temperature_, -bound) + margin(bound));
+    const uint32_t most_bits = __float2uint_ru(limit * 0x1p32f);
 #pragma unroll
     for (int half = 0; half < kUnit / 4; ++half) {
       const PhiloxBlock random =
@@ -89,15 +93,12 @@ class Draw {
       for (int i = 0; i < 4; ++i) {
         const float value = x[4 * half + i];
         const int id = first + 4 * half + i;
-        const float w = uniform_of(random.word[i]);
-        if (!(w <= __expf(__fmaf_rn(value, inverse_temperature_, -bound) + margin(bound)))) continue;
-        if (!cutoff.keeps(value, id)) continue;
-        const float score = noisy(value, inverse_temperature_, w);
+        if (random.word[i] > most_bits || !cutoff.keeps(value, id)) continue;
+        const float score = noisy(value, inverse_temperature_, uniform_of(random.word[i]));
         if (score > score_) {  // ids of a thread ascend: the first of equals stays
           score_ = score;
           id_ = id;
         }
-        bound = fmaxf(bound, score_);
       }
     }
   }

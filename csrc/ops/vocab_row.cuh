@@ -12,7 +12,7 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kClusterSize = 8;
+inline constexpr int kClusterSize = 8;  // of rows that are staged
 inline constexpr int kRowThreads = 512;
 inline constexpr int kRowWarps = kRowThreads / kWarp;
 inline constexpr int kUnit = 8;           // tokens that a thread handles at once: two philox blocks
@@ -20,14 +20,8 @@ inline constexpr int kMaxShared = 24;     // 8-byte words of the largest reducti
 inline constexpr int kSortable = 1024;    // candidates that are sorted rather than searched
 inline constexpr int kMaxVocab = 416000;  // what fits in the shared memory of a cluster
 
-constexpr int slice_size(int vocab) {
-  return static_cast<int>(round_up(ceil_div(vocab, kClusterSize), kUnit));
-}
-
-// A dynamic shared memory of slice_size floats per CTA.
-inline LaunchShape cluster_shape(int64_t num_rows, int vocab) {
-  return {static_cast<unsigned>(num_rows * kClusterSize), kRowThreads, slice_size(vocab) * sizeof(float),
-          kClusterSize};
+constexpr int slice_size(int vocab, int cluster_size) {
+  return static_cast<int>(round_up(ceil_div(vocab, cluster_size), kUnit));
 }
 
 // Kept are x > value, and of x == value those with id <= last_id.
@@ -40,14 +34,21 @@ struct RowCutoff {
   __device__ bool keeps(float x, int id) const { return x > value || (x == value && id <= last_id); }
 };
 
-// Floats as unsigned integers of the same order. NaN is above everything.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+// Floats as consecutive unsigned integers of the same order. Subnormal ones count as zero, as fast math takes
+// them: the integers have no gap there, so that a search over them always makes progress.
+inline constexpr uint32_t kSmallestNormal = 0x00800000u;
+__host__ __device__ inline uint32_t ordered_bits(uint32_t bits) {
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t steps = magnitude < kSmallestNormal ? 0 : magnitude - (kSmallestNormal - 1);
+  return bits >> 31 ? 0x80000000u - steps : 0x80000000u + steps;
 }
-__device__ __forceinline__ float from_ordered(uint32_t key) {
-  return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
+__host__ __device__ inline uint32_t unordered_bits(uint32_t key) {
+  const uint32_t steps = key < 0x80000000u ? 0x80000000u - key : key - 0x80000000u;
+  const uint32_t magnitude = steps == 0 ? 0 : steps + (kSmallestNormal - 1);
+  return magnitude | (key < 0x80000000u ? 0x80000000u : 0u);
 }
+__device__ __forceinline__ uint32_t ordered(float x) { return ordered_bits(__float_as_uint(x)); }
+__device__ __forceinline__ float from_ordered(uint32_t key) { return __uint_as_float(unordered_bits(key)); }
 // Larger first, equal ones by lower id, as one integer.
 __device__ __forceinline__ uint64_t ranked(float x, int id) {
   return uint64_t{ordered(x)} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
@@ -93,11 +94,13 @@ class RowCluster {
       : shared_(shared),
         slice_(slice),
         cluster_(cooperative_groups::this_cluster()),
-        begin_(static_cast<int>(cluster_.block_rank()) * slice_size(vocab)),
-        end_(min(vocab, begin_ + slice_size(vocab))),
+        size_(static_cast<int>(cluster_.num_blocks())),
+        begin_(static_cast<int>(cluster_.block_rank()) * slice_size(vocab, size_)),
+        end_(min(vocab, begin_ + slice_size(vocab, size_))),
         units_(end_ > begin_ ? static_cast<unsigned>(ceil_div(end_ - begin_, kUnit)) : 0) {}
 
   __device__ int rank() const { return static_cast<int>(cluster_.block_rank()); }
+  __device__ int size() const { return size_; }
   __device__ bool leads() const { return rank() == 0; }
   __device__ int begin() const { return begin_; }
   __device__ int end() const { return end_; }
@@ -195,7 +198,7 @@ class RowCluster {
     if (threadIdx.x < K) {
       V* mine = &block[turn_][threadIdx.x];
       V sum = *cluster_.map_shared_rank(mine, 0);
-      for (int rank = 1; rank < kClusterSize; ++rank) sum = op(sum, *cluster_.map_shared_rank(mine, rank));
+      for (int rank = 1; rank < size_; ++rank) sum = op(sum, *cluster_.map_shared_rank(mine, rank));
       total[threadIdx.x] = sum;
     }
     __syncthreads();
@@ -234,6 +237,7 @@ class RowCluster {
   ClusterShared& shared_;
   float* slice_;  // [slice_size]
   cooperative_groups::cluster_group cluster_;
+  const int size_;   // CTAs
   const int begin_;  // tokens [begin, end) are this CTA's
   const int end_;
   const unsigned units_;

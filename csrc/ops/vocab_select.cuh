@@ -3,7 +3,7 @@
 //
 // A bracket of values is narrowed: one pass measures kLevels values inside it and keeps the part in which the
 // target is reached. Levels are spaced evenly by value and, in every second pass, by the integers that floats
-// are, so that no distribution needs more than 2 * 11 passes; two or three are usual. Once few tokens are
+// are, so that no distribution needs more than kMaxPasses; two or three are usual. Once few tokens are
 // left in the bracket they are sorted; if they are all equal, their ids are counted.
 #pragma once
 
@@ -12,6 +12,7 @@
 namespace bequest::cuda {
 
 inline constexpr int kLevels = 8;
+inline constexpr int kMaxPasses = 24;
 
 // exp((x - max) / T); the argument's error stays under 1e-5 where the weight matters.
 __device__ __forceinline__ float weight_of(float x, float max, float inverse_temperature) {
@@ -92,11 +93,11 @@ class CutoffSearch {
         kept_(kept),
         target_(target),
         lower_(fmaxf(kept.value, range.min)),
-        upper_(above(range.max)) {}
+        upper_(from_ordered(ordered(range.max) + 1)) {}
 
   __device__ RowCutoff run(int vocab) {
     int count = vocab;
-    for (int pass = 0; count > kSortable; ++pass) {
+    for (int pass = 0; count > kSortable && pass < kMaxPasses; ++pass) {
       if (all_equal()) return last_of_equals(count);
       count = narrow(pass % 2 == 0);
     }
@@ -108,7 +109,7 @@ class CutoffSearch {
   __device__ int try_sort_head(int vocab) {
     int count = vocab;
     for (int pass = 0; count_above_ + count > kSortable; ++pass) {
-      if (all_equal() || count_above_ > kSortable) return -1;
+      if (all_equal() || count_above_ > kSortable || pass == kMaxPasses) return -1;
       count = narrow(pass % 2 == 0);
     }
     const int n = collect(row_, kept_, lower_, INFINITY);
@@ -117,8 +118,6 @@ class CutoffSearch {
   }
 
  private:
-  // The next float. Fast math takes subnormal ones for zero, so after zero comes the smallest normal one.
-  static __device__ float above(float x) { return x == 0 ? FLT_MIN : from_ordered(ordered(x) + 1); }
   __device__ bool all_equal() const { return ordered(upper_) - ordered(lower_) <= 1; }
 
   struct Measure {
