@@ -204,6 +204,9 @@ def cuda_prepare_qkv(
 def cuda_gated_activation(
     gate_up: int, out: int, dtype: int, num_tokens: int, intermediate: int, activation: int, stream: int
 ) -> None: ...
+def cuda_skinny_linear(
+    x: int, weight: int, bias: int, out: int, num_tokens: int, out_features: int, in_features: int, stream: int
+) -> None: ...
 def cuda_embedding(
     ids: int,
     last_tokens: int,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine import _C
@@ -136,6 +137,31 @@ def rms_norm(
         ring_size,
         tap_layer,
         tap_output,
+        _stream(),
+    )
+    return out
+
+
+MOST_SKINNY_ROWS = 4  # csrc/ops/skinny_linear_cuda.h
+_SKINNY_DEPTH_UNIT = 256
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]: our own kernel for a few bfloat16 rows, cuBLAS for the rest."""
+    num_tokens, depth = x.shape
+    skinny = 0 < num_tokens <= MOST_SKINNY_ROWS and depth % _SKINNY_DEPTH_UNIT == 0 and x.dtype is torch.bfloat16
+    if not skinny:
+        return F.linear(x, weight, bias)
+    num_outputs = weight.shape[0]
+    out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
+    _C.cuda_skinny_linear(
+        _check(x, torch.bfloat16, num_tokens, depth),
+        _check(weight, torch.bfloat16, num_outputs, depth),
+        _check_optional(bias, torch.bfloat16, num_outputs),
+        out.data_ptr(),
+        num_tokens,
+        num_outputs,
+        depth,
         _stream(),
     )
     return out

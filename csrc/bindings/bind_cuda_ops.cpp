@@ -11,6 +11,7 @@
 #include "ops/norm_cuda.h"
 #include "ops/rope_cuda.h"
 #include "ops/sampling_cuda.h"
+#include "ops/skinny_linear_cuda.h"
 
 namespace py = pybind11;
 
@@ -75,6 +76,12 @@ void bind_layers(py::module_& m) {
     cuda::gated_activation({pointer<void>(gate_up), pointer<void>(out), DType(dtype), num_tokens,
                             intermediate, Activation(activation)},
                            stream_of(stream));
+  });
+  m.def("cuda_skinny_linear", [](Address x, Address weight, Address bias, Address out, int num_tokens,
+                                 int64_t out_features, int64_t in_features, Address stream) {
+    cuda::skinny_linear({pointer<void>(x), pointer<void>(weight), pointer<void>(bias), pointer<void>(out),
+                         num_tokens, out_features, in_features},
+                        stream_of(stream));
   });
   m.def("cuda_embedding", [](Address ids, Address last_tokens, int64_t num_rows, Address weight, Address out,
                              int dtype, int64_t num_tokens, int64_t vocab_size, int64_t hidden,

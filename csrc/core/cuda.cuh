@@ -33,6 +33,9 @@ struct LaunchShape {
   dim3 block;
   size_t shared_bytes = 0;  // dynamic
   unsigned cluster = 1;     // CTAs per cluster, along x
+  // The grid may start beside its predecessor in the stream; it calls wait_for_previous() before it touches
+  // anything that the predecessor reads or writes.
+  bool overlaps_previous = false;
 };
 
 // Launches and checks the launch. An empty grid is no work and no launch.
@@ -48,13 +51,26 @@ void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream, 
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {shape.cluster, 1, 1};
-  config.attrs = &cluster;
-  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+  }
+  if (shape.overlaps_previous) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
+
+// --- overlap of consecutive kernels
+// -----------------------------------------------------------------------------------------------------
+
+// Until the grid before this one has ended and its results can be read.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The grid after this one may be brought onto the chip; its wait_for_previous() still waits for our end.
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 // --- elements
 // ---------------------------------------------------------------------------------------------------

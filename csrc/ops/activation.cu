@@ -22,6 +22,8 @@ __device__ __forceinline__ float activate(float x) {
 
 template <class T, int W, Activation kActivation>
 __global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {
+  let_next_start();
+  wait_for_previous();
   const int64_t i = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * W;
   if (i >= intermediate) return;
   const T* gate = gate_up + blockIdx.x * 2 * intermediate + i;
@@ -39,7 +41,7 @@ void launch_width(const GatedParams& p, Stream stream) {
   const auto run = [&]<Activation kActivation>() {
     const dim3 grid(static_cast<unsigned>(p.num_tokens),
                     static_cast<unsigned>(ceil_div(p.intermediate, kThreads * W)));
-    launch(gated_kernel<T, W, kActivation>, {grid, kThreads}, stream, static_cast<const T*>(p.gate_up),
+    launch(gated_kernel<T, W, kActivation>, {.grid = grid, .block = kThreads, .overlaps_previous = true}, stream, static_cast<const T*>(p.gate_up),
            static_cast<T*>(p.out), p.intermediate);
   };
   switch (p.activation) {

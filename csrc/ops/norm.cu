@@ -29,6 +29,8 @@ __device__ __forceinline__ T* tap_row(const HiddenTap& tap, int64_t token, int64
 // N vectors of W elements per thread; a row belongs to a warp or to the block.
 template <class T, int W, int N, bool kWarpPerRow>
 __global__ void rms_norm_kernel(const RmsNormParams p) {
+  let_next_start();
+  wait_for_previous();
   const int64_t row = kWarpPerRow ? int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp : blockIdx.x;
   if (kWarpPerRow && row >= p.num_tokens) return;
   const int first = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
@@ -101,11 +103,12 @@ void launch_width(const RmsNormParams& p, Stream stream) {
   const auto tokens = static_cast<unsigned>(p.num_tokens);
   const auto by_warp = [&]<int N>() {
     const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kWarpsPerBlock));
-    launch(rms_norm_kernel<T, W, N, true>, {blocks, kWarpsPerBlock * kWarp}, stream, p);
+    launch(rms_norm_kernel<T, W, N, true>, {.grid = blocks, .block = kWarpsPerBlock * kWarp, .overlaps_previous = true},
+           stream, p);
   };
   const auto by_block = [&]<int N>() {
     const auto threads = static_cast<unsigned>(round_up(ceil_div(num_vectors, N), kWarp));
-    launch(rms_norm_kernel<T, W, N, false>, {tokens, threads}, stream, p);
+    launch(rms_norm_kernel<T, W, N, false>, {.grid = tokens, .block = threads, .overlaps_previous = true}, stream, p);
   };
   if (num_vectors <= kWarp) return by_warp.template operator()<1>();
   if (num_vectors <= 2 * kWarp) return by_warp.template operator()<2>();

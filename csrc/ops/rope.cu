@@ -140,6 +140,8 @@ __device__ __forceinline__ int64_t first_key(const QkvParams& p, int64_t slot) {
 template <class T, int E, bool kFull, int kHeads>
 __global__ void prepare_qkv_kernel(const QkvParams p) {
   __shared__ float staged[kWarps][kWarp * E];
+  let_next_start();
+  wait_for_previous();
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t token = blockIdx.x;
@@ -197,9 +199,10 @@ void launch_heads(const QkvParams& p, Stream stream) {
   const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
   const dim3 grid(static_cast<unsigned>(p.num_tokens),
                   static_cast<unsigned>(ceil_div(num_heads, kWarps * kHeads)));
+  const LaunchShape shape{.grid = grid, .block = kWarps * kWarp, .overlaps_previous = true};
   if constexpr (kBytes <= 16)
-    if (full) return launch(prepare_qkv_kernel<T, E, true, kHeads>, {grid, kWarps * kWarp}, stream, p);
-  launch(prepare_qkv_kernel<T, E, false, kHeads>, {grid, kWarps * kWarp}, stream, p);
+    if (full) return launch(prepare_qkv_kernel<T, E, true, kHeads>, shape, stream, p);
+  launch(prepare_qkv_kernel<T, E, false, kHeads>, shape, stream, p);
 }
 
 // Few tokens: a head per warp, for the latency. Many: four, for the bytes in flight. A head's result is the

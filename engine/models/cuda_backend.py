@@ -1,11 +1,10 @@
-"""The CUDA side of the backend contract: our kernels, and torch (cuBLAS) for matrix products."""
+"""The CUDA side of the backend contract: our kernels, and torch (cuBLAS) for large matrix products."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine import kernels_cuda, kernels_cuda_attention
@@ -32,7 +31,7 @@ class CudaBackend:
         return values.to(self.device, dtype)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return kernels_cuda.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
         return kernels_cuda.embedding(ids, weight, last_tokens)

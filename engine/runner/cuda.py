@@ -74,6 +74,8 @@ class CudaRunner:
         self._results = ResultBuffers(limits.max_num_seqs, self._device)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
+        # All of the above was made on the default stream, which this runner's stream does not wait for.
+        torch.cuda.synchronize(self._device)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 

@@ -291,3 +291,50 @@ def test_graph_replay_equals_eager() -> None:
     for actual, wanted in zip(results[-1], expected, strict=True):
         assert torch.equal(actual, wanted)
     assert torch.equal(graph_cache, eager_cache)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 17])
+@pytest.mark.parametrize(("outputs", "depth"), [(1, 256), (7, 512), (1024, 1024), (4099, 3072), (8195, 768), (64, 100)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear(num_tokens: int, outputs: int, depth: int, with_bias: bool) -> None:
+    x = randn(num_tokens, depth, dtype=torch.bfloat16, seed=1)
+    weight = randn(outputs, depth, dtype=torch.bfloat16, seed=2, scale=depth**-0.5)
+    bias = randn(outputs, dtype=torch.bfloat16, seed=3) if with_bias else None
+    expected = x.float() @ weight.float().T + (bias.float() if bias is not None else 0)
+    assert_close(ops.linear(x, weight, bias), expected)
+
+
+def test_linear_rows_do_not_depend_on_the_batch() -> None:
+    x = randn(4, 1024, dtype=torch.bfloat16, seed=1)
+    weight = randn(3001, 1024, dtype=torch.bfloat16, seed=2)
+    whole = ops.linear(x, weight)
+    for row in range(4):
+        assert torch.equal(ops.linear(x[row : row + 1], weight)[0], whole[row])
+
+
+def test_a_chain_of_overlapping_kernels_keeps_its_order() -> None:
+    """Each kernel starts while the one before it ends: what it reads must be finished all the same."""
+    hidden, inner = 1024, 3072
+    up = randn(2 * inner, hidden, dtype=torch.bfloat16, seed=1, scale=hidden**-0.5)
+    down = randn(hidden, inner, dtype=torch.bfloat16, seed=2, scale=inner**-0.5)
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device=DEVICE)
+
+    def chain(start: Tensor) -> Tensor:
+        x, residual = start.clone(), torch.zeros_like(start)
+        for _ in range(20):
+            x = ops.linear(ops.silu_mul(ops.linear(ops.rms_norm(x, weight, 1e-6, residual), up)), down)
+        return x + residual
+
+    start = randn(1, hidden, dtype=torch.bfloat16, seed=3)
+    torch.cuda.synchronize()
+    first = chain(start)
+    for _ in range(50):
+        assert torch.equal(chain(start), first)
+    apart = start.clone()
+    residual = torch.zeros_like(start)
+    for _ in range(20):
+        for step in (lambda v: ops.rms_norm(v, weight, 1e-6, residual), lambda v: ops.linear(v, up), ops.silu_mul,
+                     lambda v: ops.linear(v, down)):  # fmt: skip
+            apart = step(apart)
+            torch.cuda.synchronize()
+    assert torch.equal(apart + residual, first)
