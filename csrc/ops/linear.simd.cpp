@@ -29,7 +29,7 @@ constexpr int kVecs = kPanelWidth / kLanes;  // vectors per row of a panel
 // What the register file allows: accumulators of a tile in vectors, and the widest tiles.
 #if defined(BEQUEST_ISA_avx512)
 constexpr int kAccumulators = 24;
-constexpr int kTileRows = 12;
+constexpr int kTileRows = 8;  // more would need more row pointers than there are registers
 constexpr int kTilePanels = 8;
 #elif defined(BEQUEST_ISA_avx2)
 constexpr int kAccumulators = 12;
@@ -223,9 +223,10 @@ void run(const LinearParams& p) {
   const int64_t panels = num_panels(p.out_features);
   const int64_t tiles = (p.num_tokens + kTileRows - 1) / kTileRows;
   const int64_t blocks = (tiles + kBlockTiles - 1) / kBlockTiles;
-  // Enough items that a thread which comes late finds work, in sizes that tiles divide.
+  // Many small items, in sizes that tiles divide: where another guest of the machine slows one thread down,
+  // the others wait for it at the end of every product, for half an item on average.
   const int64_t unit = p.num_tokens <= kStreamedRows ? kTilePanels : kStrip / 2;
-  const int64_t fair = panels * blocks / (num_threads() * 4) / unit * unit;
+  const int64_t fair = panels * blocks / (num_threads() * 16) / unit * unit;
   const int64_t group = fair < unit ? unit : fair;
   const int64_t groups = (panels + group - 1) / group;
   const int64_t next_item = (num_threads() - 1) * group;  // where this thread probably goes on
