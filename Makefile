@@ -32,11 +32,10 @@ check: setup $(VENV)/.test check-cuda
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 # Compiles without linking and without a device.
+NVCC_FLAGS := -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a -Icsrc --expt-relaxed-constexpr -Werror=all-warnings
 check-cuda:
 	@if command -v nvcc >/dev/null; then \
-	  for file in $(CU_FILES); do echo "nvcc $$file"; \
-	    nvcc -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a -Icsrc -Werror=all-warnings -c $$file -o /dev/null || exit 1; \
-	  done; \
+	  printf '%s\n' $(CU_FILES) | xargs -P $$(nproc) -I{} sh -c 'echo nvcc {} && nvcc $(NVCC_FLAGS) -c {} -o /dev/null'; \
 	else echo "nvcc is not here: the CUDA sources are not checked"; fi
 
 format: setup $(VENV)/.test

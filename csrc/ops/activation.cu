@@ -41,8 +41,8 @@ void launch_width(const GatedParams& p, Stream stream) {
   const auto run = [&]<Activation kActivation>() {
     const dim3 grid(static_cast<unsigned>(p.num_tokens),
                     static_cast<unsigned>(ceil_div(p.intermediate, kThreads * W)));
-    launch(gated_kernel<T, W, kActivation>, {.grid = grid, .block = kThreads, .overlaps_previous = true}, stream, static_cast<const T*>(p.gate_up),
-           static_cast<T*>(p.out), p.intermediate);
+    launch(gated_kernel<T, W, kActivation>, {.grid = grid, .block = kThreads, .overlaps_previous = true},
+           stream, static_cast<const T*>(p.gate_up), static_cast<T*>(p.out), p.intermediate);
   };
   switch (p.activation) {
     case Activation::kSilu:

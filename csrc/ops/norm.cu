@@ -103,12 +103,13 @@ void launch_width(const RmsNormParams& p, Stream stream) {
   const auto tokens = static_cast<unsigned>(p.num_tokens);
   const auto by_warp = [&]<int N>() {
     const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kWarpsPerBlock));
-    launch(rms_norm_kernel<T, W, N, true>, {.grid = blocks, .block = kWarpsPerBlock * kWarp, .overlaps_previous = true},
-           stream, p);
+    launch(rms_norm_kernel<T, W, N, true>,
+           {.grid = blocks, .block = kWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
   };
   const auto by_block = [&]<int N>() {
     const auto threads = static_cast<unsigned>(round_up(ceil_div(num_vectors, N), kWarp));
-    launch(rms_norm_kernel<T, W, N, false>, {.grid = tokens, .block = threads, .overlaps_previous = true}, stream, p);
+    launch(rms_norm_kernel<T, W, N, false>, {.grid = tokens, .block = threads, .overlaps_previous = true},
+           stream, p);
   };
   if (num_vectors <= kWarp) return by_warp.template operator()<1>();
   if (num_vectors <= 2 * kWarp) return by_warp.template operator()<2>();

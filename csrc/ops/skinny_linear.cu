@@ -1,6 +1,7 @@
-// A warp has R rows of W and walks along k, 512 bytes of each row at a time; the T rows of x come from L1. The first
-// weights are asked for before the kernel waits for its predecessor: they depend on nothing, and so the start of each
-// product hides behind the end of what comes before it. Bound by the bytes of W: N K 2 over the bandwidth.
+// A warp has R rows of W and walks along k, 512 bytes of each row at a time; the T rows of x come from L1.
+// The first weights are asked for before the kernel waits for its predecessor: they depend on nothing, and so
+// the start of each product hides behind the end of what comes before it. Bound by the bytes of W: N K 2 over
+// the bandwidth.
 #include "core/cuda.cuh"
 #include "ops/skinny_linear_cuda.h"
 
@@ -8,7 +9,7 @@ namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kWidth = 8;       // bfloat16 of one 16-byte access
+constexpr int kWidth = 8;        // bfloat16 of one 16-byte access
 constexpr int64_t kWide = 8192;  // from this many outputs on, two rows per warp still fill the chip
 
 __device__ __forceinline__ uint4 load_once(const uint4* p) {
@@ -92,7 +93,9 @@ __global__ __launch_bounds__(kWarps* kWarp) void skinny_kernel(const SkinnyLinea
 
 template <int M>
 void launch_rows(const SkinnyLinearParams& p, Stream stream) {
-  const auto blocks = [&](int rows) { return static_cast<unsigned>(ceil_div(p.out_features, rows * kWarps)); };
+  const auto blocks = [&](int rows) {
+    return static_cast<unsigned>(ceil_div(p.out_features, rows * kWarps));
+  };
   if (p.out_features >= kWide) {
     const LaunchShape shape{.grid = blocks(2), .block = kWarps * kWarp, .overlaps_previous = true};
     return launch(skinny_kernel<M, 2, 2>, shape, stream, p);
@@ -105,8 +108,10 @@ void launch_rows(const SkinnyLinearParams& p, Stream stream) {
 
 void skinny_linear(const SkinnyLinearParams& p, Stream stream) {
   check(p.num_tokens >= 1 && p.num_tokens <= kMostSkinnyRows, "skinny_linear: 1 to 4 rows");
-  check(p.in_features >= 1 && p.in_features % kSkinnyDepthUnit == 0, "skinny_linear: K is no multiple of 256");
-  check(is_aligned(p.x, 16) && is_aligned(p.weight, 16), "skinny_linear: x and the weight are aligned to 16 bytes");
+  check(p.in_features >= 1 && p.in_features % kSkinnyDepthUnit == 0,
+        "skinny_linear: K is no multiple of 256");
+  check(is_aligned(p.x, 16) && is_aligned(p.weight, 16),
+        "skinny_linear: x and the weight are aligned to 16 bytes");
   switch (p.num_tokens) {
     case 1:
       return launch_rows<1>(p, stream);

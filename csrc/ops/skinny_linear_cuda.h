@@ -20,7 +20,8 @@ struct SkinnyLinearParams {
   int64_t in_features;
 };
 
-// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostSkinnyRows; K is a multiple of kSkinnyDepthUnit.
+// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostSkinnyRows; K is a multiple of
+// kSkinnyDepthUnit.
 void skinny_linear(const SkinnyLinearParams& p, Stream stream);
 
 }  // namespace bequest::cuda
