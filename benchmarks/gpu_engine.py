@@ -86,7 +86,7 @@ async def decode_rate(built: Built, batch: int, context: int, steps: int, salt: 
 
 
 async def replay_times(built: Built) -> dict[str, float]:
-    """Milliseconds of graphs alone, without the engine around them: what is between these and the steps is ours."""
+    """Milliseconds of decode graphs over padding: all of a step but attention and the engine around it."""
     runner: Any = built.engine._device._runner
     figures = {}
     for size, captured in runner._graphs.items():
@@ -94,6 +94,7 @@ async def replay_times(built: Built) -> dict[str, float]:
             continue
         with torch.cuda.stream(runner._stream):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            runner._stage_padding(size)
             captured.graph.replay()
             start.record()
             for _ in range(20):

@@ -301,7 +301,8 @@ def test_linear(num_tokens: int, outputs: int, depth: int, with_bias: bool) -> N
     weight = randn(outputs, depth, dtype=torch.bfloat16, seed=2, scale=depth**-0.5)
     bias = randn(outputs, dtype=torch.bfloat16, seed=3) if with_bias else None
     expected = x.float() @ weight.float().T + (bias.float() if bias is not None else 0)
-    assert_close(ops.linear(x, weight, bias), expected)
+    error = (ops.linear(x, weight, bias).float() - expected).norm() / expected.norm()
+    assert error < 4e-3  # rounding the result to bfloat16
 
 
 def test_linear_rows_do_not_depend_on_the_batch() -> None:
