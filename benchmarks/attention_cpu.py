@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 from engine.types import RowSpec, SamplingParams
 
 BLOCK_SIZE = 16

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.roofline import Roofline
-from engine import kernels
+from engine.kernels import cpu as kernels
 
 SHAPES = {
     "135M qkv": (960, 576),

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine import kernels_cuda_attention as cuda
+from engine.kernels import cuda_attention as cuda
 
 NQ, NKV, D, BS = 32, 8, 128, 16
 SCALE = D**-0.5

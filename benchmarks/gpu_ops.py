@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from engine import kernels_cuda as ops
-from engine.sampler_cuda import CudaSampler
+from engine.kernels import cuda as ops
+from engine.kernels.cuda_sampler import CudaSampler
 from engine.types import RowSpec, SamplingParams
 
 DEVICE = torch.device("cuda")

@@ -8,8 +8,7 @@ namespace py = pybind11;
 
 PYBIND11_MODULE(_C, m) {
   using namespace bequest;
-  m.doc() =
-      "The C++ core of Bequest. Use engine.kernels and engine.cache, which check shapes and document them.";
+  m.doc() = "The C++ core of Bequest. Use engine.kernels, which checks shapes and documents them.";
   py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
   m.def("set_num_threads", &set_num_threads);
   m.def("num_threads", &num_threads);

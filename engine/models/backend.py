@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 # A matrix in the form that the backend multiplies; it tells its `nbytes`.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine import kernels_cuda, kernels_cuda_attention
+from engine.kernels import cuda, cuda_attention
 from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected
 
 
@@ -31,16 +31,16 @@ class CudaBackend:
         return values.to(self.device, dtype)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-        return kernels_cuda.linear(x, weight, bias)
+        return cuda.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
-        return kernels_cuda.embedding(ids, weight, last_tokens)
+        return cuda.embedding(ids, weight, last_tokens)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-        return kernels_cuda.rms_norm(x, weight, eps, residual)
+        return cuda.rms_norm(x, weight, eps, residual)
 
     def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
-        return kernels_cuda.prepare_qkv(
+        return cuda.prepare_qkv(
             projected.qkv,
             num_heads,
             projected.kv_cache,
@@ -48,13 +48,13 @@ class CudaBackend:
             projected.slot_mapping,
             projected.positions,
             cos_sin,
-            None if norm is None else kernels_cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps),
+            None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps),
         )
 
     def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
-        return kernels_cuda_attention.paged_attention(q, kv_cache, layer, work, scale)
+        return cuda_attention.paged_attention(q, kv_cache, layer, work, scale)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         if activation == "silu":
-            return kernels_cuda.silu_mul(gate_up)
-        return kernels_cuda.gelu_mul(gate_up, tanh=activation == "gelu_tanh")
+            return cuda.silu_mul(gate_up)
+        return cuda.gelu_mul(gate_up, tanh=activation == "gelu_tanh")

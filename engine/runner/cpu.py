@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.runner.sampling import RowSampler

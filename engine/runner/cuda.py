@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine import kernels_cuda
-from engine.kernels_cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from engine.kernels import cuda as kernels
+from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from engine.kernels.cuda_sampler import CudaSampler
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.staging import Field, Staging, StagingLayout
-from engine.sampler_cuda import CudaSampler
 from engine.types import LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
@@ -87,7 +87,7 @@ class CudaRunner:
             padded = size if size is not None and graph is not None else _exact(plan)
             self._stage(plan, padded)
             if len(plan.block_copies):
-                kernels_cuda.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
+                kernels.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
             if graph is not None:
                 graph.graph.replay()
                 outputs = graph.outputs
@@ -237,7 +237,7 @@ class CudaRunner:
     def _collect(self, plan: StepPlan, outputs: _Outputs) -> PendingResults:
         num_samples = len(plan.sample_tokens)
         if plan.num_logprobs is not None and num_samples:
-            kernels_cuda.logprobs(
+            kernels.logprobs(
                 outputs.logits[:num_samples],
                 self._results.tokens[:num_samples],
                 plan.num_logprobs,
@@ -253,7 +253,7 @@ class CudaRunner:
         parts = []
         for i in range(0, len(spec.targets), _LOGIT_ROWS):
             part = slice(i, i + _LOGIT_ROWS)
-            parts.append(kernels_cuda.logprobs(self._model.logits(rows[part]), targets[part], spec.top))
+            parts.append(kernels.logprobs(self._model.logits(rows[part]), targets[part], spec.top))
         return LogprobArrays(
             torch.cat([p.chosen for p in parts]).cpu().numpy(),
             torch.cat([p.rank for p in parts]).cpu().numpy(),

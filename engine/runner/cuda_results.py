@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels_cuda import DeviceLogprobs
+from engine.kernels.cuda import DeviceLogprobs
 from engine.runner.staging import Field, StagingLayout
 from engine.types import LogprobArrays, StepResult
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from engine import kernels
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.kernels import cpu as kernels
 from engine.models.load import LoadedModel, load_model
 from engine.runner.cpu import CpuRunner
 from engine.runner.memory import GIB, CachePlan, CacheWish, Share, gib, host_memory, plan_cache, table

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import kernels_cuda_attention as cuda
+from engine.kernels import cuda_attention as cuda
 
 pytestmark = pytest.mark.gpu
 

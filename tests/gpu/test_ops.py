@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine import _C
-from engine import kernels_cuda as ops
+from engine.kernels import cuda as ops
 
 pytestmark = pytest.mark.gpu
 

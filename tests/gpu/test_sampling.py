@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import _C, kernels
-from engine import kernels_cuda as ops
-from engine.sampler_cuda import CudaSampler
+from engine import _C
+from engine.kernels import cpu as kernels
+from engine.kernels import cuda as ops
+from engine.kernels.cuda_sampler import CudaSampler
 from engine.types import RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 
 HERE = Path(__file__).parent
 
@@ -24,12 +24,12 @@ def run(instruction_set: str, *arguments: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.skipif(kernels.isa() != "avx512", reason="this chip has one instruction set")
 def test_dense_kernels_with_avx2() -> None:
-    seen = run("avx2", "-c", "from engine import kernels; print(kernels.isa())")
+    seen = run("avx2", "-c", "from engine.kernels import cpu as kernels; print(kernels.isa())")
     assert seen.stdout.strip() == "avx2", seen.stderr
     suite = run("avx2", "-m", "pytest", str(HERE / "test_dense_linear.py"), str(HERE / "test_dense_ops.py"))
     assert suite.returncode == 0, suite.stdout
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:
-    answer = run("mmx", "-c", "from engine import kernels; kernels.isa()")
+    answer = run("mmx", "-c", "from engine.kernels import cpu as kernels; kernels.isa()")
     assert answer.returncode != 0 and "BEQUEST_ISA=mmx" in answer.stderr

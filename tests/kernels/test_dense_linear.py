@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 
 TOKENS = [0, 1, 2, 5, 6, 7, 12, 13, 16, 17, 31, 33, 64]
 OUTPUTS = [1, 15, 16, 17, 960]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import kernels
+from engine.kernels import cpu as kernels
 
 CANARY = 12345.0
 TOKENS = [0, 1, 2, 33]

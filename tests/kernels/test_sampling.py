@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine import _C, kernels
+from engine import _C
+from engine.kernels import cpu as kernels
 from engine.types import RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow, gumbel
 

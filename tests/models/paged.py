@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels import AttentionPlan
+from engine.kernels.cpu import AttentionPlan
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 

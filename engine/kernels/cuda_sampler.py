@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine import _C
-from engine.kernels_cuda import logit_rows
+from engine.kernels.cuda import logit_rows
 from engine.types import IntArray, RowSpec, SamplingParams
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
@@ -102,7 +102,7 @@ def _lay_out(spec: RowSpec, vocab_size: int) -> _Lists:
 class CudaSampler:
     """Chooses tokens for `num_rows` sampler rows of a device.
 
-    last_tokens int32 [num_rows] holds the last token of each row, -1 before the first; kernels_cuda.embedding reads it.
+    last_tokens int32 [num_rows] holds the last token of each row, -1 before the first; cuda.embedding reads it.
     All calls belong to one stream.
     """
 

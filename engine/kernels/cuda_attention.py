@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine import _C
-from engine.kernels import HostInts, _host_ints, _kv_sizes
+from engine.kernels.cpu import HostInts, _host_ints, _kv_sizes
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 
