@@ -31,14 +31,12 @@ from engine.types import OutputMode, Request, SamplingParams, StepStats
 
 @dataclass
 class Busy:
-    """An Observer: how long steps took on the device, and how many tokens they made."""
+    """An Observer: how long the device worked."""
 
-    steps: int = 0
-    generated: int = 0
+    seconds: float = 0.0
 
     def on_step(self, stats: StepStats) -> None:
-        self.steps += 1
-        self.generated += stats.generated_tokens
+        self.seconds += stats.seconds
 
     def on_finish(self, stats: object) -> None:
         pass
@@ -126,7 +124,9 @@ async def measure(shape: str, directory: Path, quick: bool, bandwidth: float, pr
     figures["single_stream_tokens_per_second"] = 512 / seconds
     count, prompt_len, output_len = SHAPES[shape].load
     count = count // 4 if quick else count
+    busy.seconds = 0.0
     seconds = await run_requests(built, [(prompt_len, output_len)] * count, "load")
+    figures["load_gpu_busy_share"] = busy.seconds / seconds
     figures["load"] = f"{count} × ({prompt_len}, {output_len})"
     figures["load_tokens_per_second"] = count * output_len / seconds
     await built.engine.stop()

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
 from engine.types import PendingStep, Runner, StepPlan, StepResult
@@ -35,7 +33,7 @@ class DeviceThread:
         self._on_result = on_result
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[tuple[PendingStep, float] | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
@@ -53,12 +51,11 @@ class DeviceThread:
     def _launch_all(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
-                started = time.perf_counter()
                 step = self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._deliver(step, started)
+                    self._post(self._on_result, step)
                 else:
-                    self._launched.put((step, started))
+                    self._launched.put(step)
         except BaseException as error:
             self._post(self._on_failure, error)
         finally:
@@ -68,14 +65,10 @@ class DeviceThread:
 
     def _wait_all(self) -> None:
         try:
-            while (launched := self._launched.get()) is not None:
-                step, started = launched
-                self._deliver(step.wait(), started)
+            while (step := self._launched.get()) is not None:
+                self._post(self._on_result, step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
-
-    def _deliver(self, result: StepResult, started: float) -> None:
-        self._post(self._on_result, replace(result, device_seconds=time.perf_counter() - started))
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

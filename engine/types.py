@@ -223,7 +223,7 @@ class StepResult:
     bad_rows: BoolArray  # [N] logits held a NaN: the row's request fails, nobody else's
     logprobs: LogprobArrays | None
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
-    device_seconds: float = 0.0
+    device_seconds: float = 0.0  # that the device worked on it
 
 
 class PendingStep(Protocol):

@@ -100,7 +100,11 @@ void Sampler::sample(const SampleParams& p) {
     const auto token = choose(row, p.logits + i * p.stride, p.positions[i], scratch_[worker]);
     p.bad[i] = !token;
     p.tokens[i] = token.value_or(0);
-    if (token) row.record(*token);
+    if (token) {
+      row.record(*token);
+    } else {
+      row.note_bad();
+    }
   });
 }
 

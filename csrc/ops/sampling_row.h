@@ -41,6 +41,9 @@ class SamplingRow {
   const SamplingRowParams& params() const { return params_; }
   // -1 before the first.
   int32_t last_token() const { return last_token_; }
+  // Nothing could be sampled. Counts and history stay; but the next step may be launched already, and its
+  // input has to be some token, though nobody will look at what becomes of it.
+  void note_bad() { last_token_ = 0; }
   // Whether the next token's logits are changed at all.
   bool edits() const;
   // Masks, bias and penalties, in place on logits [V].

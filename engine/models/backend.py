@@ -45,6 +45,10 @@ class Backend(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
+        """The head dims that attention serves in this dtype; empty: any."""
+        ...
+
     def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
         """Matrices [N_i, K] stacked along N, as `linear` and `embedding` want them."""
         ...
@@ -82,6 +86,9 @@ class CpuBackend:
     """Activations in float32, weights packed into panels."""
 
     device = torch.device("cpu")
+
+    def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
+        return ()
 
     def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
         return kernels.pack_weights(weights, dtype)

@@ -63,6 +63,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False
+    head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
@@ -91,7 +92,16 @@ class DecoderConfig:
 
     @property
     def rotary_dim(self) -> int:
-        return int(self.head_dim * self.rope.partial_factor)
+        return int((self.head_dim - self.head_padding) * self.rope.partial_factor)
+
+    @property
+    def attention_scale(self) -> float:
+        return float((self.head_dim - self.head_padding) ** -0.5)
+
+    @property
+    def head_norm_eps(self) -> float:
+        """Of the norms of query and key heads."""
+        return self.rms_norm_eps * (self.head_dim - self.head_padding) / self.head_dim
 
     @property
     def windows(self) -> frozenset[int]:

@@ -17,6 +17,9 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
+        return (64, 128, 256) if dtype is torch.bfloat16 else ()
+
     def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
         """Copied straight to their place on the device: the stack is never made on the host."""
         rows = sum(weight.shape[0] for weight in weights)

@@ -37,7 +37,7 @@ class Attention:
         self.norm: HeadNorm | None = None
         if config.qk_norm:
             q_weight, k_weight = (loader.vector([f"{prefix}{name}_norm.weight"]) for name in ("q", "k"))
-            self.norm = HeadNorm(q_weight, k_weight, config.rms_norm_eps)
+            self.norm = HeadNorm(q_weight, k_weight, config.head_norm_eps)
 
     def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
@@ -45,7 +45,7 @@ class Attention:
         projected = Projected(self.qkv(x), batch.positions, batch.slot_mapping, batch.kv_cache, self.layer)
         q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
         attended = self.backend.attention(
-            q, batch.kv_cache, self.layer, batch.attention[self.window], config.head_dim**-0.5
+            q, batch.kv_cache, self.layer, batch.attention[self.window], config.attention_scale
         )  # [T, NQ, D]
         return self.output(attended.flatten(1))
 

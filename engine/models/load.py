@@ -26,6 +26,7 @@ from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_loader import GGUFSource
 from engine.models.hf_config import parse_hf_config
 from engine.models.layers import Loader
+from engine.models.padding import pad_heads
 from engine.models.safetensors_loader import SafetensorsSource
 from engine.models.weights import WeightSource, check_tensors, expected_tensors
 
@@ -67,6 +68,9 @@ def load_model(
     length = _resolve_length(config, max_model_len)
     on_cpu = backend.device.type == "cpu"
     storage = resolve_dtype(dtype, source.dtype, cpu_has_bfloat16()) if on_cpu else resolve_cuda_dtype(dtype)
+    num_parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    if sizes := backend.head_sizes(storage):
+        config, source = pad_heads(config, source, sizes)
     model = Decoder(config, Loader(source, backend, storage), length)
     return LoadedModel(
         model=model,
@@ -74,7 +78,7 @@ def load_model(
         generation=checkpoint.generation,
         dtype=storage,
         max_model_len=length,
-        num_parameters=sum(math.prod(shape) for shape in expected_tensors(config).values()),
+        num_parameters=num_parameters,
         weight_bytes=model.weight_bytes,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -25,6 +27,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
@@ -36,7 +39,7 @@ class CpuRunner:
             for spec in plan.prompt_logprobs
         )
         tokens, bad, logprobs = self._sample(plan, hidden)
-        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs)
+        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, time.perf_counter() - started)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""

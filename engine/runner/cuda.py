@@ -82,6 +82,8 @@ class CudaRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResults:
         with torch.cuda.stream(self._stream):
+            began = torch.cuda.Event(enable_timing=True)
+            began.record()
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens))
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
@@ -93,7 +95,7 @@ class CudaRunner:
                 outputs = graph.outputs
             else:
                 outputs = self._forward(padded)
-            return self._collect(plan, outputs)
+            return self._collect(plan, began, outputs)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -234,7 +236,7 @@ class CudaRunner:
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def _collect(self, plan: StepPlan, outputs: _Outputs) -> PendingResults:
+    def _collect(self, plan: StepPlan, began: torch.cuda.Event, outputs: _Outputs) -> PendingResults:
         num_samples = len(plan.sample_tokens)
         if plan.num_logprobs is not None and num_samples:
             kernels.logprobs(
@@ -244,7 +246,7 @@ class CudaRunner:
                 self._results.logprobs(num_samples, plan.num_logprobs),
             )
         prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
-        return self._results.send(plan.step, num_samples, plan.num_logprobs, prompt)
+        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""

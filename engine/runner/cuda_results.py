@@ -17,11 +17,12 @@ _TURNS = 4  # steps whose results may be on their way or unread at once
 class PendingResults:
     """A launched step. `wait` may be called from another thread, once."""
 
-    __slots__ = ("_arrays", "_copied", "_num_logprobs", "_num_samples", "_prompt", "_step")
+    __slots__ = ("_arrays", "_began", "_copied", "_num_logprobs", "_num_samples", "_prompt", "_step")
 
     def __init__(
         self,
         step: int,
+        began: torch.cuda.Event,
         copied: torch.cuda.Event,
         arrays: dict[str, np.ndarray],
         num_samples: int,
@@ -29,6 +30,7 @@ class PendingResults:
         prompt: tuple[LogprobArrays, ...],
     ) -> None:
         self._step = step
+        self._began = began
         self._copied = copied
         self._arrays = arrays
         self._num_samples = num_samples
@@ -47,7 +49,9 @@ class PendingResults:
                 self._arrays["top"][: num * top].reshape(num, top).copy(),
             )
         tokens, bad = self._arrays["tokens"][:num].copy(), self._arrays["bad"][:num].copy()
-        return StepResult(self._step, tokens, bad, logprobs, self._prompt)
+        # Between two events of one stream: waiting for the step before it does not count.
+        seconds = self._began.elapsed_time(self._copied) / 1e3
+        return StepResult(self._step, tokens, bad, logprobs, self._prompt, seconds)
 
 
 class ResultBuffers:
@@ -86,17 +90,22 @@ class ResultBuffers:
         )
 
     def send(
-        self, step: int, num_samples: int, num_logprobs: int | None, prompt: tuple[LogprobArrays, ...]
+        self,
+        step: int,
+        began: torch.cuda.Event,
+        num_samples: int,
+        num_logprobs: int | None,
+        prompt: tuple[LogprobArrays, ...],
     ) -> PendingResults:
-        """Queues the copy back on the current stream."""
+        """Queues the copy back on the current stream. `began` was recorded there when the step was."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
         last = "bad" if num_logprobs is None else "top"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
         self._pinned[turn][:used].copy_(self._device_buffer[:used], non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event(enable_timing=True)
         copied.record()
-        return PendingResults(step, copied, self._arrays[turn], num_samples, num_logprobs, prompt)
+        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt)
 
     def _view(self, name: str) -> Tensor:
         return self._layout.view(self._device_buffer, name)

@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.llm import LLM, Completion
 from engine.types import SamplingParams
 from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
+from tests.engine.test_nan import check_nan_fails_its_request_alone, poisoned_model
 from tests.tiny_models import make_reference
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +47,7 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
                     check(answer, one)
 
 
-@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128"])
+@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "llama-odd-head", "qwen3"])  # the last two padded
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name)
     asked = prompts()
@@ -112,3 +113,7 @@ def test_prompt_logprobs(tiny_model: Callable[[str], Path]) -> None:
     assert told is not None and told[0] is None
     for position, one in enumerate(told[1:]):
         assert one is not None and one.logprob == pytest.approx(float(rows[position][prompt[position + 1]]), abs=1e-3)
+
+
+def test_nan_fails_its_request_alone(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    check_nan_fails_its_request_alone(config(poisoned_model(tiny_model("llama-head-64"), tmp_path), dtype="bfloat16"))

@@ -248,8 +248,7 @@ def test_broken_logits_make_a_bad_row_and_touch_nobody_else(fields: dict[str, An
     logits[1, at] = poison
     tokens, bad = sampler.sample(logits, int32(0, 1, 2), int32(5, 5, 5))
     assert bad.tolist() == [False, True, False] and tokens.tolist() == [expected[0], 0, expected[2]]
-    with pytest.raises(_C.Error, match="no last token"):
-        sampler.resolve(int32(-2))
+    assert sampler.resolve(int32(-2)).tolist() == [0], "a step launched behind a bad one needs some input"
 
 
 @pytest.mark.parametrize(

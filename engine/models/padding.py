@@ -1,0 +1,76 @@
+"""Heads of any size on kernels of a few fixed ones: each head gets zeros behind its own values.
+
+Zeros change no dot product and give zeros back, which meet zero columns of the output projection. A head norm would
+count them: its mean is over the padded size, so its weight is scaled down by √(size / padded) and its eps by
+size / padded (DecoderConfig.head_norm_eps), which gives what the unpadded norm gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.errors import ModelError
+from engine.models.config import DecoderConfig
+from engine.models.weights import WeightSource
+
+
+def pad_heads(
+    config: DecoderConfig, source: WeightSource, sizes: tuple[int, ...]
+) -> tuple[DecoderConfig, WeightSource]:
+    """The same model with heads of the smallest of `sizes` that holds them."""
+    padded = min((size for size in sizes if size >= config.head_dim), default=None)
+    if padded is None:
+        most = max(sizes)
+        raise ModelError(f"{config.architecture}: heads of {config.head_dim} are too large, {most} is the most here")
+    if padded == config.head_dim:
+        return config, source
+    wide = replace(config, head_dim=padded, head_padding=padded - config.head_dim)
+    return wide, PaddedHeads(source, config.head_dim, padded)
+
+
+class PaddedHeads:
+    """A WeightSource over another whose heads are smaller."""
+
+    def __init__(self, source: WeightSource, head_dim: int, padded: int) -> None:
+        self._source = source
+        self._head_dim = head_dim
+        self._padded = padded
+
+    @property
+    def description(self) -> str:
+        return self._source.description
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._source.dtype
+
+    def names(self) -> Collection[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.load(name).shape)
+
+    def load(self, name: str) -> Tensor:
+        tensor = self._source.load(name)
+        match name.rsplit(".", 2)[-2:]:
+            case [("q_proj" | "k_proj" | "v_proj"), _]:
+                heads = tensor.unflatten(0, (-1, self._head_dim))  # [heads, D] or [heads, D, K]
+                return self._pad(heads, dim=1).flatten(0, 1)
+            case ["o_proj", "weight"]:
+                heads = tensor.unflatten(1, (-1, self._head_dim))  # [H, heads, D]
+                return self._pad(heads, dim=2).flatten(1, 2)
+            case [("q_norm" | "k_norm"), _]:
+                return self._pad(tensor.float() * math.sqrt(self._head_dim / self._padded), dim=0)
+            case _:
+                return tensor
+
+    def _pad(self, tensor: Tensor, dim: int) -> Tensor:
+        """Zeros behind dimension `dim`."""
+        after = [0, 0] * (tensor.dim() - 1 - dim)
+        return F.pad(tensor, [*after, 0, self._padded - self._head_dim])

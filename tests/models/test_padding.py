@@ -1,0 +1,38 @@
+"""Padded heads compute what the heads compute: on the CPU, which needs no padding, both can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import ModelError
+from engine.models.backend import CpuBackend
+from engine.models.decoder import Decoder
+from engine.models.layers import Loader
+from engine.models.load import open_checkpoint
+from engine.models.padding import pad_heads
+from tests.models.paged import PagedSequences
+
+TOKENS = list(range(3, 40))
+
+
+def logits(directory: Path, sizes: tuple[int, ...]) -> torch.Tensor:
+    checkpoint = open_checkpoint(directory)
+    config, source = pad_heads(checkpoint.config, checkpoint.source, sizes)
+    model = Decoder(config, Loader(source, CpuBackend(), torch.float32), config.max_position)
+    return PagedSequences(model, 1, len(TOKENS)).run(0, TOKENS, chunk=len(TOKENS))
+
+
+@pytest.mark.parametrize("name", ["llama-odd-head", "llama-biases-tied-mha-gelu", "qwen3", "llama-yarn"])
+def test_padding_changes_nothing(name: str, tiny_model: Callable[[str], Path]) -> None:
+    directory = tiny_model(name)
+    plain, padded = logits(directory, (16, 24, 32)), logits(directory, (64, 128))
+    torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_are_too_large_are_refused(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="heads of 32"):
+        logits(tiny_model("qwen3"), (16,))
