@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Everything that a GPU must show, in a few minutes: build, tests, sanitizers, figures.
+#
+#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests sanitize engine http attention ops start"
+#
+# Tests and sanitizers run side by side (they do not time anything); benchmarks run alone.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$(mkdir -p "${1:-results/gpu}" && cd "${1:-results/gpu}" && pwd)
+stages=" ${STAGES:-build tests sanitize engine http attention ops start} "
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:${PYTHONPATH:-}"
+python=${PYTHON:-python3}
+failed=0
+
+has() { [[ $stages == *" $1 "* ]]; }
+report() { echo "== $1: $2"; tail -n "${3:-12}" "$out/$1.log"; }
+check() { # name, lines to show, command…
+  local name=$1 lines=$2; shift 2
+  if "$@" > "$out/$name.log" 2>&1; then report "$name" ok "$lines"; else report "$name" "FAILED ($?)" 40; return 1; fi
+}
+sanitize() { # tool
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 check "$1" 3 compute-sanitizer --tool "$1" --kernel-regex kns=bequest \
+    --error-exitcode 9 --print-limit 5 "$python" -m pytest -m gpu -q -p no:cacheprovider --timeout 100 \
+    tests/gpu/test_attention.py::test_small tests/gpu/test_attention.py::test_no_rows tests/gpu/test_sampling.py::test_features \
+    tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows tests/gpu/test_ops.py::test_parts_of_prepare_qkv \
+    tests/gpu/test_ops.py::test_hidden_tap tests/gpu/test_ops.py::test_embedding \
+    tests/gpu/test_ops.py::test_linear_rows_do_not_depend_on_the_batch
+}
+
+if has build; then
+  check build 2 env BEQUEST_CUDA=on "$python" setup.py -q build_ext --inplace || exit 1
+fi
+jobs=()
+if has tests; then
+  check tests 12 "$python" -m pytest -m gpu tests/gpu -q -p no:cacheprovider --timeout 120 --durations=4 & jobs+=($!)
+fi
+if has sanitize; then
+  sanitize memcheck & jobs+=($!)
+  sanitize racecheck & jobs+=($!)
+fi
+for job in "${jobs[@]}"; do wait "$job" || failed=1; done
+has engine && { check engine 40 "$python" -m benchmarks.gpu_engine --json "$out/engine.json" || failed=1; }
+has http && { check http 6 "$python" -m benchmarks.http_load --json "$out/http.json" || failed=1; }
+has attention && { check attention 18 "$python" -m benchmarks.gpu_attention --json "$out/attention.json" || failed=1; }
+has ops && { check ops 40 "$python" -m benchmarks.gpu_ops --json "$out/ops.json" || failed=1; }
+has start && { check start 4 "$python" -m benchmarks.start_up || failed=1; }
+exit $failed
