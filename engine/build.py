@@ -43,6 +43,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
     finally:
         # Both run side by side; whichever fails, the other is waited for.
         await asyncio.wait({text_loading})
+        text_loading.exception()  # seen, even if the other one is what is raised
     text = text_loading.result()
     from engine._C import BlockPool
 

@@ -3,7 +3,7 @@ the flag of `max_model_len` is `--max-model-len`, its help is the field's `help`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -74,8 +74,3 @@ class ServerConfig:
     sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
-
-
-def describe(config: EngineConfig | ServerConfig) -> dict[str, str]:
-    """Help texts by field name."""
-    return {f.name: f.metadata["help"] for f in fields(config)}

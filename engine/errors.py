@@ -5,7 +5,6 @@ EngineError
 │   └── ContextLengthExceeded
 ├── QueueFull                 try again later (429)
 ├── DeadlineExceeded          still queued or in prefill at the deadline (504)
-├── RequestAborted            the client left, or the server is going down in the middle of it
 ├── InternalError             a bug or a device fault in this request alone (500)
 └── EngineUnavailable         no engine will answer this (503)
     ├── EngineDraining
@@ -43,10 +42,6 @@ class QueueFull(EngineError):
 
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
-
-
-class RequestAborted(EngineError):
-    code = "aborted"
 
 
 class InternalError(EngineError):

@@ -107,10 +107,10 @@ class ChoiceOutput:
             return None
         for token_id in pending:
             piece = self._decoder.step(token_id)
-            if self._stops is None or self._num_tokens < self._params.min_tokens:
+            if self._stops is None:
                 self._text.append(piece)
                 continue
-            safe, stop = self._stops.feed(piece)
+            safe, stop = self._stops.feed(piece, armed=self._num_tokens >= self._params.min_tokens)
             self._text.append(safe)
             if stop is not None:
                 self._stop_found = True

@@ -21,9 +21,7 @@ import numpy as np
 from engine._C import BlockPool, BlockTable, TokenList, prepare_batch
 from engine.outputs import ChoiceOutput
 from engine.sequence import NO_ROW, Group, Sequence, Status
-from engine.types import IntArray, PromptLogprobSpec, RowSpec, StepPlan
-
-_NO_PAIRS: IntArray = np.empty((0, 2), dtype=np.int32)
+from engine.types import PromptLogprobSpec, RowSpec, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +270,6 @@ class Scheduler:
             slot_mapping=batch.slot_mapping,
             block_tables=batch.block_tables,
             block_copies=np.asarray(draft.copies, dtype=np.int32).reshape(-1, 2),
-            swap_out=_NO_PAIRS,
-            swap_in=_NO_PAIRS,
             close_rows=closing,
             open_rows=tuple(outcome.opened),
             sample_tokens=np.asarray(outcome.sample_tokens, dtype=np.int32),

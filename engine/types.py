@@ -177,7 +177,7 @@ class PromptLogprobSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the device thread. Order of execution: swaps, copies, rows closed, rows opened, forward, sampling.
+    """One step for the device thread. Order of execution: copies, rows closed, rows opened, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -191,8 +191,6 @@ class StepPlan:
     slot_mapping: npt.NDArray[np.int64]  # [T], -1: not written
     block_tables: IntArray  # [S, MB], padded with block 0
     block_copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
-    swap_out: IntArray  # [., 2] (device block, host block)
-    swap_in: IntArray  # [., 2] (host block, device block)
     close_rows: tuple[int, ...]  # sampler rows that no later step names under their old meaning
     open_rows: tuple[RowSpec, ...]
     sample_tokens: IntArray  # [N] index in [0, T) whose logits are sampled
@@ -240,15 +238,6 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """How the runner's KV memory is divided; the scheduler's pools are made from it."""
-
-    num_blocks: int  # block 0, the null block, included
-    block_size: int
-    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

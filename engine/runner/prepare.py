@@ -96,13 +96,20 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         free, total = torch.cuda.mem_get_info(device)
         others = total - free
     with phase("weights"):
-        loaded = load_model(
-            path,
-            config.dtype,
-            config.max_model_len,
-            backend=CudaBackend(device),
-            dummy=config.load_format == "dummy",
-        )
+        try:
+            loaded = load_model(
+                path,
+                config.dtype,
+                config.max_model_len,
+                backend=CudaBackend(device),
+                dummy=config.load_format == "dummy",
+            )
+        except torch.cuda.OutOfMemoryError:
+            shares = [Share("total", total), Share("others", others), Share("free before the weights", free)]
+            raise ModelError(
+                f"The weights of {path.name} do not fit this GPU ({table(shares)}). Take a smaller model, "
+                "--dtype bfloat16 if it was float32, or --device cpu."
+            ) from None
         torch.cuda.synchronize(device)
     wish = _wish(config, loaded)
     shape = loaded.config.kv_shape(config.block_size)
