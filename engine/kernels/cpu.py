@@ -38,11 +38,6 @@ def keep_freed_memory() -> None:
     _C.keep_freed_memory()
 
 
-def advise_large_pages(memory: Tensor) -> None:
-    """Wishes for large pages under a tensor that is not touched yet."""
-    _C.advise_large_pages(memory.data_ptr(), memory.nbytes)
-
-
 def num_threads() -> int:
     return _C.num_threads()
 
@@ -91,7 +86,7 @@ class PackedWeight:
         num_panels = -(-out_features // PANEL_WIDTH)
         self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
         self._address = self._storage.data_ptr()
-        advise_large_pages(self._storage)
+        _C.advise_large_pages(self._address, self._storage.nbytes)
         self._storage[-1].zero_()
         self._code = _DTYPE_CODES[dtype]
 

@@ -78,7 +78,6 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         wish = _wish(config, loaded)
         plan = plan_cache(wish, available, min(int(available * _CPU_SHARE), _CPU_MOST), shares)
         kv_cache = torch.empty((plan.num_blocks, *loaded.config.kv_shape(config.block_size)), dtype=loaded.dtype)
-        kernels.advise_large_pages(kv_cache)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, loaded, shares)
     log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
