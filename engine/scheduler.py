@@ -338,9 +338,7 @@ class Scheduler:
         request = sequence.group.request
         params = request.params
         remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
-        held_back: tuple[int, ...] = ()
-        if params.min_tokens > 0:
-            held_back = (*(() if params.ignore_eos else self._eos), *sorted(params.stop_token_ids))
+        holds_back_eos = params.min_tokens > 0 and not params.ignore_eos
         return RowSpec(
             row=sequence.row,
             params=params,
@@ -348,7 +346,7 @@ class Scheduler:
             choice=sequence.choice,
             prompt_token_ids=request.prompt_token_ids if remembers_prompt else (),
             output_token_ids=tuple(sequence.tokens[sequence.num_prompt :]),
-            eos_token_ids=held_back,
+            eos_token_ids=self._eos if holds_back_eos else (),
         )
 
     def _release(self, sequence: Sequence) -> None:
