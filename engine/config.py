@@ -38,6 +38,15 @@ class EngineConfig:
     block_size: int = option(16, "tokens per cache block")
     num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
     kv_cache_gb: float | None = option(None, "memory of the cache pool in GiB, where --num-blocks is not given")
+    retain_fraction: float | None = option(
+        None, "share of the cache that leases may hold; default: 0.5, or less where a longest request needs the rest"
+    )
+    host_cache_gb: float = option(4.0, "host memory in GiB that leases and preempted requests may move to")
+    default_ttl: float = option(300.0, "seconds that `retain: true` leases for")
+    max_ttl: float = option(86400.0, "longest lease in seconds")
+    max_leases: int | None = option(None, "most leases of one tenant; default: what the budget holds")
+    max_lease_fraction: float = option(1.0, "share of the retention budget that one tenant may hold")
+    retained_tokens_records: int = option(1024, "finished requests whose tokens are kept without a lease")
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory to use, cache included")
     enforce_eager: bool = option(False, "run without CUDA graphs")
     enable_prefix_caching: bool = option(True, "share cached blocks between requests with equal beginnings")
@@ -53,6 +62,16 @@ class EngineConfig:
         for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("retain_fraction", "max_lease_fraction"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, not {share}")
+        for name in ("host_cache_gb", "retained_tokens_records", "max_leases"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative, not {value}")
+        if not 0 < self.default_ttl <= self.max_ttl:
+            raise ValueError(f"default_ttl must be over 0 and at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}")
         for name, least in (("max_model_len", 1), ("max_num_batched_tokens", 1), ("num_blocks", 2), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

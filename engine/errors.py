@@ -2,8 +2,14 @@
 
 EngineError
 ├── InvalidRequest            the client must change something (400)
-│   └── ContextLengthExceeded
+│   ├── ContextLengthExceeded
+│   └── RetentionTooLarge     more than the whole budget
 ├── QueueFull                 try again later (429)
+├── InsufficientRetention     leases of others fill the budget (429)
+├── ParentNotFound            never seen, forgotten, another tenant's (404)
+│   └── ParentExpired         known to have been here
+├── ParentFailed              the parent produced nothing (409)
+├── NameInUse                 a record of the tenant has this name (409)
 ├── DeadlineExceeded          still queued or in prefill at the deadline (504)
 ├── InternalError             a bug or a device fault in this request alone (500)
 └── EngineUnavailable         no engine will answer this (503)
@@ -38,6 +44,38 @@ class ContextLengthExceeded(InvalidRequest):
 
 class QueueFull(EngineError):
     code = "queue_full"
+
+
+class RetentionTooLarge(InvalidRequest):
+    """details: budget, needed"""
+
+    code = "retention_too_large"
+
+
+class InsufficientRetention(EngineError):
+    """details: budget_blocks, used_blocks, needed_blocks, earliest_expiry (seconds since 1970, or null)"""
+
+    code = "insufficient_retention"
+
+
+class ParentNotFound(EngineError):
+    code = "continuation_parent_not_found"
+
+
+class ParentExpired(ParentNotFound):
+    """details: expired_at (seconds since 1970)"""
+
+    code = "continuation_parent_expired"
+
+
+class ParentFailed(EngineError):
+    code = "continuation_parent_failed"
+
+
+class NameInUse(EngineError):
+    """details: id, status ("running" or "retained")"""
+
+    code = "request_id_in_use"
 
 
 class DeadlineExceeded(EngineError):

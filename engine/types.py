@@ -10,7 +10,7 @@ Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks p
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -74,20 +74,47 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Lineage:
+    """The beginning of a prompt is the first `at` tokens of a parent's choice, whose KV may still be there."""
+
+    parent: str  # id of the parent's record
+    choice: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Leases every choice of a request from its end for `ttl` seconds.
+
+    `open_ended`: the client set no max_tokens, so the budget is charged in steps while it generates.
+    """
+
+    ttl: float
+    open_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for, tokenised. `id` is unique in the process and made by the server."""
 
     id: str
     tenant: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]  # of a continuation too: the parent's tokens and the new ones
     params: SamplingParams
     priority: int = 0  # lower is earlier
     deadline: float | None = None  # on the engine's clock (time.monotonic)
     cache_salt: str = ""  # divides the prefix cache inside a tenant
     output: OutputMode = OutputMode.DELTA
+    name: str | None = None  # the client's own, unique among the tenant's records
+    lineage: Lineage | None = None
+    retain: Retain | None = None
+    keep_record: bool = True  # whether others may continue from it
+    origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
+        assert self.keep_record or self.retain is None
+        assert self.lineage is None or 0 < self.lineage.at <= len(self.prompt_token_ids)
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------
@@ -126,6 +153,30 @@ class Usage:
     cached_tokens: int
 
 
+Source = Literal["blocks", "host", "prefix_cache", "recompute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a continuation took over and what it had to compute; `source` is the costliest way that was used."""
+
+    parent: str
+    at: int
+    inherited_tokens: int
+    computed_tokens: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """A lease that was granted. `tokens` and `blocks` are those of all choices, shared ones counted once."""
+
+    id: str
+    expires_at: float  # seconds since 1970
+    tokens: int
+    blocks: int
+
+
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """One delivery to one request: choices that moved since the last one, in index order.
 
@@ -139,6 +190,9 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # on the first delivery, if asked for
     usage: Usage | None = None
     error: EngineError | None = None
+    inheritance: Inheritance | None = None  # on the first delivery of a continuation
+    retained: Retained | None = None  # on the last delivery, if a lease was asked for and granted
+    retention_lost: str | None = None  # on the last delivery, if a lease was asked for and outgrew the budget: why
 
     @property
     def finished(self) -> bool:
@@ -147,6 +201,54 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 # Called on the event-loop thread for each Delta. It must not block, and it must not raise.
 Sink = Callable[[Delta], None]
+
+
+# --- what is retained --------------------------------------------------------------------------------------------
+
+Grade = Literal["running", "leased", "warm", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParentChoice:
+    """The tokens of a parent's choice at this moment."""
+
+    token_ids: tuple[int, ...]  # prompt and sampled
+    num_prompt: int
+    shown_len: int  # tokens the client was shown: without a trailing end token or what reaches into a stop string
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A record as somebody who wants to continue from it sees it."""
+
+    id: str
+    running: bool
+    cache_salt: str
+    choices: tuple[ParentChoice, ...]
+    origin: object
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEntry:
+    index: int
+    tokens: int
+    blocks: int  # that are still there, on the device or on the host
+    shared_blocks: int  # of those, that somebody else holds too
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEntry:
+    """A record as its owner may inspect it."""
+
+    id: str
+    name: str | None
+    created_at: float  # seconds since 1970
+    expires_at: float | None  # of a lease
+    grade: Grade
+    parent: str | None
+    at: int | None
+    children: int
+    choices: tuple[ChoiceEntry, ...]
 
 
 # --- event-loop thread → device thread ---------------------------------------------------------------------------
@@ -177,7 +279,9 @@ class PromptLogprobSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the device thread. Order of execution: copies, rows closed, rows opened, forward, sampling.
+    """One step for the device thread.
+
+    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -190,6 +294,8 @@ class StepPlan:
     seq_lens: IntArray  # [S], computed tokens after this step
     slot_mapping: npt.NDArray[np.int64]  # [T], -1: not written
     block_tables: IntArray  # [S, MB], padded with block 0
+    swaps_out: IntArray  # [C, 2] (device block, host block)
+    swaps_in: IntArray  # [C, 2] (host block, device block)
     block_copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
     close_rows: tuple[int, ...]  # sampler rows that no later step names under their old meaning
     open_rows: tuple[RowSpec, ...]
@@ -258,6 +364,15 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class GradeLoad:
+    """The records of one grade."""
+
+    records: int = 0
+    tokens: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """How the engine stands at this moment."""
 
@@ -265,6 +380,11 @@ class EngineLoad:
     waiting: int
     used_blocks: int
     usable_blocks: int
+    used_host_blocks: int = 0
+    usable_host_blocks: int = 0
+    retention_budget: int = 0  # blocks
+    retention_charged: int = 0  # blocks: held by leases, and promised to running requests
+    retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +394,8 @@ class StepStats:
     prompt_tokens: int  # computed in this step
     generated_tokens: int
     preempted: int
+    swapped_out: int  # blocks
+    swapped_in: int
     seconds: float  # on the device
     first_token_seconds: tuple[float, ...]  # arrival to first token, of requests that got theirs in this step
     inter_token_seconds: tuple[float, ...]  # since its last token, of every other sequence that got one
@@ -293,6 +415,7 @@ class RequestStats:
     prefill_seconds: float
     decode_seconds: float
     total_seconds: float
+    inheritance: Inheritance | None = None
 
 
 class Observer(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from engine.types import EngineLoad, ModelInfo, Request, Sink
+from engine.types import EngineLoad, ModelInfo, Parent, RecordEntry, Request, Sink
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 
@@ -22,6 +22,31 @@ class EngineLike(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Stops a request wherever it stands; no Delta follows. A request that has ended is left alone."""
+
+    # What is retained. `reference` is an id or a client's own name; both are looked up under the tenant, so that
+    # another tenant's is simply not found. Each raises ParentNotFound or ParentExpired.
+
+    def parent(self, tenant: str, reference: str) -> Parent: ...
+
+    async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
+        """Waits until it does not run any more; raises DeadlineExceeded, or ParentFailed if nothing came of it."""
+
+    def records(self, tenant: str) -> list[RecordEntry]:
+        """All that the tenant has, oldest first."""
+
+    def record(self, tenant: str, reference: str) -> RecordEntry: ...
+
+    def set_ttl(self, tenant: str, reference: str, ttl: float | None) -> RecordEntry:
+        """Counts from now, and makes a lease of a record that is none; None makes it warm.
+
+        Raises RetentionTooLarge, InsufficientRetention; InvalidRequest while it runs or when its blocks are gone.
+        """
+
+    def forget(self, tenant: str, reference: str) -> str:
+        """Releases a record, its tokens too; its children live on. One that runs goes on, without a record.
+
+        Returns its id.
+        """
 
     def load(self) -> EngineLoad: ...
 
