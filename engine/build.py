@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from engine.config import EngineConfig
 from engine.engine import AsyncEngine
 from engine.errors import ModelError
 from engine.models.embedded import embedded_model_path
+from engine.preload import load_torch_libraries, start_cuda
 from engine.retention import Retention, RetentionLimits
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.text import TextBundle, load_text
@@ -111,6 +113,11 @@ def _load_text(path: Path) -> TextBundle:
 def _prepare(config: EngineConfig, path: Path) -> Prepared:
     """In a worker thread, and torch is imported here: the server's own modules must not."""
     started = time.perf_counter()
+    from engine._C import with_cuda
+
+    if with_cuda and config.device != "cpu":
+        threading.Thread(target=start_cuda, name="bequest-start-cuda", daemon=True).start()
+    load_torch_libraries()
     from engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)

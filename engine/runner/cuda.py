@@ -114,9 +114,11 @@ class CudaRunner:
             for size in self._ladder.sizes():
                 self._stage_padding(size)
                 self._forward(size)  # loads kernels and cuBLAS plans, which a capture must not
+                # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                    outputs = self._forward(size)
+                graph.capture_begin(pool)
+                outputs = self._forward(size)
+                graph.capture_end()
                 self._graphs[size] = _Graph(graph, outputs)
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
