@@ -71,7 +71,9 @@ class EngineConfig:
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")
         if not 0 < self.default_ttl <= self.max_ttl:
-            raise ValueError(f"default_ttl must be over 0 and at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}")
+            raise ValueError(
+                f"default_ttl must be over 0 and at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"
+            )
         for name, least in (("max_model_len", 1), ("max_num_batched_tokens", 1), ("num_blocks", 2), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -90,6 +92,8 @@ class ServerConfig:
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
+    stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
+    stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
     sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")

@@ -37,6 +37,11 @@ def output_message(item_id: str, text: str, logprobs: Sequence[Any], status: str
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
+def without_logprobs(message: Item) -> Item:
+    """A message as the conversation keeps it."""
+    return {**message, "content": [{**part, "logprobs": []} for part in message["content"]]}
+
+
 def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     """The conversation as a template takes it.
 

@@ -156,14 +156,15 @@ class RunningResponses:
 
     @contextmanager
     def begin(self, tenant: str, name: str | None, response: RunningResponse) -> Iterator[None]:
-        keys = [(tenant, response.id)] if name is None else [(tenant, response.id), (tenant, name)]
+        """A name that is taken stays the other's: the engine will refuse this one."""
+        keys = [(tenant, reference) for reference in (response.id, name) if reference is not None]
+        keys = [key for key in keys if key not in self._running]
         self._running.update(dict.fromkeys(keys, response))
         try:
             yield
         finally:
             for key in keys:
-                if self._running.get(key) is response:
-                    del self._running[key]
+                del self._running[key]
             response.ended.set()
 
     def get(self, tenant: str, reference: str) -> RunningResponse | None:
