@@ -64,15 +64,16 @@ async def response_prompt(context: Context, tenant: str, body: ResponseBody, dea
 
 async def _previous(context: Context, tenant: str, reference: str, deadline: float | None) -> StoredResponse:
     """The response to continue from; one that still runs is waited for."""
+    stored = context.stored.get(tenant, reference)
     running = context.running.get(tenant, reference)
-    if running is not None:
+    if stored is None and running is not None:
         try:
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
                 await running.ended.wait()
         except TimeoutError:
             message = f"The previous response '{reference}' was still running at this request's `timeout`."
             raise ApiError(504, "deadline_exceeded", message, param="timeout") from None
-    stored = context.stored.get(tenant, reference)
+        stored = context.stored.get(tenant, reference)
     if stored is None:
         shown = reference if len(reference) <= 100 else reference[:99] + "…"
         raise ApiError(

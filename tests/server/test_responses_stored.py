@@ -439,6 +439,8 @@ async def test_fetching_what_runs(front: Front) -> None:
     parent, task = await started(front, stream=True)
     _, body = await front.get(f"{PATH}/{parent}")
     assert body["status"] == "in_progress" and body["output"] == []
+    answer, _ = await front.get(f"{PATH}/{parent}/input_items")
+    assert answer.status == 400
     again = asyncio.ensure_future(front.http.get(f"{front.url}{PATH}/{parent}?stream=true"))
     await front.settle()
     while front.engine.advance():
