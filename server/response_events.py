@@ -28,7 +28,7 @@ from server.response_items import output_message
 
 
 class EventWriter:
-    """Numbers and formats the events of a response with one message. A plain delta costs one dump and one formatting."""
+    """Numbers and formats the events of a response with one message. A plain delta costs two formattings."""
 
     def __init__(self, item_id: str) -> None:
         self._item_id = item_id
