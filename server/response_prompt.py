@@ -56,9 +56,9 @@ async def response_prompt(context: Context, tenant: str, body: ResponseBody, dea
         raise from_engine(InvalidRequest(error.message, param="input")) from error
     prompt = Prompt(built.token_ids, origin=built.conversation)
     if parent is not None:
-        inherits = built.at > 0 and body.cache_salt in (None, "", parent.cache_salt)
-        lineage = Lineage(parent.id, 0, built.at) if inherits else None
-        prompt = replace(prompt, parent=parent.id, lineage=lineage, cache_salt=parent.cache_salt)
+        same_cache = body.cache_salt in (None, "", parent.cache_salt)
+        lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
+        prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
 
 

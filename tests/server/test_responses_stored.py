@@ -257,7 +257,7 @@ async def test_changed_instructions(start: Starter) -> None:
     without = front.engine.submitted[2]
     text = "user: hi\nassistant: one\nuser: x\nassistant: two\nuser: y\nassistant: "
     assert prompt_text(without) == text, "earlier instructions are not carried over"
-    assert without.lineage is None and third["continuation"]["at"] == 0
+    assert without.lineage is not None and without.lineage.at == 0 and third["continuation"]["at"] == 0
     assert third["continuation"]["parent"] == second["id"] and third["continuation"]["source"] == "recompute"
 
 
@@ -332,7 +332,7 @@ async def test_the_salt_goes_with_the_conversation(start: Starter) -> None:
     await front.post(PATH, {"input": "x", "previous_response_id": first["id"], "cache_salt": "other"})
     same, other = front.engine.submitted[1:]
     assert same.cache_salt == "s" and same.lineage is not None
-    assert other.cache_salt == "other" and other.lineage is None
+    assert other.cache_salt == "other" and other.lineage is not None and other.lineage.at == 0
 
 
 async def test_a_name_works_as_an_id(start: Starter) -> None:
