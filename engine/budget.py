@@ -71,11 +71,13 @@ class LeaseBudget:
                 param="retain",
                 details={"budget": self._per_tenant, "needed": whole},
             )
-        own_is_full = account.used + blocks > self._per_tenant
-        if own_is_full or self.used + blocks > self.capacity:
-            whose = "this key's share of the retention budget" if own_is_full else "the retention budget"
+        if self.used + blocks > self.capacity:
+            taken, limit, whose = self.used, self.capacity, "the retention budget"
+        else:
+            taken, limit, whose = account.used, self._per_tenant, "this key's share of the retention budget"
+        if taken + blocks > limit:
             raise InsufficientRetention(
-                f"`retain` needs up to {blocks} blocks, but {self.used} of the {self.capacity} blocks of {whose} are "
+                f"`retain` needs up to {blocks} blocks, but {taken} of the {limit} blocks of {whose} are "
                 "taken; release a lease, set a smaller max_tokens, or try again when one has expired.",
                 param="retain",
                 details=self._details(blocks, earliest_expiry),

@@ -107,7 +107,7 @@ class KvCache:
         if placement.table.resident:
             return
         lease = placement.lease
-        if lease is not None and self.pool.num_free > placement.needed + lease.num_on_host:
+        if lease is not None and self._can_come_too(lease, placement):
             # Further children find it here. It then holds the last block too, which its child has to copy.
             before = lease.blocks
             self._swap_in([placement.table, lease])
@@ -115,6 +115,14 @@ class KvCache:
             self._leases.budget.note_move(sequence.group.request.tenant, moved)
         else:
             self._swap_in([placement.table])
+
+    def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
+        """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,
+        and what was paid once would be held twice."""
+        if self.pool.num_free <= placement.needed + lease.num_on_host:
+            return False
+        childs = {block for block in placement.table.blocks if block < 0}
+        return all(self.host.ref_count(-b) == 1 + (b in childs) for b in lease.blocks if b < 0)
 
     def _swap_in(self, tables: Tables[BlockTable]) -> None:
         pairs = try_swap_in(tables, self.pool)
