@@ -90,7 +90,7 @@ class Lineage:
 
     parent: str  # id of the parent's record
     choice: int
-    at: int
+    at: int  # 0: nothing of it is in the prompt, or it is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Request:
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
         assert self.keep_record or self.retain is None
-        assert self.lineage is None or 0 < self.lineage.at <= len(self.prompt_token_ids)
+        assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------

@@ -101,6 +101,19 @@ def test_completion_with_logprobs(server: Server, model: str) -> None:
     assert "".join(choice.logprobs.tokens) == choice.text
 
 
+def test_a_response_goes_on_from_its_parents_tokens(server: Server, model: str) -> None:
+    responses = server.client().responses
+    first = responses.create(model=model, input="What is the capital of France?", temperature=0)
+    assert "Paris" in first.output_text and first.usage is not None
+    with responses.stream(model=model, input="And of Italy?", previous_response_id=first.id, temperature=0) as stream:
+        second = stream.get_final_response()
+    assert second.continuation["source"] == "blocks"  # type: ignore[attr-defined]
+    assert second.continuation["inherited_tokens"] == first.usage.total_tokens - 1  # type: ignore[attr-defined]
+    history = [*QUESTION, *first.output, {"role": "user", "content": "And of Italy?"}]
+    whole = responses.create(model=model, input=history, temperature=0, store=False)  # type: ignore[arg-type]
+    assert whole.output_text == second.output_text
+
+
 def test_the_start_up_log_tells_phases_and_memory(server: Server) -> None:
     log = "".join(server.log)
     for phase in ("libraries", "tokenizer", "weights", "cache"):

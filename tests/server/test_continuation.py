@@ -175,6 +175,16 @@ async def test_waiting_ends_at_the_timeout(front: Front) -> None:
     await raw.close()
 
 
+async def test_a_bad_field_is_told_before_the_wait(front: Front) -> None:
+    front.engine.held = True
+    raw = await front.connect({"prompt": "abc", "request_id": "mine"})
+    await front.until(lambda: len(front.engine.runs) == 1)
+    for name, value in (("retain", {"ttl": 0}), ("request_id", "a b"), ("priority", 2**40), ("timeout", -1)):
+        answer, content = await front.post(COMPLETIONS, {"continuation_of": "mine", name: value})
+        assert answer.status == 400 and content["error"]["param"].startswith(name)
+    await raw.close()
+
+
 async def test_a_client_that_leaves_while_it_waits_is_forgotten(front: Front) -> None:
     front.engine.held = True
     parent = await front.connect({"prompt": "abc", "request_id": "mine"})
@@ -299,9 +309,9 @@ async def test_nothing_in_common_is_a_recompute(front: Front) -> None:
     assert template is not None
     template.render = lambda *_, **__: "Something else"  # type: ignore[method-assign]
     child = await chat(front, messages=MORE, continuation_of=parent["id"])
-    assert last(front).lineage is None and text_of(last(front)) == "Something else"
+    assert last(front).lineage == Lineage(parent["id"], 0, 0) and text_of(last(front)) == "Something else"
     assert child["continuation"] == {
-        "parent": parent["id"], "at": 0, "inherited_tokens": 1, "computed_tokens": 13, "source": "recompute",
+        "parent": parent["id"], "at": 0, "inherited_tokens": 0, "computed_tokens": 14, "source": "recompute",
     }  # fmt: skip
 
 
@@ -322,9 +332,9 @@ async def test_fallback_when_the_parent_is_gone(front: Front) -> None:
     front.engine.find("anonymous", failed["id"]).failed = True
     for gone in ("cmpl-unknown", "old", failed["id"]):
         answer = await complete(front, prompt="x", continuation_of=gone, continuation_fallback="abcx")
-        assert last(front).prompt_token_ids == (BOS, *b"abcx") and last(front).lineage is None
+        assert last(front).prompt_token_ids == (BOS, *b"abcx") and last(front).lineage == Lineage(gone, 0, 0)
         assert answer["continuation"] == {
-            "parent": gone, "at": 0, "inherited_tokens": 1, "computed_tokens": 4, "source": "recompute",
+            "parent": gone, "at": 0, "inherited_tokens": 0, "computed_tokens": 5, "source": "recompute",
         }  # fmt: skip
     await complete(front, prompt="x", continuation_of="old", continuation_fallback=[1, 2, 3])
     assert last(front).prompt_token_ids == (1, 2, 3)
