@@ -10,9 +10,7 @@
 namespace bequest::cuda {
 namespace {
 
-constexpr int kLoads = 4;  // units that a thread asks for before it looks at the first
-constexpr int kTile = kLoads * kUnit;
-static_assert(kTile == 32, "a bit for each");
+constexpr int kEach = 4;  // keys that a thread offers at a time where they are not a row's own logits
 
 // What a row leaves for its group. Its candidates are ranked(edited logit, token) keys, best first.
 struct RowResult {
@@ -62,19 +60,67 @@ struct Row {
     const float logit = widen(logits[token]);
     return edit < 0 ? logit : __fadd_rn(logit, group->edit_values[edit]);
   }
+};
 
-  // Tokens first + [0, kUnit); -inf behind the end.
-  __device__ __forceinline__ void load(int first, float (&x)[kUnit]) const {
-    if (aligned && first + kUnit <= vocab) {
-      constexpr int kWide = kVectorWidth<T>;
+// What a thread holds of a row at a time, as it came from memory: kUnits times kUnit neighbouring tokens, the
+// units of a CTA's threads side by side. There are two of these per thread, the one that is looked at and the
+// one that is on its way.
+template <class T>
+class Tile {
+ public:
+  static constexpr int kUnits = 8 / sizeof(T);
+  static constexpr int kSize = kUnits * kUnit;  // a bit for each in a word
+  static constexpr int kStep = kSize * kRowThreads;
+
+  __device__ static int id(int base, int i) {
+    return base + (i / kUnit * kRowThreads + static_cast<int>(threadIdx.x)) * kUnit + i % kUnit;
+  }
+
+  // Tokens behind the end are -inf.
+  __device__ __forceinline__ void load(const Row<T>& row, int base) {
 #pragma unroll
-      for (int i = 0; i < kUnit; i += kWide)
-        load_vector<T, kWide>(logits + first + i, reinterpret_cast<float (&)[kWide]>(x[i]));
-    } else {
+    for (int i = 0; i < kVectors; ++i) {
+      const int first = id(base, i * kWide);
+      if (row.aligned && first + kWide <= row.vocab) {
+        raw_[i].raw = *reinterpret_cast<const Raw*>(row.logits + first);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kUnit; ++i) x[i] = first + i < vocab ? widen(logits[first + i]) : -INFINITY;
+        for (int j = 0; j < kWide; ++j)
+          set(raw_[i], j, first + j < row.vocab ? widen(row.logits[first + j]) : -INFINITY);
+      }
     }
   }
+
+  // REQUIRES: i is known when this is compiled.
+  __device__ __forceinline__ float operator[](int i) const {
+    float x[kWide];
+    detail::unpack<T, kWide>(raw_[i / kWide], x);
+    return x[i % kWide];
+  }
+
+  __device__ __forceinline__ float max() const {
+    float most = (*this)[0];
+#pragma unroll
+    for (int i = 1; i < kSize; ++i) most = fmaxf(most, (*this)[i]);
+    return most;
+  }
+
+ private:
+  static constexpr int kWide = kVectorWidth<T>;
+  static constexpr int kVectors = kSize / kWide;
+  using Vector = detail::Packed<T, kWide>;
+  using Raw = typename Vector::Raw;
+
+  __device__ static void set(Vector& vector, int i, float x) {
+    if constexpr (sizeof(T) == 4) {
+      vector.word[i] = __float_as_uint(x);
+    } else {
+      const uint32_t half = __float_as_uint(x) >> 16;
+      vector.word[i / 2] = i % 2 == 0 ? half : vector.word[i / 2] | half << 16;
+    }
+  }
+
+  Vector raw_[kVectors];
 };
 
 // Σ exp(x) of a thread's logits, relative to their maximum. A NaN or +inf makes it NaN.
@@ -82,22 +128,16 @@ struct RunningSum {
   float max = -FLT_MAX;
   float sum = 0;
 
-  __device__ __forceinline__ void add(const float (&x)[kLoads][kUnit], float most) {
+  template <class T>
+  __device__ __forceinline__ void add(const Tile<T>& x, float most) {
     if (most > max) {
       sum *= __expf(max - most);
       max = most;
     }
 #pragma unroll
-    for (int i = 0; i < kTile; ++i) sum += __expf(x[i / kUnit][i % kUnit] - max);
+    for (int i = 0; i < Tile<T>::kSize; ++i) sum += __expf(x[i] - max);
   }
 };
-
-__device__ __forceinline__ float largest(const float (&x)[kLoads][kUnit]) {
-  float most = x[0][0];
-#pragma unroll
-  for (int i = 1; i < kTile; ++i) most = fmaxf(most, x[i / kUnit][i % kUnit]);
-  return most;
-}
 
 // log Σ exp over the CTA; NaN if the row has no softmax.
 __device__ double all_log_sum(const RunningSum& mine, BestKeysShared& shared) {
@@ -121,40 +161,45 @@ __device__ uint32_t bound_of_maxima(float most, int wanted) {
   return bound;
 }
 
+// The tile's tokens that reach the floor, may follow and have no edit, a bit for each.
+template <class T>
+__device__ __forceinline__ uint32_t find_candidates(const Row<T>& row, const Tile<T>& x, int base,
+                                                    RowCutoff floor) {
+  uint32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < Tile<T>::kSize; ++i)
+    if (floor.keeps(x[i], Tile<T>::id(base, i))) found |= 1u << i;
+  if (row.num_edits > 0 || row.allowed != nullptr) {
+    for (uint32_t left = found; left != 0; left &= left - 1) {
+      const int id = Tile<T>::id(base, __ffs(static_cast<int>(left)) - 1);
+      if (!row.allows(id) || row.find_edit(id) >= 0) found &= ~(left & -left);
+    }
+  }
+  return found;
+}
+
 // All tokens that have no edit: into the sum and, with `offers`, to the best.
 template <class T>
 __device__ RunningSum stream(const Row<T>& row, BestKeys& best, bool offers, int k) {
   RunningSum sum;
-  for (int base = 0; base < row.vocab; base += kRowThreads * kTile) {
-    const int first = base + static_cast<int>(threadIdx.x) * kUnit;
-    const auto id_of = [&](int i) { return first + i / kUnit * kRowThreads * kUnit + i % kUnit; };
-    float x[kLoads][kUnit];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) row.load(id_of(i * kUnit), x[i]);
-    float most = largest(x);
+  Tile<T> next;
+  next.load(row, 0);
+  for (int base = 0; base < row.vocab; base += Tile<T>::kStep) {
+    const Tile<T> x = next;
+    if (base + Tile<T>::kStep < row.vocab) next.load(row, base + Tile<T>::kStep);
+    const float most = x.max();
     sum.add(x, most);
     if (!offers) continue;
-    if (row.allowed != nullptr) {
-#pragma unroll
-      for (int i = 0; i < kTile; ++i)
-        if (id_of(i) < row.vocab && !row.allows(id_of(i))) x[i / kUnit][i % kUnit] = -INFINITY;
-      most = largest(x);
-    }
-    // Edited tokens are not among those that are counted here, so that as many more are asked for.
-    if (base == 0 && k + row.num_edits <= kRowThreads / 2)
+    // Edited tokens are not to be counted, so that as many more are asked for; of masked ones there may be
+    // any number.
+    if (base == 0 && row.allowed == nullptr && k + row.num_edits <= kRowThreads / 2)
       best.raise_floor(uint64_t{bound_of_maxima(most, k + row.num_edits)} << 32);
-    uint32_t pending = 0;
     const RowCutoff floor = best.floor();
-    if (most >= floor.value) {
-#pragma unroll
-      for (int i = 0; i < kTile; ++i)
-        if (floor.keeps(x[i / kUnit][i % kUnit], id_of(i))) pending |= 1u << i;
-    }
-    if (row.num_edits > 0) {
-      for (uint32_t left = pending; left != 0; left &= left - 1)
-        if (row.find_edit(id_of(__ffs(static_cast<int>(left)) - 1)) >= 0) pending &= ~(left & -left);
-    }
-    best.offer(pending, [&](int i) { return ranked(widen(row.logits[id_of(i)]), id_of(i)); });
+    const uint32_t pending = most >= floor.value ? find_candidates(row, x, base, floor) : 0;
+    best.offer(pending, [&](int i) {
+      const int id = Tile<T>::id(base, i);
+      return ranked(widen(row.logits[id]), id);
+    });
   }
   return sum;
 }
@@ -171,11 +216,11 @@ __device__ __forceinline__ uint64_t pick(const uint64_t (&from)[N], int index) {
 // Tokens token_of(i), i in [0, count), each with its edit.
 template <class T, class TokenOf>
 __device__ void offer_tokens(const Row<T>& row, BestKeys& best, int count, TokenOf&& token_of) {
-  for (int base = 0; base < count; base += kRowThreads * kLoads) {
-    uint64_t keys[kLoads];
+  for (int base = 0; base < count; base += kRowThreads * kEach) {
+    uint64_t keys[kEach];
     uint32_t pending = 0;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    for (int i = 0; i < kEach; ++i) {
       const int at = base + i * kRowThreads + static_cast<int>(threadIdx.x);
       const int token = at < count ? token_of(at) : -1;
       const float value = token >= 0 ? row.edited(token) : -INFINITY;
@@ -277,7 +322,6 @@ struct Group {
 // Rows' candidates column by column, each row's best first, until no row has one that reaches the floor:
 // those behind it do not either.
 __device__ void offer_rows(const Group& group, BestKeys& best) {
-  constexpr int kEach = 4;
   static_assert(kEach * kRowThreads >= kMaxBeamRows);
   const int columns = kEach * kRowThreads / group.num_rows;
   for (int column = 0; column < group.k; column += columns) {
