@@ -80,9 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     catalogue = Catalogue(make_items(args.items), VOCAB, os.cpu_count() or 1)
     rule = CatalogueRule(PlacedCatalogue(catalogue, DEVICE), [2])
-    print(
-        f"{'groups':>6} {'rows':>5} {'k':>5} {'read us':>9} {'free us':>9} {'masked us':>9} {'catalogue us':>12} ratio"
-    )
+    print("groups  rows     k   read us   free us masked us catalogue us ratio of free")
     table = []
     for shape in SHAPES:
         row = measure(rule, *shape)

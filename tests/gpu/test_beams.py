@@ -158,6 +158,7 @@ def test_a_padded_graph_serves_smaller_steps() -> None:
     out = DeviceCandidates.empty(rows, num_groups, columns, DEVICE)
     empty, _, _ = cases.prepare([ReferenceGroup(0, 0)] * num_groups, cases.V, DEVICE)
     static = DeviceGroups.copy(empty, DEVICE)
+    beam_candidates(logits, cumulative, static, memory, out, nodes)  # loads the kernels
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         beam_candidates(logits, cumulative, static, memory, out, nodes)
