@@ -348,6 +348,8 @@ class TokenList:
         """All or nothing."""
     def truncate(self, num_tokens: int) -> None:
         """Error if the list is shorter."""
+    def fork(self) -> TokenList:
+        """A copy."""
     def to_list(self) -> list[int]: ...
     def array(self) -> npt.NDArray[np.int32]:
         """A copy."""

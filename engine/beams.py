@@ -16,25 +16,28 @@ import numpy as np
 
 from engine.types import BeamCandidates, SamplingParams
 
+Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Path:
     """The tokens of a beam, last one first: beams share their beginnings."""
 
     before: Path | None
     token: int
-    logprob: float
+    logprob: float  # the raw model's
+    top: Alternatives = ()
 
-    def tokens(self) -> list[tuple[int, float]]:
-        """(token, log-probability) in the order of the text."""
+    def steps(self) -> list[Path]:
+        """Its tokens in the order of the text."""
         steps = list(self._backwards())
         steps.reverse()
         return steps
 
-    def _backwards(self) -> Iterator[tuple[int, float]]:
+    def _backwards(self) -> Iterator[Path]:
         path: Path | None = self
         while path is not None:
-            yield path.token, path.logprob
+            yield path
             path = path.before
 
 
@@ -44,7 +47,7 @@ class Beam:
     score: np.float32  # summed log-probability
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Finished:
     path: Path
     score: np.float32  # summed log-probability
@@ -89,8 +92,8 @@ class BeamSearch:
         """Whether the next token may be an end token."""
         return self.length >= self.params.min_tokens
 
-    def advance(self, candidates: BeamCandidates) -> Turn:
-        """Takes the candidates of a step, best first; those that are not allowed (−∞) are not among them."""
+    def advance(self, candidates: BeamCandidates, tops: list[Alternatives] | None = None) -> Turn:
+        """Takes the candidates of a step, best first, and the likeliest tokens of each running beam, if wanted."""
         self.length += 1
         last = self.length >= self.params.max_tokens
         survivors: list[tuple[int, int]] = []
@@ -105,7 +108,7 @@ class BeamSearch:
             strict=True,
         )
         for rank, (parent, token, score, logprob) in enumerate(offered):
-            path = Path(self.running[parent].path, token, logprob)
+            path = Path(self.running[parent].path, token, logprob, tops[parent] if tops else ())
             if last or token in self.stop_token_ids:
                 if rank < self.width:
                     ended.append(Finished(path, score, self._penalised(score, self.length), parent))
@@ -118,6 +121,13 @@ class BeamSearch:
         self.running = beams
         return Turn(tuple(survivors), joined, dropped, done=not continues or self._is_done())
 
+    def cut(self) -> Turn:
+        """Ends the search where it stands: the running beams count as finished."""
+        beams = [(i, b.path, b.score) for i, b in enumerate(self.running) if b.path is not None]
+        ended = [Finished(path, score, self._penalised(score, self.length), i) for i, path, score in beams]
+        joined, dropped = self._merge(ended)
+        return Turn((), joined, dropped, done=True)
+
     def best(self) -> list[Finished]:
         """The answer: the n best, best first; fewer if not as many could be completed."""
         return self.finished[: self.params.n]
@@ -125,11 +135,10 @@ class BeamSearch:
     def _merge(self, ended: list[Finished]) -> tuple[tuple[Finished, ...], tuple[Finished, ...]]:
         if not ended:
             return (), ()
-        before = set(map(id, self.finished))
+        before = set(self.finished)
         ranked = sorted([*self.finished, *ended], key=lambda f: -f.beam_score)
         self.finished, left = ranked[: self.width], ranked[self.width :]
-        joined = tuple(f for f in self.finished if id(f) not in before)
-        return joined, tuple(f for f in left if id(f) in before)
+        return tuple(f for f in self.finished if f not in before), tuple(f for f in left if f in before)
 
     def _is_done(self) -> bool:
         assert self.params.beams is not None

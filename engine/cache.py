@@ -49,7 +49,7 @@ class KvCache:
         self.pool = pool
         self.host = host
         self._leases = leases
-        self._device_budget = device_budget
+        self.device_budget = device_budget
         self._prefix_caching = prefix_caching
         # Of the next step. By destination: of two swaps to one block the earlier one's content is not needed any more.
         self._swaps_out: dict[int, int] = {}  # host block → device block
@@ -238,7 +238,7 @@ class KvCache:
     def _reserved_for_leases(self) -> int:
         """Free host blocks that leases, present and promised, may still need."""
         budget = self._leases.budget
-        return max(0, budget.used - self._device_budget - budget.held_on_host())
+        return max(0, budget.used - self.device_budget - budget.held_on_host())
 
     def _move_shared(self, holders: list[Record], num_blocks: int) -> None:
         """Blocks that several leases share move only together; leases of different tenants share none."""

@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine import beam_groups
 from engine._C import BlockPool, BlockTable, TokenList, prepare_batch
+from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
 from engine.leases import OPEN_ENDED_TOKENS
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sequence import NO_ROW, Group, Sequence, Status
-from engine.types import PromptLogprobSpec, RowSpec, StepPlan
+from engine.types import BeamCandidates, BeamParams, BeamSpec, PromptLogprobSpec, Request, RowSpec, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,10 @@ class Launch:
     """A plan and whom it concerns: needed again when its result comes."""
 
     plan: StepPlan
-    sampled: tuple[Sequence, ...]  # as plan.sample_rows
+    sampled: tuple[Sequence, ...]  # as plan.sample_rows, up to the beams'
     prompt_ended: tuple[Group, ...]  # whose last prompt token this step computes without sampling (max_tokens 0)
     prompt_logprobs: tuple[Group, ...]  # as plan.prompt_logprobs
+    beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
 
@@ -72,6 +75,7 @@ class _Outcome:
     ended: list[Group] = field(default_factory=list)
     specs: list[PromptLogprobSpec] = field(default_factory=list)
     spec_groups: list[Group] = field(default_factory=list)
+    beam_tokens: dict[Group, list[int]] = field(default_factory=dict)  # as sample_tokens, of each group's beams
     num_prompt_tokens: int = 0
 
 
@@ -110,6 +114,8 @@ class Scheduler:
         request = group.request
         salt = pack_salt(request.tenant, request.cache_salt)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
+        if request.params.beams is not None:
+            group.search = beam_groups.start_search(group, self._eos)
         if request.retain is not None and request.retain.open_ended:
             group.charged_output = OPEN_ENDED_TOKENS
         group.sequences.append(leader)
@@ -121,6 +127,18 @@ class Scheduler:
     def fits(self, num_tokens: int) -> bool:
         """Whether a sequence of that many tokens can run when it is alone."""
         return self.blocks_for(num_tokens) <= self.pool.num_blocks - 1
+
+    def most_blocks_of_beams(self, request: Request, beams: BeamParams) -> int:
+        """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
+        prompt = len(request.prompt_token_ids)
+        shared = prompt // self.pool.block_size
+        tail = self.blocks_for(prompt + request.params.max_tokens) - shared
+        return shared + 2 * beams.width * tail + beams.width
+
+    @property
+    def blocks_beside_leases(self) -> int:
+        """Device blocks that a request can count on when it is alone."""
+        return self.pool.num_blocks - 1 - self.cache.device_budget
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence; what it holds goes to its record, or back. Idempotent: the one release path."""
@@ -139,6 +157,10 @@ class Scheduler:
     def close(self, group: Group) -> None:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
+        beam_groups.release_ended(group)
+        if group.search is not None and not group.finished:
+            self._drop_beams(group.sequences[1:])  # its best one stands for what was computed
+            del group.sequences[1:]
         for sequence in group.sequences:
             self.finish(sequence)
 
@@ -150,7 +172,8 @@ class Scheduler:
 
     def plan(self, now: float) -> Launch | None:
         """The next step, or None when nothing can move."""
-        draft = _Draft(now, budget=self.limits.max_num_batched_tokens)
+        # Running sequences are never held up by the budget: a group of beams steps as a whole.
+        draft = _Draft(now, budget=max(self.limits.max_num_batched_tokens, len(self._running)))
         self.cache.begin_plan()
         decoding, prefilling = self._ready()
         self._schedule(draft, decoding)
@@ -173,6 +196,32 @@ class Scheduler:
             sequence.group.charged_output += OPEN_ENDED_TOKENS
             self.retention.leases.extend(sequence.group, sequence.group.charged_output)
 
+    def advance_beams(self, group: Group, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
+        """A result brings the candidates of a group: beams change places, or the search is over."""
+        assert group.search is not None
+        self._take_turn(group, group.search.advance(candidates, tops))
+
+    def cut_beams(self, group: Group) -> None:
+        """The deadline has come: what there is, is the answer."""
+        assert group.search is not None
+        self._take_turn(group, group.search.cut(), deadline=True)
+
+    def _take_turn(self, group: Group, turn: Turn, deadline: bool = False) -> None:
+        assert group.search is not None
+        beam_groups.keep_ended(group, turn)
+        if not turn.done:
+            forks, unneeded = beam_groups.reorder(group, turn)
+            self._drop_beams(unneeded)
+            self._running.update(dict.fromkeys(forks))
+            return
+        choices = beam_groups.choices_of(group, group.search, deadline)
+        self._drop_beams(group.sequences)
+        beam_groups.release_ended(group)
+        group.sequences = choices
+        self._running.update(dict.fromkeys(choices))
+        for choice in choices:
+            self.finish(choice)
+
     def check_idle(self) -> None:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
         assert not self._running and self._num_waiting == 0, "check_idle while requests are open"
@@ -187,7 +236,9 @@ class Scheduler:
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
             for s in self._running
-            if s.num_computed < s.planned_len and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
+            if s.num_computed < s.planned_len
+            and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
+            and (s.group.search is None or s is s.group.sequences[0])
         ]
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
@@ -203,6 +254,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it was preempted itself."""
+        if sequence.group.search is not None and sequence.group.forked:
+            return self._schedule_beams(draft, sequence.group)
         begin = sequence.num_computed
         count = min(sequence.num_pending, draft.budget)
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
@@ -220,12 +273,35 @@ class Scheduler:
         sequence.num_computed = begin + count
         return True
 
+    def _schedule_beams(self, draft: _Draft, group: Group) -> bool:
+        """Gives every beam of a group its next token, or none."""
+        beams = group.sequences
+        needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
+        while not self.cache.make_room(needed):
+            victim = self._victim(draft, beams[0])
+            self._preempt(victim)
+            draft.num_preempted += 1
+            if victim.group is group:
+                return False
+        for beam in beams:
+            pairs = beam.table.try_prepare_write(beam.num_computed, beam.num_computed + 1)
+            assert pairs is not None, "the blocks were counted"
+            draft.copies.extend(pairs)
+            draft.chunks.append((beam, beam.num_computed, 1))
+            draft.used.add(beam)
+            beam.num_computed += 1
+        draft.budget -= len(beams)
+        return True
+
     def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:
         """The least urgent running sequence that this step does not use; the one in need itself, if it is that."""
         return max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""
+        if sequence.group.search is not None and sequence.group.forked:
+            self._restart(sequence.group)
+            return
         del self._running[sequence]
         self._release_row(sequence)
         if self.cache.try_swap_out(sequence):
@@ -233,6 +309,22 @@ class Scheduler:
         else:
             self._drop_blocks(sequence)
         self._enqueue(sequence)
+
+    def _restart(self, group: Group) -> None:
+        """A group of beams gives way as a whole, and searches anew from its prompt."""
+        first = group.sequences[0]
+        self._drop_beams(group.sequences)
+        beam_groups.release_ended(group)
+        prompt = TokenList(group.request.prompt_token_ids)
+        group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
+        group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        self._enqueue(group.sequences[0])
+
+    def _drop_beams(self, beams: Iterable[Sequence]) -> None:
+        for beam in beams:
+            self._running.pop(beam, None)
+            beam.table.free()
+            beam.status = Status.FINISHED
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
@@ -255,15 +347,15 @@ class Scheduler:
                 continue
             if before is not None and sequence.urgency > before.urgency:
                 return
-            need = 1 if sequence.group.forked else sequence.group.num_slots
+            # A group wider than all the slots there are runs when it has them all.
+            need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
             # A preempted sequence whose last token is still on the device comes back when that token is known.
             if need > slots or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
                 return
             slots -= need
 
     def _slots_in_use(self) -> int:
-        unforked = sum(s.group.num_slots - 1 for s in self._running if not s.group.forked)
-        return len(self._running) + unforked
+        return sum(_slots_of(sequence) for sequence in self._running)
 
     def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
@@ -323,6 +415,9 @@ class Scheduler:
         for (sequence, begin, count), start in zip(draft.chunks, batch.query_start.tolist(), strict=False):
             self._conclude_chunk(outcome, sequence, begin, count, start)
         self._step += 1
+        specs = self._beam_specs(outcome)
+        beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
+        no_rows = [NO_ROW] * len(beam_tokens)
         plan = StepPlan(
             step=self._step,
             input_ids=batch.input_ids,
@@ -336,17 +431,19 @@ class Scheduler:
             block_copies=np.asarray(draft.copies, dtype=np.int32).reshape(-1, 2),
             close_rows=closing,
             open_rows=tuple(outcome.opened),
-            sample_tokens=np.asarray(outcome.sample_tokens, dtype=np.int32),
-            sample_rows=np.asarray([s.row for s in outcome.sampled], dtype=np.int32),
-            sample_positions=np.asarray(outcome.positions, dtype=np.int32),
-            num_logprobs=_most_logprobs(outcome.sampled),
+            sample_tokens=np.asarray(outcome.sample_tokens + beam_tokens, dtype=np.int32),
+            sample_rows=np.asarray([s.row for s in outcome.sampled] + no_rows, dtype=np.int32),
+            sample_positions=np.asarray(outcome.positions + [0] * len(beam_tokens), dtype=np.int32),
+            num_logprobs=_most_logprobs([*(s.group for s in outcome.sampled), *outcome.beam_tokens]),
             prompt_logprobs=tuple(outcome.specs),
+            beams=specs,
         )
         return Launch(
             plan,
             tuple(outcome.sampled),
             tuple(outcome.ended),
             tuple(outcome.spec_groups),
+            tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
             outcome.num_prompt_tokens,
             draft.num_preempted,
         )
@@ -363,6 +460,10 @@ class Scheduler:
                 outcome.spec_groups.append(sequence.group)
         if begin + count < sequence.planned_len:
             return
+        if sequence.group.search is not None and sequence.wants_sample:
+            sequence.group.forked = True
+            outcome.beam_tokens.setdefault(sequence.group, []).append(start + count - 1)
+            return
         choices = self._choices_at_end_of_prompt(sequence)
         if not sequence.wants_sample:
             outcome.ended.append(sequence.group)
@@ -374,6 +475,19 @@ class Scheduler:
             outcome.sample_tokens.append(start + count - 1)
             outcome.positions.append(choice.planned_len)
             choice.note_sampling()
+
+    def _beam_specs(self, outcome: _Outcome) -> tuple[BeamSpec, ...]:
+        specs = []
+        first = len(outcome.sample_tokens)
+        for group, tokens in outcome.beam_tokens.items():
+            search = group.search
+            assert search is not None and len(tokens) == len(search.running)
+            held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
+            specs.append(
+                BeamSpec(group.request.id, group.request.params, first, search.scores, search.num_candidates, held_back)
+            )
+            first += len(tokens)
+        return tuple(specs)
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, or all choices of its group when its prefill ends here and they part ways."""
@@ -445,6 +559,14 @@ def _prompt_logprobs(sequence: Sequence, begin: int, count: int, start: int) -> 
     return PromptLogprobSpec(group.request.id, start + first - begin, targets, top)
 
 
-def _most_logprobs(sampled: Iterable[Sequence]) -> int | None:
-    wanted = [s.group.request.params.logprobs for s in sampled]
+def _slots_of(sequence: Sequence) -> int:
+    """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
+    group = sequence.group
+    if group.forked and group.search is None:
+        return 1
+    return group.num_slots if sequence is group.sequences[0] else 0
+
+
+def _most_logprobs(groups: Iterable[Group]) -> int | None:
+    wanted = [group.request.params.logprobs for group in groups]
     return max((w for w in wanted if w is not None), default=None)
