@@ -9,7 +9,7 @@ Rules of a step, within a budget of tokens:
      sequences that are more urgent than any in prefill: a continuation does not wait for the end of a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
      gives its blocks back;
-  3. unless that happened, waiting sequences by urgency, as long as slots, blocks and budget last.
+  3. unless that happened and others run, waiting sequences by urgency, as long as slots, blocks and budget last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import numpy as np
 
 from engine._C import BlockPool, BlockTable, TokenList, prepare_batch
 from engine.cache import KvCache, Placement
-from engine.leases import OPEN_ENDED_TOKENS
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sequence import NO_ROW, Group, Sequence, Status
@@ -59,6 +58,7 @@ class _Draft:
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_preempted: int = 0
+    short: bool = False  # blocks ran out: nobody is let in
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Scheduler:
         self.cache = cache
         self.retention = retention
         self._eos = eos_token_ids
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
+        self._waiting: list[tuple[tuple[int, int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
         self._num_waiting = 0
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
@@ -110,8 +110,6 @@ class Scheduler:
         request = group.request
         salt = pack_salt(request.tenant, request.cache_salt)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
-        if request.retain is not None and request.retain.open_ended:
-            group.charged_output = OPEN_ENDED_TOKENS
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -127,7 +125,7 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.RUNNING:
-            del self._running[sequence]
+            self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
             self._num_waiting -= 1
             self._swapped.pop(sequence, None)
@@ -154,10 +152,10 @@ class Scheduler:
         self.cache.begin_plan()
         decoding, prefilling = self._ready()
         self._schedule(draft, decoding)
-        if draft.num_preempted == 0 and prefilling:
+        if prefilling and not draft.short:
             self._admit_waiting(draft, before=prefilling[0])
         self._schedule(draft, prefilling)
-        if draft.num_preempted == 0:
+        if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
         self.cache.end_plan()
         return self._launch(draft) if draft.chunks else None
@@ -170,8 +168,7 @@ class Scheduler:
             if known % self.pool.block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.charged_output:
-            sequence.group.charged_output += OPEN_ENDED_TOKENS
-            self.retention.leases.extend(sequence.group, sequence.group.charged_output)
+            self.retention.leases.extend(sequence.group)
 
     def check_idle(self) -> None:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
@@ -198,18 +195,21 @@ class Scheduler:
         for sequence in sequences:
             if draft.budget == 0:
                 return
-            if sequence.status is Status.RUNNING:  # not preempted by one before it
+            if sequence.status is Status.RUNNING and sequence not in draft.used:  # not a victim of one before it
                 self._schedule_chunk(draft, sequence)
 
     def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
-        """Gives the sequence its next chunk, preempting others if it must. False: it was preempted itself."""
+        """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
         begin = sequence.num_computed
         count = min(sequence.num_pending, draft.budget)
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
             if self.cache.make_room(sequence.table.blocks_needed(begin, begin + count)):
                 continue
+            draft.short = True
             victim = self._victim(draft, sequence)
-            self._preempt(victim)
+            if not self._try_preempt(victim):
+                draft.used.add(victim)  # sits this step out, and can be preempted in the next
+                return False
             draft.num_preempted += 1
             if victim is sequence:
                 return False
@@ -224,15 +224,18 @@ class Scheduler:
         """The least urgent running sequence that this step does not use; the one in need itself, if it is that."""
         return max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _try_preempt(self, sequence: Sequence) -> bool:
         """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""
-        del self._running[sequence]
-        self._release_row(sequence)
         if self.cache.try_swap_out(sequence):
             self._swapped[sequence] = None
+        elif _may_owe_blocks(sequence):
+            return False
         else:
             self._drop_blocks(sequence)
+        del self._running[sequence]
+        self._release_row(sequence)
         self._enqueue(sequence)
+        return True
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
@@ -270,10 +273,8 @@ class Scheduler:
 
         Beside others it leaves each of them a block to grow into, or it would soon be preempted by one of them.
         """
-        placement = self.cache.place(sequence)
-        if not self._has_room(placement, sequence):
-            if placement.table is not sequence.table:
-                placement.drop()
+        placement = self._place(sequence)
+        if placement is None:
             return False
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
@@ -290,22 +291,44 @@ class Scheduler:
         placement.release_lender()
         return scheduled
 
-    def _has_room(self, placement: Placement, sequence: Sequence) -> bool:
+    def _place(self, sequence: Sequence) -> Placement | None:
+        """Where it starts from, with room for it; None if there is none."""
+        placement = self.cache.place(sequence)
         if self.cache.make_room(placement.needed + len(self._running)):
-            return True
-        if self._running:
-            return False
-        # Alone, it must be able to run: the copy of a partly filled block is then a luxury, and so is what other
-        # waiting sequences left on the device when they were swapped out.
-        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
+            return placement
+        if not self._running and self._make_room_alone(placement, sequence):
+            return placement
+        if placement.table is not sequence.table:
+            placement.drop()
+        if self._running or any(_may_owe_blocks(s) for s in self._swapped):
+            return None
+        return self._place_anew(sequence)
+
+    def _make_room_alone(self, placement: Placement, sequence: Sequence) -> bool:
+        """Alone it must be able to run. Luxuries are then the copy of a partly filled block, unless a lease promises
+        it, and what other waiting sequences left here and on the host when they were swapped out."""
+        if placement.lease is None and self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
             return True
         for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence:
+            if other is not sequence and not _may_owe_blocks(other):
                 del self._swapped[other]
                 self._drop_blocks(other)
                 if self.cache.make_room(placement.needed):
                     return True
         return False
+
+    def _place_anew(self, sequence: Sequence) -> Placement | None:
+        """What it has, or would share, is in the way of leases that should move to the host: they move first."""
+        self._swapped.pop(sequence, None)
+        self._drop_blocks(sequence)
+        self.cache.make_room(self.blocks_for(len(sequence.tokens)))
+        placement = self.cache.place(sequence)
+        if self.cache.make_room(placement.needed):
+            return placement
+        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
+            return placement
+        placement.drop()
+        return None
 
     # --- making the plan -----------------------------------------------------------------------------------------
 
@@ -425,6 +448,12 @@ def pack_salt(tenant: str, cache_salt: str) -> bytes:
     """An exact key of who may share blocks: no two (tenant, salt) pairs give the same bytes."""
     name = tenant.encode()
     return len(name).to_bytes(4, "little") + name + cache_salt.encode()
+
+
+def _may_owe_blocks(sequence: Sequence) -> bool:
+    """Its end may be in flight, and its blocks are promised to a lease: they cannot be dropped before that is known."""
+    record = sequence.group.record
+    return sequence.num_in_flight > 0 and record is not None and record.ttl is not None
 
 
 def _prompt_logprobs(sequence: Sequence, begin: int, count: int, start: int) -> PromptLogprobSpec | None:
