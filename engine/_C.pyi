@@ -386,6 +386,8 @@ class BlockPool:
     def ref_count(self, block: int) -> int: ...
     def epoch(self, block: int) -> int:
         """Counts how often the block's content was replaced."""
+    def settled_slots(self, block: int) -> int:
+        """Leading slots that a copy of the open plan may read: its forward and its copies leave them alone."""
     def try_revive(self, block: int, epoch: int) -> bool:
         """Takes a reference if the block, free or in use, still holds what it held at `epoch`."""
     def release(self, block: int) -> None:
@@ -434,6 +436,8 @@ class BlockTable:
     def slice_to(self, num_tokens: int) -> BlockTable:
         """A table that shares the blocks covering the first `num_tokens`."""
     def truncate(self, num_tokens: int) -> None: ...
+    def share_front(self, other: BlockTable, num_blocks: int) -> None:
+        """Replaces its first blocks with the other's, which hold the same."""
     def free(self) -> None:
         """Idempotent. The table is empty afterwards and can be used again."""
     def epochs(self) -> list[tuple[int, int]]:
@@ -464,7 +468,10 @@ def try_swap_out(tables: Sequence[BlockTable], host: BlockPool) -> list[tuple[in
     """
 
 def swap_out_some(tables: Sequence[BlockTable], host: BlockPool, most: int) -> list[tuple[int, int]]:
-    """The same for as many of those blocks as fit, at most `most`, tails first. A table may then be in both."""
+    """The same for as many of those blocks as fit, at most `most`, tails first. A table may then be in both.
+
+    Blocks that the open plan writes or swapped in stay.
+    """
 
 def try_swap_in(tables: Sequence[BlockTable], device: BlockPool) -> list[tuple[int, int]] | None:
     """Brings all host blocks of `tables` back: (host, device) pairs. None: no room, nothing changed."""

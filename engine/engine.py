@@ -32,8 +32,9 @@ from engine.errors import (
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Launch, Scheduler, pack_salt
+from engine.scheduler import Scheduler, pack_salt
 from engine.sequence import Group, Status
+from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
     BeamParams,
@@ -147,11 +148,13 @@ class AsyncEngine:
         if record.group is not None:
             ended = self._loop.create_future()
             record.waiters.append(lambda: None if ended.done() else ended.set_result(None))
-            try:
-                await asyncio.wait_for(ended, None if deadline is None else max(0.0, deadline - self._clock()))
-            except TimeoutError:
+            left = None if deadline is None else max(0.0, deadline - self._clock())
+            await asyncio.wait({ended, self._death}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if self.state == "dead":
+                raise EngineDead("The engine has failed and this server is restarting; send the request again.")
+            if not ended.done():
                 message = f"The request's timeout passed while it waited for its parent '{reference}' to end."
-                raise DeadlineExceeded(message, param="timeout") from None
+                raise DeadlineExceeded(message, param="timeout")
         return self.parent(tenant, record.id)
 
     def records(self, tenant: str) -> list[RecordEntry]:
@@ -338,9 +341,17 @@ class AsyncEngine:
         log.critical("the engine died: %r", error, exc_info=error)
         self.state = "dead"
         self._launched.clear()
-        self._fail_all(EngineDead("The engine has failed and this server is restarting; send the request again."))
         if not self._death.done():
             self._death.set_result(error)
+        for group in list(self._groups.values()):
+            try:
+                self._close(group, "error")
+            except Exception:
+                log.exception("request %s could not give back what it held", group.request.id)
+            message = "The engine has failed and this server is restarting; send the request again."
+            self._send(group, Delta(group.request.id, error=EngineDead(message)))
+        self._groups.clear()
+        self._idle.set()
 
     # --- deadlines -----------------------------------------------------------------------------------------------
 

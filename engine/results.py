@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from engine.beams import Alternatives
 from engine.errors import EngineError, InternalError, InvalidRequest
-from engine.scheduler import Launch, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Group, Sequence, Status
+from engine.step import Launch
 from engine.types import BeamSpec, FinishReason, LogprobArrays, StepResult, StopReason, TokenLogprob
 
 

@@ -9,7 +9,7 @@ Rules of a step, within a budget of tokens:
      sequences that are more urgent than any in prefill: a continuation does not wait for the end of a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
      gives its blocks back;
-  3. unless that happened, waiting sequences by urgency, as long as slots, blocks and budget last.
+  3. unless that happened and others run, waiting sequences by urgency, as long as slots, blocks and budget last.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from engine import beam_groups
-from engine._C import BlockPool, BlockTable, TokenList, prepare_batch
-from engine.beams import Alternatives, BeamSearch, Turn
+from engine._C import BlockPool, BlockTable, TokenList
+from engine.beams import Alternatives, Turn
 from engine.cache import KvCache, Placement
-from engine.leases import OPEN_ENDED_TOKENS
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
-from engine.sequence import NO_ROW, Group, Sequence, Status
-from engine.types import BeamCandidates, BeamParams, BeamSpec, PromptLogprobSpec, Request, RowSpec, StepPlan
+from engine.sampler_rows import SamplerRows
+from engine.sequence import Group, Sequence, Status
+from engine.step import BlockMoves, Chunk, Launch, StepMaker
+from engine.types import BeamCandidates, BeamParams, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,44 +38,17 @@ class SchedulerLimits:
     prefix_caching: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A plan and whom it concerns: needed again when its result comes."""
-
-    plan: StepPlan
-    sampled: tuple[Sequence, ...]  # as plan.sample_rows, up to the beams'
-    prompt_ended: tuple[Group, ...]  # whose last prompt token this step computes without sampling (max_tokens 0)
-    prompt_logprobs: tuple[Group, ...]  # as plan.prompt_logprobs
-    beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
-    num_prompt_tokens: int
-    num_preempted: int
-
-
 @dataclass(slots=True)
 class _Draft:
     """A plan being made."""
 
     now: float
     budget: int
-    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)  # (sequence, first position, count)
+    chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_preempted: int = 0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What the chunks of a step lead to: samples, ends of prompts, log-probabilities of prompts."""
-
-    sampled: list[Sequence] = field(default_factory=list)
-    sample_tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    opened: list[RowSpec] = field(default_factory=list)
-    ended: list[Group] = field(default_factory=list)
-    specs: list[PromptLogprobSpec] = field(default_factory=list)
-    spec_groups: list[Group] = field(default_factory=list)
-    beam_tokens: dict[Group, list[int]] = field(default_factory=dict)  # as sample_tokens, of each group's beams
-    num_prompt_tokens: int = 0
+    short: bool = False  # blocks ran out: nobody is let in
 
 
 class Scheduler:
@@ -87,13 +59,12 @@ class Scheduler:
         self.cache = cache
         self.retention = retention
         self._eos = eos_token_ids
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
+        self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
+        self._steps = StepMaker(self._rows, self._choices_at_end_of_prompt, prefix_caching=limits.prefix_caching)
+        self._waiting: list[tuple[tuple[int, int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
         self._num_waiting = 0
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._rows_to_close: list[int] = []
-        self._step = 0
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -116,8 +87,6 @@ class Scheduler:
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
-        if request.retain is not None and request.retain.open_ended:
-            group.charged_output = OPEN_ENDED_TOKENS
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -145,11 +114,11 @@ class Scheduler:
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.RUNNING:
-            del self._running[sequence]
+            self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
             self._num_waiting -= 1
             self._swapped.pop(sequence, None)
-        self._release_row(sequence)
+        self._rows.release(sequence)
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         sequence.group.num_finished += 1
@@ -177,13 +146,16 @@ class Scheduler:
         self.cache.begin_plan()
         decoding, prefilling = self._ready()
         self._schedule(draft, decoding)
-        if draft.num_preempted == 0 and prefilling:
+        if prefilling and not draft.short:
             self._admit_waiting(draft, before=prefilling[0])
         self._schedule(draft, prefilling)
-        if draft.num_preempted == 0:
+        if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
         self.cache.end_plan()
-        return self._launch(draft) if draft.chunks else None
+        if not draft.chunks:
+            return None
+        swaps_out, swaps_in = self.cache.take_swaps()
+        return self._steps.make(draft.chunks, BlockMoves(swaps_out, swaps_in, draft.copies), draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
@@ -193,8 +165,7 @@ class Scheduler:
             if known % self.pool.block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.charged_output:
-            sequence.group.charged_output += OPEN_ENDED_TOKENS
-            self.retention.leases.extend(sequence.group, sequence.group.charged_output)
+            self.retention.leases.extend(sequence.group)
 
     def advance_beams(self, group: Group, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
         """A result brings the candidates of a group: beams change places, or the search is over."""
@@ -226,7 +197,7 @@ class Scheduler:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
         assert not self._running and self._num_waiting == 0, "check_idle while requests are open"
         self.cache.check_only_leases()
-        assert len(self._free_rows) == self.limits.max_num_seqs, "sampler rows lost"
+        self._rows.check_all_free()
 
     # --- running sequences ---------------------------------------------------------------------------------------
 
@@ -249,11 +220,11 @@ class Scheduler:
         for sequence in sequences:
             if draft.budget == 0:
                 return
-            if sequence.status is Status.RUNNING:  # not preempted by one before it
+            if sequence.status is Status.RUNNING and sequence not in draft.used:  # not a victim of one before it
                 self._schedule_chunk(draft, sequence)
 
     def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
-        """Gives the sequence its next chunk, preempting others if it must. False: it was preempted itself."""
+        """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
         if sequence.group.search is not None and sequence.group.forked:
             return self._schedule_beams(draft, sequence.group)
         begin = sequence.num_computed
@@ -261,13 +232,16 @@ class Scheduler:
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
             if self.cache.make_room(sequence.table.blocks_needed(begin, begin + count)):
                 continue
+            draft.short = True
             victim = self._victim(draft, sequence)
-            self._preempt(victim)
+            if not self._try_preempt(victim):
+                draft.used.add(victim)  # sits this step out, and can be preempted in the next
+                return False
             draft.num_preempted += 1
             if victim is sequence:
                 return False
         draft.copies.extend(pairs)
-        draft.chunks.append((sequence, begin, count))
+        draft.chunks.append(Chunk(sequence, begin, count))
         draft.used.add(sequence)
         draft.budget -= count
         sequence.num_computed = begin + count
@@ -278,8 +252,11 @@ class Scheduler:
         beams = group.sequences
         needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
         while not self.cache.make_room(needed):
+            draft.short = True
             victim = self._victim(draft, beams[0])
-            self._preempt(victim)
+            if not self._try_preempt(victim):
+                draft.used.add(victim)  # sits this step out, and can be preempted in the next
+                return False
             draft.num_preempted += 1
             if victim.group is group:
                 return False
@@ -287,7 +264,7 @@ class Scheduler:
             pairs = beam.table.try_prepare_write(beam.num_computed, beam.num_computed + 1)
             assert pairs is not None, "the blocks were counted"
             draft.copies.extend(pairs)
-            draft.chunks.append((beam, beam.num_computed, 1))
+            draft.chunks.append(Chunk(beam, beam.num_computed, 1))
             draft.used.add(beam)
             beam.num_computed += 1
         draft.budget -= len(beams)
@@ -297,18 +274,21 @@ class Scheduler:
         """The least urgent running sequence that this step does not use; the one in need itself, if it is that."""
         return max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _try_preempt(self, sequence: Sequence) -> bool:
         """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""
         if sequence.group.search is not None and sequence.group.forked:
             self._restart(sequence.group)
-            return
-        del self._running[sequence]
-        self._release_row(sequence)
+            return True
         if self.cache.try_swap_out(sequence):
             self._swapped[sequence] = None
+        elif _may_owe_blocks(sequence):
+            return False
         else:
             self._drop_blocks(sequence)
+        del self._running[sequence]
+        self._rows.release(sequence)
         self._enqueue(sequence)
+        return True
 
     def _restart(self, group: Group) -> None:
         """A group of beams gives way as a whole, and searches anew from its prompt."""
@@ -362,10 +342,8 @@ class Scheduler:
 
         Beside others it leaves each of them a block to grow into, or it would soon be preempted by one of them.
         """
-        placement = self.cache.place(sequence)
-        if not self._has_room(placement, sequence):
-            if placement.table is not sequence.table:
-                placement.drop()
+        placement = self._place(sequence)
+        if placement is None:
             return False
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
@@ -382,112 +360,44 @@ class Scheduler:
         placement.release_lender()
         return scheduled
 
-    def _has_room(self, placement: Placement, sequence: Sequence) -> bool:
+    def _place(self, sequence: Sequence) -> Placement | None:
+        """Where it starts from, with room for it; None if there is none."""
+        placement = self.cache.place(sequence)
         if self.cache.make_room(placement.needed + len(self._running)):
-            return True
-        if self._running:
-            return False
-        # Alone, it must be able to run: the copy of a partly filled block is then a luxury, and so is what other
-        # waiting sequences left on the device when they were swapped out.
-        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
+            return placement
+        if not self._running and self._make_room_alone(placement, sequence):
+            return placement
+        if placement.table is not sequence.table:
+            placement.drop()
+        if self._running or any(_may_owe_blocks(s) for s in self._swapped):
+            return None
+        return self._place_anew(sequence)
+
+    def _make_room_alone(self, placement: Placement, sequence: Sequence) -> bool:
+        """Alone it must be able to run. Luxuries are then the copy of a partly filled block, unless a lease promises
+        it, and what other waiting sequences left here and on the host when they were swapped out."""
+        if placement.lease is None and self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
             return True
         for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence:
+            if other is not sequence and not _may_owe_blocks(other):
                 del self._swapped[other]
                 self._drop_blocks(other)
                 if self.cache.make_room(placement.needed):
                     return True
         return False
 
-    # --- making the plan -----------------------------------------------------------------------------------------
-
-    def _launch(self, draft: _Draft) -> Launch:
-        batch = prepare_batch(
-            [s.table for s, _, _ in draft.chunks],
-            [s.tokens for s, _, _ in draft.chunks],
-            [begin for _, begin, _ in draft.chunks],
-            [count for _, _, count in draft.chunks],
-            [s.row for s, _, _ in draft.chunks],
-        )
-        closing, self._rows_to_close = tuple(self._rows_to_close), []
-        swaps_out, swaps_in = self.cache.take_swaps()
-        outcome = _Outcome()
-        for (sequence, begin, count), start in zip(draft.chunks, batch.query_start.tolist(), strict=False):
-            self._conclude_chunk(outcome, sequence, begin, count, start)
-        self._step += 1
-        specs = self._beam_specs(outcome)
-        beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
-        no_rows = [NO_ROW] * len(beam_tokens)
-        plan = StepPlan(
-            step=self._step,
-            input_ids=batch.input_ids,
-            positions=batch.positions,
-            query_start=batch.query_start,
-            seq_lens=batch.seq_lens,
-            slot_mapping=batch.slot_mapping,
-            block_tables=batch.block_tables,
-            swaps_out=np.asarray(swaps_out, dtype=np.int32).reshape(-1, 2),
-            swaps_in=np.asarray(swaps_in, dtype=np.int32).reshape(-1, 2),
-            block_copies=np.asarray(draft.copies, dtype=np.int32).reshape(-1, 2),
-            close_rows=closing,
-            open_rows=tuple(outcome.opened),
-            sample_tokens=np.asarray(outcome.sample_tokens + beam_tokens, dtype=np.int32),
-            sample_rows=np.asarray([s.row for s in outcome.sampled] + no_rows, dtype=np.int32),
-            sample_positions=np.asarray(outcome.positions + [0] * len(beam_tokens), dtype=np.int32),
-            num_logprobs=_most_logprobs([*(s.group for s in outcome.sampled), *outcome.beam_tokens]),
-            prompt_logprobs=tuple(outcome.specs),
-            beams=specs,
-        )
-        return Launch(
-            plan,
-            tuple(outcome.sampled),
-            tuple(outcome.ended),
-            tuple(outcome.spec_groups),
-            tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
-            outcome.num_prompt_tokens,
-            draft.num_preempted,
-        )
-
-    def _conclude_chunk(self, outcome: _Outcome, sequence: Sequence, begin: int, count: int, start: int) -> None:
-        """What the chunk [begin, begin + count) of a sequence, at token `start` of the step, leads to."""
-        if begin < sequence.num_prompt or count > 1:
-            # Known tokens: whoever comes next may share them. A sampled token is committed when it is known.
-            if self.limits.prefix_caching:
-                sequence.table.commit(sequence.tokens, min(begin + count, len(sequence.tokens)))
-            outcome.num_prompt_tokens += max(0, min(begin + count, sequence.num_prompt) - begin)
-            if (spec := _prompt_logprobs(sequence, begin, count, start)) is not None:
-                outcome.specs.append(spec)
-                outcome.spec_groups.append(sequence.group)
-        if begin + count < sequence.planned_len:
-            return
-        if sequence.group.search is not None and sequence.wants_sample:
-            sequence.group.forked = True
-            outcome.beam_tokens.setdefault(sequence.group, []).append(start + count - 1)
-            return
-        choices = self._choices_at_end_of_prompt(sequence)
-        if not sequence.wants_sample:
-            outcome.ended.append(sequence.group)
-            return
-        for choice in choices:
-            if choice.row == NO_ROW:
-                outcome.opened.append(self._open_row(choice))
-            outcome.sampled.append(choice)
-            outcome.sample_tokens.append(start + count - 1)
-            outcome.positions.append(choice.planned_len)
-            choice.note_sampling()
-
-    def _beam_specs(self, outcome: _Outcome) -> tuple[BeamSpec, ...]:
-        specs = []
-        first = len(outcome.sample_tokens)
-        for group, tokens in outcome.beam_tokens.items():
-            search = group.search
-            assert search is not None and len(tokens) == len(search.running)
-            held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
-            specs.append(
-                BeamSpec(group.request.id, group.request.params, first, search.scores, search.num_candidates, held_back)
-            )
-            first += len(tokens)
-        return tuple(specs)
+    def _place_anew(self, sequence: Sequence) -> Placement | None:
+        """What it has, or would share, is in the way of leases that should move to the host: they move first."""
+        self._swapped.pop(sequence, None)
+        self._drop_blocks(sequence)
+        self.cache.make_room(self.blocks_for(len(sequence.tokens)))
+        placement = self.cache.place(sequence)
+        if self.cache.make_room(placement.needed):
+            return placement
+        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
+            return placement
+        placement.drop()
+        return None
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, or all choices of its group when its prefill ends here and they part ways."""
@@ -510,30 +420,6 @@ class Scheduler:
             self._running[child] = None
         return list(group.sequences)
 
-    # --- rows ----------------------------------------------------------------------------------------------------
-
-    def _open_row(self, sequence: Sequence) -> RowSpec:
-        sequence.row = self._free_rows.pop()
-        request = sequence.group.request
-        params = request.params
-        remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
-        holds_back_eos = params.min_tokens > 0 and not params.ignore_eos
-        return RowSpec(
-            row=sequence.row,
-            params=params,
-            seed=sequence.group.seed,
-            choice=sequence.choice,
-            prompt_token_ids=request.prompt_token_ids if remembers_prompt else (),
-            output_token_ids=tuple(sequence.tokens[sequence.num_prompt :]),
-            eos_token_ids=self._eos if holds_back_eos else (),
-        )
-
-    def _release_row(self, sequence: Sequence) -> None:
-        if sequence.row != NO_ROW:
-            self._rows_to_close.append(sequence.row)
-            self._free_rows.append(sequence.row)
-            sequence.row = NO_ROW
-
 
 def pack_salt(tenant: str, cache_salt: str) -> bytes:
     """An exact key of who may share blocks: no two (tenant, salt) pairs give the same bytes."""
@@ -541,22 +427,10 @@ def pack_salt(tenant: str, cache_salt: str) -> bytes:
     return len(name).to_bytes(4, "little") + name + cache_salt.encode()
 
 
-def _prompt_logprobs(sequence: Sequence, begin: int, count: int, start: int) -> PromptLogprobSpec | None:
-    """What this chunk can tell of the prompt: position p gives the log-probability of token p + 1.
-
-    A recomputed chunk does not tell again what is known (`done` entries, the first being None).
-    """
-    group = sequence.group
-    top = group.request.params.prompt_logprobs
-    if top is None or sequence.choice != 0:
-        return None
-    first = max(begin, group.prompt_logprobs_planned)
-    last = min(begin + count, sequence.num_prompt - 1)
-    if first >= last:
-        return None
-    group.prompt_logprobs_planned = last
-    targets = np.asarray(group.request.prompt_token_ids[first + 1 : last + 1], dtype=np.int32)
-    return PromptLogprobSpec(group.request.id, start + first - begin, targets, top)
+def _may_owe_blocks(sequence: Sequence) -> bool:
+    """Its end may be in flight, and its blocks are promised to a lease: they cannot be dropped before that is known."""
+    record = sequence.group.record
+    return sequence.num_in_flight > 0 and record is not None and record.ttl is not None
 
 
 def _slots_of(sequence: Sequence) -> int:
@@ -565,8 +439,3 @@ def _slots_of(sequence: Sequence) -> int:
     if group.forked and group.search is None:
         return 1
     return group.num_slots if sequence is group.sequences[0] else 0
-
-
-def _most_logprobs(groups: Iterable[Group]) -> int | None:
-    wanted = [group.request.params.logprobs for group in groups]
-    return max((w for w in wanted if w is not None), default=None)

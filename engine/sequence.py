@@ -61,13 +61,15 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
-    urgency: tuple[int, int, int] = field(init=False)  # sorts: lower runs earlier and is preempted later
+    # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
+    urgency: tuple[int, int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
-        self.urgency = (request.priority, self.group.arrival_number - _head_start(request), self.choice)
+        arrival = self.group.arrival_number
+        self.urgency = (request.priority, arrival - _head_start(request), arrival, self.choice)
 
     # Plain counts, moved by these two and nobody else: they are read several times per token.
 
