@@ -39,8 +39,5 @@ class Report:
         return {"retained": told}
 
 
-NOTHING_TO_REPORT = Report()
-
-
 def report_of(request: Request) -> Report:
     return Report(leased=request.retain is not None)
