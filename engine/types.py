@@ -38,6 +38,15 @@ class OutputMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling: the best `n` of `width` beams are returned."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: Literal[True, False, "never"] = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen. Ranges are the server's to check; the engine asserts them."""
 
@@ -62,8 +71,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # alternatives per sampled token; 0: the sampled one alone
     prompt_logprobs: int | None = None
+    beams: BeamParams | None = None
 
     def __post_init__(self) -> None:
+        assert self.beams is None or self.n <= self.beams.width
         assert self.n >= 1 and self.max_tokens >= 0 and 0 <= self.min_tokens <= self.max_tokens
         assert self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
         assert self.repetition_penalty > 0
@@ -328,6 +339,16 @@ class StepResult:
     logprobs: LogprobArrays | None
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it
+
+
+@dataclass(frozen=True, slots=True)
+class BeamCandidates:
+    """The best continuations of one group's beams, best first; only allowed ones."""
+
+    scores: FloatArray  # [K] the beam's score and the token's log-probability
+    rows: IntArray  # [K] which of the group's beams
+    tokens: IntArray  # [K]
+    logprobs: FloatArray  # [K] the raw model's, of the token
 
 
 class PendingStep(Protocol):

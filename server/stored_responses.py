@@ -54,14 +54,15 @@ async def delete(http: web.Request) -> web.Response:
 async def cancel(http: web.Request) -> web.Response:
     """Ends one that runs; whoever waits for it is told."""
     found = _found(http)
-    if not isinstance(found, RunningResponse):
-        raise invalid(f"Response '{found.id}' has ended and cannot be cancelled: only one that runs can be.", None)
-    message = f"Response '{found.id}' was cancelled by another request."
-    found.fail(ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"}))
-    with suppress(TimeoutError):
-        async with asyncio.timeout(1.0):  # it ends at once, unless its client does not read
-            await found.ended.wait()
-    return json_response({**found.head, "status": "cancelled"})
+    if isinstance(found, RunningResponse):
+        message = f"Response '{found.id}' was cancelled by another request."
+        found.fail(ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"}))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # it ends at once, unless its client does not read
+                await found.ended.wait()
+        if http.app[CONTEXT].stored.get(http[TENANT], found.id) is None:
+            return json_response({**found.head, "status": "cancelled"})
+    raise invalid(f"Response '{found.id}' has ended and cannot be cancelled: only one that runs can be.", None)
 
 
 async def input_items(http: web.Request) -> web.Response:
