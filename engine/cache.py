@@ -131,7 +131,7 @@ class KvCache:
             self._swaps_in[device] = host
 
     def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
-        """What a continuation's client is told."""
+        """What a continuation's client is told. Without a token of its parent it is a prompt like any other."""
         lineage = sequence.group.request.lineage
         if lineage is None:
             return None
@@ -140,7 +140,7 @@ class KvCache:
             at=lineage.at,
             inherited_tokens=placement.computed,
             computed_tokens=len(sequence.tokens) - placement.computed,
-            source=placement.source,
+            source=placement.source if lineage.at else "recompute",
         )
 
     def trim(self, placement: Placement, sequence: Sequence) -> bool:

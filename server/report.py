@@ -15,8 +15,7 @@ class Report:
     leased: bool = False  # a lease was asked for
 
     def continuation(self, opening: Delta) -> dict[str, Any]:
-        """`opening` is the first delivery. What nothing of the parent was in is computed anew, whatever the prefix
-        cache may have saved of it."""
+        """`opening` is the first delivery."""
         taken = opening.inheritance
         if taken is None:
             return {}
@@ -25,7 +24,7 @@ class Report:
             "at": taken.at,
             "inherited_tokens": taken.inherited_tokens,
             "computed_tokens": taken.computed_tokens,
-            "source": taken.source if taken.at else "recompute",
+            "source": taken.source,
         }
         return {"continuation": told}
 
@@ -38,9 +37,6 @@ class Report:
             return {"retained": None, "retained_reason": ending.retention_lost}
         told = {"id": lease.id, "expires_at": int(lease.expires_at), "tokens": lease.tokens, "blocks": lease.blocks}
         return {"retained": told}
-
-
-NOTHING_TO_REPORT = Report()
 
 
 def report_of(request: Request) -> Report:
