@@ -37,6 +37,9 @@ class OutputMode(enum.Enum):
     FINAL = "final"
 
 
+MAX_BEAM_WIDTH = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class BeamParams:
     """Beam search instead of sampling: the best `n` of `width` beams are returned."""

@@ -190,7 +190,7 @@ async def test_a_lease_that_cannot_be_honoured_is_refused_at_once() -> None:
 
 
 async def test_an_open_ended_lease_grows_until_the_budget_ends() -> None:
-    setup = Setup(num_blocks=2000, block_size=4, num_lease_blocks=700, max_model_len=4000)
+    setup = Setup(num_blocks=2000, block_size=4, num_lease_blocks=650, max_model_len=4000)
     async with running(setup) as (engine, _):
         open_ended = Retain(60, open_ended=True)
         grown = await ask(engine, request([9], params(1500), retain=open_ended))
