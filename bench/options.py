@@ -112,8 +112,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         type=_not_negative,
         default=0.0,
-        help="log-probabilities this close are ties, whose order may differ; for bfloat16 on a GPU, where the last bits "
-        "depend on the batch (default: 0, everything must be equal)",
+        help="log-probabilities this close are ties, whose order may differ; for bfloat16 on a GPU, where the last "
+        "bits depend on the batch (default: 0, everything must be equal)",
     )
     add("--seed", 0, 0, "chooses the prompts and seeds stage 1")
 

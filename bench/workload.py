@@ -1,8 +1,8 @@
 """What the jobs say: a prompt of its own for each, and a suffix, of the lengths that were asked for.
 
 Prompts are made of common words, so that they work with any tokenizer. Where the server has /tokenize and tells the
-tokens it samples, prompts are cut to the token and everything is sent as token ids. Elsewhere it is sent as text, with as
-many words as the usage of a first answer suggests.
+tokens it samples, prompts are cut to the token and everything is sent as token ids. Elsewhere it is sent as text, with
+as many words as the usage of a first answer suggests.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bench.options import TwoStageOptions
 
 _WORDS = """water stone river light paper green house letter music winter garden bridge window silver market simple
 morning engine forest summer second doctor island number circle yellow button animal planet corner bottle ladder pencil
-mirror castle copper valley travel future kitchen station harbor mountain village teacher picture machine library thunder
-weather history science captain blanket orchard pattern compass journey"""
+mirror castle copper valley travel future kitchen station harbor mountain village teacher picture machine library
+thunder weather history science captain blanket orchard pattern compass journey"""
 _SUFFIX = "In short, the answer to all of this is"
 _SAMPLE_WORDS = 200
 
