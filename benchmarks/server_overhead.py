@@ -41,10 +41,10 @@ PARTS = [
 def serve(port: int, profile: str | None) -> None:
     """The server process: everything is real but the model."""
     from benchmarks.null_runner import NullRunner
-    from engine._C import BlockPool
+    from engine.build import CacheSizes, make_scheduler
     from engine.engine import AsyncEngine
     from engine.models.embedded import embedded_model_path
-    from engine.scheduler import Scheduler, SchedulerLimits
+    from engine.scheduler import SchedulerLimits
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.__main__ import _loop_factory
@@ -58,7 +58,7 @@ def serve(port: int, profile: str | None) -> None:
 
     async def load(metrics: Metrics) -> tuple[AsyncEngine, object]:
         sys.setswitchinterval(0.0005)
-        scheduler = Scheduler(SchedulerLimits(256, 2048, True), BlockPool(20_000, 16), ())
+        scheduler = make_scheduler(SchedulerLimits(256, 2048, True), CacheSizes(16, 20_000), ())
         return AsyncEngine(info, scheduler, NullRunner(words), text.tokenizer, observer=metrics), text
 
     _, config = parse(["serve", "--port", str(port), "--log-level", "warning"])

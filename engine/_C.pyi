@@ -375,6 +375,8 @@ class BlockTable:
     def num_shared(self) -> int:
         """Blocks that another table holds too."""
     @property
+    def num_on_host(self) -> int: ...
+    @property
     def resident(self) -> bool:
         """Every block is on the device. A table that is not cannot be matched, written, committed or scheduled."""
     def __len__(self) -> int:
@@ -388,6 +390,9 @@ def try_swap_out(tables: Sequence[BlockTable], host: BlockPool) -> list[tuple[in
 
     Tables that a plan swapped in or prepared for writing are not swapped out by the same plan.
     """
+
+def swap_out_some(tables: Sequence[BlockTable], host: BlockPool, most: int) -> list[tuple[int, int]]:
+    """The same for as many of those blocks as fit, at most `most`, tails first. A table may then be in both."""
 
 def try_swap_in(tables: Sequence[BlockTable], device: BlockPool) -> list[tuple[int, int]] | None:
     """Brings all host blocks of `tables` back: (host, device) pairs. None: no room, nothing changed."""

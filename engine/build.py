@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.cache import KvCache
 from engine.config import EngineConfig
 from engine.engine import AsyncEngine
 from engine.errors import ModelError
 from engine.models.embedded import embedded_model_path
+from engine.preload import load_torch_libraries, start_cuda
+from engine.retention import Retention, RetentionLimits
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.text import TextBundle, load_text
 from engine.types import Observer
@@ -28,6 +33,39 @@ log = logging.getLogger("bequest.start")
 class Built:
     engine: AsyncEngine
     text: TextBundle
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """In blocks; the pools count their null block too."""
+
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int = 1
+    num_lease_blocks: int = 0  # of the device's, that leases may hold
+
+
+def make_scheduler(
+    limits: SchedulerLimits,
+    sizes: CacheSizes,
+    eos_token_ids: tuple[int, ...],
+    *,
+    max_records: int = 1024,
+    max_leases: int | None = None,
+    lease_fraction: float = 1.0,
+    wall: Callable[[], float] = time.time,
+) -> Scheduler:
+    """A scheduler over empty pools. `lease_fraction` is what one tenant may hold of the budget of leases."""
+    from engine._C import BlockPool
+
+    pool = BlockPool(sizes.num_blocks, sizes.block_size, limits.prefix_caching)
+    host = BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False)
+    budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
+    retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
+    cache = KvCache(
+        pool, host, retention.leases, device_budget=sizes.num_lease_blocks, prefix_caching=limits.prefix_caching
+    )
+    return Scheduler(limits, cache, retention, eos_token_ids)
 
 
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
@@ -45,13 +83,16 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         await asyncio.wait({text_loading})
         text_loading.exception()  # seen, even if the other one is what is raised
     text = text_loading.result()
-    from engine._C import BlockPool
-
-    pool = BlockPool(prepared.num_blocks, config.block_size, config.enable_prefix_caching)
-    limits = SchedulerLimits(config.max_num_seqs, prepared.max_num_batched_tokens, config.enable_prefix_caching)
     engine = AsyncEngine(
         prepared.info,
-        Scheduler(limits, pool, prepared.info.eos_token_ids),
+        make_scheduler(
+            SchedulerLimits(config.max_num_seqs, prepared.max_num_batched_tokens, config.enable_prefix_caching),
+            CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
+            prepared.info.eos_token_ids,
+            max_records=config.retained_tokens_records,
+            max_leases=config.max_leases,
+            lease_fraction=config.max_lease_fraction,
+        ),
         prepared.runner,
         text.tokenizer,
         pipelined=config.pipelined,
@@ -72,6 +113,11 @@ def _load_text(path: Path) -> TextBundle:
 def _prepare(config: EngineConfig, path: Path) -> Prepared:
     """In a worker thread, and torch is imported here: the server's own modules must not."""
     started = time.perf_counter()
+    from engine._C import with_cuda
+
+    if with_cuda and config.device != "cpu":
+        threading.Thread(target=start_cuda, name="bequest-start-cuda", daemon=True).start()
+    load_torch_libraries()
     from engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)

@@ -71,7 +71,9 @@ class EngineConfig:
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")
         if not 0 < self.default_ttl <= self.max_ttl:
-            raise ValueError(f"default_ttl must be over 0 and at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}")
+            raise ValueError(
+                f"default_ttl must be over 0, at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"
+            )
         for name, least in (("max_model_len", 1), ("max_num_batched_tokens", 1), ("num_blocks", 2), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

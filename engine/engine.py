@@ -26,11 +26,13 @@ from engine.errors import (
     EngineError,
     InternalError,
     InvalidRequest,
+    ParentFailed,
     QueueFull,
 )
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
-from engine.scheduler import Launch, Scheduler
+from engine.retention import Retention, Settlement
+from engine.scheduler import Launch, Scheduler, pack_salt
 from engine.sequence import Group, Status
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
@@ -39,6 +41,8 @@ from engine.types import (
     ModelInfo,
     Observer,
     OutputMode,
+    Parent,
+    RecordEntry,
     Request,
     RequestStats,
     Runner,
@@ -97,15 +101,14 @@ class AsyncEngine:
         self._check_admissible(request)
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
+        self.retention.open(group, pack_salt(request.tenant, request.cache_salt))
         self._groups[request.id] = group
         self._idle.clear()
         self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
             self._arm_timer()
-        if not self._pump_pending:
-            self._pump_pending = True
-            self._loop.call_soon(self._pump)
+        self._pump_soon()
 
     def abort(self, request_id: str) -> None:
         """Stops the work of a request at once; no Delta follows. Unknown and finished ids are fine."""
@@ -128,13 +131,68 @@ class AsyncEngine:
         finally:
             self.abort(request.id)
 
+    # --- what is retained ----------------------------------------------------------------------------------------
+
+    def parent(self, tenant: str, reference: str) -> Parent:
+        """Raises ParentNotFound, ParentExpired, or ParentFailed if there is nothing to continue from."""
+        record = self.retention.find(tenant, reference)
+        if record.failed:
+            raise ParentFailed(f"The request '{reference}' ended before anything was computed; send the whole prompt.")
+        return record.as_parent()
+
+    async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
+        """The same when it does not run any more; raises DeadlineExceeded if it still does at the deadline."""
+        record = self.retention.find(tenant, reference)
+        if record.group is not None:
+            ended = self._loop.create_future()
+            record.waiters.append(lambda: None if ended.done() else ended.set_result(None))
+            try:
+                await asyncio.wait_for(ended, None if deadline is None else max(0.0, deadline - self._clock()))
+            except TimeoutError:
+                message = f"The request's timeout passed while it waited for its parent '{reference}' to end."
+                raise DeadlineExceeded(message, param="timeout") from None
+        return self.parent(tenant, record.id)
+
+    def records(self, tenant: str) -> list[RecordEntry]:
+        return self.retention.entries(tenant)
+
+    def record(self, tenant: str, reference: str) -> RecordEntry:
+        return self.retention.find(tenant, reference).as_entry(self.scheduler.pool)
+
+    def set_ttl(self, tenant: str, reference: str, ttl: float | None) -> RecordEntry:
+        record = self.retention.find(tenant, reference)
+        self.retention.set_ttl(record, ttl, self._clock())
+        self._arm_timer()
+        return record.as_entry(self.scheduler.pool)
+
+    def forget(self, tenant: str, reference: str) -> str:
+        record = self.retention.find(tenant, reference)
+        self.retention.forget(record)
+        self._pump_soon()
+        return record.id
+
+    @property
+    def retention(self) -> Retention:
+        return self.scheduler.retention
+
     @property
     def num_open(self) -> int:
         return len(self._groups)
 
     def load(self) -> EngineLoad:
-        scheduler, pool = self.scheduler, self.scheduler.pool
-        return EngineLoad(scheduler.num_running, scheduler.num_waiting, pool.num_used, pool.num_blocks - 1)
+        scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host
+        budget = self.retention.leases.budget
+        return EngineLoad(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            used_blocks=pool.num_used,
+            usable_blocks=pool.num_blocks - 1,
+            used_host_blocks=host.num_used,
+            usable_host_blocks=host.num_blocks - 1,
+            retention_budget=budget.capacity,
+            retention_charged=budget.used,
+            retained=self.retention.loads(),
+        )
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -165,6 +223,11 @@ class AsyncEngine:
         return await asyncio.shield(self._death)
 
     # --- the loop ------------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        if not self._pump_pending:
+            self._pump_pending = True
+            self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pump_pending = False
@@ -216,10 +279,20 @@ class AsyncEngine:
         if finished:
             usage = Usage(len(group.request.prompt_token_ids), group.completion_tokens, group.cached_tokens)
         group.delivered = True
-        delta = Delta(group.request.id, choices, first, prompt_logprobs, usage)
+        settlement = Settlement()
         if finished:
             cut = any(s.output.finish_reason == "length" for s in group.sequences)
-            self._close(group, "length" if cut else "stop")
+            settlement = self._close(group, "length" if cut else "stop")
+        delta = Delta(
+            group.request.id,
+            choices,
+            first,
+            prompt_logprobs,
+            usage,
+            inheritance=group.inheritance if first else None,
+            retained=settlement.retained,
+            retention_lost=settlement.lost if group.request.retain is not None else None,
+        )
         self._send(group, delta)
 
     def _send(self, group: Group, delta: Delta) -> None:
@@ -231,20 +304,23 @@ class AsyncEngine:
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
-    def _close(self, group: Group, reason: Literal["stop", "length", "abort", "error"]) -> None:
+    def _close(self, group: Group, reason: Literal["stop", "length", "abort", "error"]) -> Settlement:
         """The one way out of the engine. Idempotent."""
         if group.closed:
-            return
+            return Settlement()
         self.scheduler.close(group)
+        settlement = self.retention.close(group, reason in ("stop", "length"), self._clock())
+        if settlement.retained is not None:
+            self._arm_timer()
         del self._groups[group.request.id]
         if not self._groups:
             self._idle.set()
         if self.observer is not None:
             self.observer.on_finish(self._stats_of(group, reason))
-        if not self._pump_pending and self.scheduler.num_waiting:
+        if self.scheduler.num_waiting:
             # What it held may let a waiting request in, though no step is running.
-            self._pump_pending = True
-            self._loop.call_soon(self._pump)
+            self._pump_soon()
+        return settlement
 
     def _fail(self, group: Group, error: EngineError) -> None:
         if not group.closed:
@@ -271,9 +347,12 @@ class AsyncEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        lease_ends = self.retention.leases.next_expiry()
+        due = [lease_ends] if lease_ends is not None else []
         if self._deadlines:
-            delay = max(0.0, self._deadlines[0][0] - self._clock())
-            self._timer = self._loop.call_later(delay, self._expire)
+            due.append(self._deadlines[0][0])
+        if due and not self._stopped:
+            self._timer = self._loop.call_later(max(0.0, min(due) - self._clock()), self._expire)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -281,6 +360,9 @@ class AsyncEngine:
             group = self._groups.get(heapq.heappop(self._deadlines)[1])
             if group is not None and not group.closed:
                 self._expire_group(group)
+        self.retention.expire(now)
+        if self.scheduler.num_waiting:
+            self._pump_soon()
         self._timer = None
         self._arm_timer()
 
@@ -338,6 +420,8 @@ class AsyncEngine:
                 prompt_tokens=launch.num_prompt_tokens,
                 generated_tokens=len(first) + len(inter),
                 preempted=launch.num_preempted,
+                swapped_out=len(launch.plan.swaps_out),
+                swapped_in=len(launch.plan.swaps_in),
                 seconds=result.device_seconds,
                 first_token_seconds=first,
                 inter_token_seconds=inter,
@@ -359,4 +443,5 @@ class AsyncEngine:
             prefill_seconds=first - admitted,
             decode_seconds=now - first,
             total_seconds=now - group.arrived_at,
+            inheritance=group.inheritance,
         )

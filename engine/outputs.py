@@ -6,6 +6,8 @@ next step has been launched.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stops import StopMatcher
 from engine.text.tokenizer import Tokenizer
@@ -38,6 +40,10 @@ class ChoiceOutput:
         self._cumulative = 0.0
         self._announced = False
         self._stop_found = False
+        self._num_shown = 0  # tokens that have text
+        # With stop strings: where each token's text ends in the whole text, and how much of that was let through.
+        self._ends: list[int] = []
+        self._let_through = 0
 
     def sibling(self, index: int) -> ChoiceOutput:
         """The output of another choice of the same request."""
@@ -54,10 +60,21 @@ class ChoiceOutput:
             self._logprobs.append(logprob)
             self._cumulative += logprob.logprob
         if shown:
+            self._num_shown += 1
             self._undecoded.append(token_id)
         if self._stops is None:
             return None
         return self._decode()
+
+    @property
+    def shown_len(self) -> int:
+        """Sampled tokens that are part of the text shown: no end token, none that reaches into a hidden stop string."""
+        if not self._stop_found:
+            return self._num_shown
+        whole = bisect_left(self._ends, self._let_through + 1)  # tokens whose text lies in what was let through
+        # Tokens behind it that have no text of their own yet are the first bytes of a character that was cut off.
+        end = self._ends[whole - 1] if whole else 0
+        return bisect_left(self._ends, end) + (end > 0)
 
     def finish(self, reason: FinishReason, stop_reason: StopReason) -> None:
         """The choice is complete: what was held back for a possible stop string is text after all."""
@@ -112,6 +129,8 @@ class ChoiceOutput:
                 continue
             safe, stop = self._stops.feed(piece, armed=self._num_tokens >= self._params.min_tokens)
             self._text.append(safe)
+            self._ends.append((self._ends[-1] if self._ends else 0) + len(piece))
+            self._let_through += len(safe)
             if stop is not None:
                 self._stop_found = True
                 return stop

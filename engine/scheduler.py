@@ -5,21 +5,27 @@ two the next plan may be made (the pipelined loop): a sampled token not yet appl
 next input is named by its sampler row instead of its id.
 
 Rules of a step, within a budget of tokens:
-  1. running sequences that need one token, then running sequences in prefill, each by urgency;
-  2. when blocks run out, the least urgent running sequence that this step has not used gives its blocks back;
+  1. running sequences that need one token, then running sequences in prefill, each by urgency; between the two, waiting
+     sequences that are more urgent than any in prefill: a continuation does not wait for the end of a long prompt;
+  2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
+     gives its blocks back;
   3. unless that happened, waiting sequences by urgency, as long as slots, blocks and budget last.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine._C import BlockPool, BlockTable, TokenList, prepare_batch
+from engine.cache import KvCache, Placement
+from engine.leases import OPEN_ENDED_TOKENS
 from engine.outputs import ChoiceOutput
+from engine.retention import Retention
 from engine.sequence import NO_ROW, Group, Sequence, Status
 from engine.types import PromptLogprobSpec, RowSpec, StepPlan
 
@@ -70,18 +76,26 @@ class _Outcome:
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, cache: KvCache, retention: Retention, eos_token_ids: tuple[int, ...]
+    ) -> None:
         self.limits = limits
-        self.pool = pool
+        self.cache = cache
+        self.retention = retention
         self._eos = eos_token_ids
         self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
         self._num_waiting = 0
         self._running: dict[Sequence, None] = {}  # an ordered set
+        self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._rows_to_close: list[int] = []
         self._step = 0
 
     # --- what the engine calls -----------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.cache.pool
 
     @property
     def num_running(self) -> int:
@@ -95,7 +109,9 @@ class Scheduler:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
         request = group.request
         salt = pack_salt(request.tenant, request.cache_salt)
-        leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), output)
+        leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
+        if request.retain is not None and request.retain.open_ended:
+            group.charged_output = OPEN_ENDED_TOKENS
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -107,14 +123,16 @@ class Scheduler:
         return self.blocks_for(num_tokens) <= self.pool.num_blocks - 1
 
     def finish(self, sequence: Sequence) -> None:
-        """Ends a sequence and gives back what it holds. Idempotent: the one release path."""
+        """Ends a sequence; what it holds goes to its record, or back. Idempotent: the one release path."""
         if sequence.status is Status.FINISHED:
             return
         if sequence.status is Status.RUNNING:
             del self._running[sequence]
         else:
             self._num_waiting -= 1
-        self._release(sequence)
+            self._swapped.pop(sequence, None)
+        self._release_row(sequence)
+        self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         sequence.group.num_finished += 1
 
@@ -125,18 +143,23 @@ class Scheduler:
             self.finish(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
-        """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs."""
+        """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
         sequence.table.uncommit(0)
+        if sequence.group.record is not None:
+            sequence.group.record.failed = True
 
     def plan(self, now: float) -> Launch | None:
         """The next step, or None when nothing can move."""
         draft = _Draft(now, budget=self.limits.max_num_batched_tokens)
-        # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
-        self.pool.begin_plan()
-        self._schedule_running(draft)
+        self.cache.begin_plan()
+        decoding, prefilling = self._ready()
+        self._schedule(draft, decoding)
+        if draft.num_preempted == 0 and prefilling:
+            self._admit_waiting(draft, before=prefilling[0])
+        self._schedule(draft, prefilling)
         if draft.num_preempted == 0:
             self._admit_waiting(draft)
-        self.pool.end_plan()
+        self.cache.end_plan()
         return self._launch(draft) if draft.chunks else None
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
@@ -146,17 +169,20 @@ class Scheduler:
             known = min(sequence.num_computed, sequence.num_prompt + sequence.num_output)
             if known % self.pool.block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
+        if sequence.num_output > sequence.group.charged_output:
+            sequence.group.charged_output += OPEN_ENDED_TOKENS
+            self.retention.leases.extend(sequence.group, sequence.group.charged_output)
 
     def check_idle(self) -> None:
-        """Nothing runs or waits: then every block and every row must be back."""
+        """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
         assert not self._running and self._num_waiting == 0, "check_idle while requests are open"
-        self.pool.check()
-        assert self.pool.num_used == 0, f"{self.pool.num_used} blocks lost"
+        self.cache.check_only_leases()
         assert len(self._free_rows) == self.limits.max_num_seqs, "sampler rows lost"
 
     # --- running sequences ---------------------------------------------------------------------------------------
 
-    def _schedule_running(self, draft: _Draft) -> None:
+    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Running sequences that need one token, and those that need more; each by urgency."""
         # One that wants no more samples only waits for its last token to come back, unless its prompt is not done.
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
@@ -164,7 +190,12 @@ class Scheduler:
             if s.num_computed < s.planned_len and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
         ]
         ready.sort()
-        for _, _, sequence in ready:
+        num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
+        ordered = [s for _, _, s in ready]
+        return ordered[:num_decoding], ordered[num_decoding:]
+
+    def _schedule(self, draft: _Draft, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             if draft.budget == 0:
                 return
             if sequence.status is Status.RUNNING:  # not preempted by one before it
@@ -175,6 +206,8 @@ class Scheduler:
         begin = sequence.num_computed
         count = min(sequence.num_pending, draft.budget)
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
+            if self.cache.make_room(sequence.table.blocks_needed(begin, begin + count)):
+                continue
             victim = self._victim(draft, sequence)
             self._preempt(victim)
             draft.num_preempted += 1
@@ -192,11 +225,18 @@ class Scheduler:
         return max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue without blocks: its tokens are kept, their KV is computed again (or found in the index)."""
+        """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""
         del self._running[sequence]
-        self._release(sequence)
-        sequence.num_computed = 0
+        self._release_row(sequence)
+        if self.cache.try_swap_out(sequence):
+            self._swapped[sequence] = None
+        else:
+            self._drop_blocks(sequence)
         self._enqueue(sequence)
+
+    def _drop_blocks(self, sequence: Sequence) -> None:
+        sequence.table.free()
+        sequence.num_computed = 0
 
     # --- waiting sequences ---------------------------------------------------------------------------------------
 
@@ -205,13 +245,16 @@ class Scheduler:
         heapq.heappush(self._waiting, (sequence.urgency, sequence))
         self._num_waiting += 1
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: _Draft, before: Sequence | None = None) -> None:
+        """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
         slots = self.limits.max_num_seqs - self._slots_in_use()
         while self._waiting and draft.budget > 0:
             sequence = self._waiting[0][1]
             if sequence.status is Status.FINISHED:
                 heapq.heappop(self._waiting)
                 continue
+            if before is not None and sequence.urgency > before.urgency:
+                return
             need = 1 if sequence.group.forked else sequence.group.num_slots
             # A preempted sequence whose last token is still on the device comes back when that token is known.
             if need > slots or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
@@ -227,24 +270,42 @@ class Scheduler:
 
         Beside others it leaves each of them a block to grow into, or it would soon be preempted by one of them.
         """
-        params = sequence.group.request.params
-        matched = 0
-        if self.limits.prefix_caching and params.prompt_logprobs is None:
-            matched = sequence.table.match_prefix(sequence.tokens, len(sequence.tokens) - 1)
-        needed = sequence.table.blocks_needed(matched, len(sequence.tokens))
-        if needed + len(self._running) > self.pool.num_free:
-            sequence.table.free()
+        placement = self.cache.place(sequence)
+        if not self._has_room(placement, sequence):
+            if placement.table is not sequence.table:
+                placement.drop()
             return False
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
+        self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
-        sequence.num_computed = matched
         self._running[sequence] = None
+        self.cache.settle(placement, sequence)
         group = sequence.group
         if group.admitted_at is None:
             group.admitted_at = draft.now
-            group.cached_tokens = matched
-        return self._schedule_chunk(draft, sequence)
+            group.cached_tokens = placement.computed
+            group.inheritance = self.cache.report(placement, sequence)
+        scheduled = self._schedule_chunk(draft, sequence)
+        placement.release_lender()
+        return scheduled
+
+    def _has_room(self, placement: Placement, sequence: Sequence) -> bool:
+        if self.cache.make_room(placement.needed + len(self._running)):
+            return True
+        if self._running:
+            return False
+        # Alone, it must be able to run: the copy of a partly filled block is then a luxury, and so is what other
+        # waiting sequences left on the device when they were swapped out.
+        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
+            return True
+        for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
+            if other is not sequence:
+                del self._swapped[other]
+                self._drop_blocks(other)
+                if self.cache.make_room(placement.needed):
+                    return True
+        return False
 
     # --- making the plan -----------------------------------------------------------------------------------------
 
@@ -257,6 +318,7 @@ class Scheduler:
             [s.row for s, _, _ in draft.chunks],
         )
         closing, self._rows_to_close = tuple(self._rows_to_close), []
+        swaps_out, swaps_in = self.cache.take_swaps()
         outcome = _Outcome()
         for (sequence, begin, count), start in zip(draft.chunks, batch.query_start.tolist(), strict=False):
             self._conclude_chunk(outcome, sequence, begin, count, start)
@@ -269,6 +331,8 @@ class Scheduler:
             seq_lens=batch.seq_lens,
             slot_mapping=batch.slot_mapping,
             block_tables=batch.block_tables,
+            swaps_out=np.asarray(swaps_out, dtype=np.int32).reshape(-1, 2),
+            swaps_in=np.asarray(swaps_in, dtype=np.int32).reshape(-1, 2),
             block_copies=np.asarray(draft.copies, dtype=np.int32).reshape(-1, 2),
             close_rows=closing,
             open_rows=tuple(outcome.opened),
@@ -323,6 +387,7 @@ class Scheduler:
                 choice,
                 TokenList(group.request.prompt_token_ids),
                 sequence.table.fork(),
+                sequence.salt,
                 sequence.output.sibling(choice),
                 num_computed=sequence.num_computed,
                 status=Status.RUNNING,
@@ -349,8 +414,7 @@ class Scheduler:
             eos_token_ids=self._eos if holds_back_eos else (),
         )
 
-    def _release(self, sequence: Sequence) -> None:
-        sequence.table.free()
+    def _release_row(self, sequence: Sequence) -> None:
         if sequence.row != NO_ROW:
             self._rows_to_close.append(sequence.row)
             self._free_rows.append(sequence.row)

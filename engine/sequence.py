@@ -13,12 +13,28 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
 from engine.outputs import ChoiceOutput
-from engine.types import Request, Sink, TokenLogprob
+from engine.types import Inheritance, Request, Sink, TokenLogprob
+
+if TYPE_CHECKING:
+    from engine.records import Record
 
 NO_ROW = -1
+NEVER = 1 << 62  # more tokens than anybody samples
+
+
+# A continuation that computes this little may pass requests that came shortly before it: by so many arrivals, and no
+# further, so that nobody starves.
+_CHEAP_TOKENS = 64
+_HEAD_START = 64
+
+
+def _head_start(request: Request) -> int:
+    cheap = request.lineage is not None and len(request.prompt_token_ids) - request.lineage.at <= _CHEAP_TOKENS
+    return _HEAD_START if cheap else 0
 
 
 class Status(enum.Enum):
@@ -33,6 +49,7 @@ class Sequence:
     choice: int
     tokens: TokenList
     table: BlockTable
+    salt: bytes  # divides the prefix index
     output: ChoiceOutput
     num_computed: int = 0  # tokens whose KV a launched step has written or will write
     num_in_flight: int = 0  # sampled by a launched step, not yet applied
@@ -49,7 +66,7 @@ class Sequence:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
-        self.urgency = (request.priority, self.group.arrival_number, self.choice)
+        self.urgency = (request.priority, self.group.arrival_number - _head_start(request), self.choice)
 
     # Plain counts, moved by these two and nobody else: they are read several times per token.
 
@@ -89,6 +106,10 @@ class Group:
     closed: bool = False  # finished, failed or aborted: owns nothing any more
     delivered: bool = False  # the first Delta is out
     cached_tokens: int = 0
+    record: Record | None = None  # what others may continue from; None once it is closed, or when nobody may
+    parent: Record | None = None  # what it continues from, if that is there
+    inheritance: Inheritance | None = None  # of a continuation, from its admission on
+    charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
     admitted_at: float | None = None

@@ -175,6 +175,7 @@ void bind_block_table(py::module_& m) {
       .def_property_readonly("blocks", &BlockTable::entries)
       .def_property_readonly("num_blocks", &BlockTable::num_blocks)
       .def_property_readonly("num_shared", &BlockTable::num_shared)
+      .def_property_readonly("num_on_host", &BlockTable::num_on_host)
       .def_property_readonly("resident", &BlockTable::resident)
       .def("__len__", &BlockTable::num_blocks);
 }
@@ -189,6 +190,12 @@ void bind_swap(py::module_& m) {
         return to_pairs(try_swap_out(to_tables(tables), host));
       },
       py::arg("tables"), py::arg("host"));
+  m.def(
+      "swap_out_some",
+      [](const py::sequence& tables, const std::shared_ptr<BlockPool>& host, int64_t most) {
+        return to_pairs(swap_out_some(to_tables(tables), host, most));
+      },
+      py::arg("tables"), py::arg("host"), py::arg("most"));
   m.def(
       "try_swap_in",
       [](const py::sequence& tables, const std::shared_ptr<BlockPool>& device) {

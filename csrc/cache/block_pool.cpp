@@ -1,5 +1,7 @@
 #include "cache/block_pool.h"
 
+#include <algorithm>
+
 #include <utility>
 
 #include "core/check.h"
@@ -89,7 +91,9 @@ void BlockPool::note_write(BlockId block, int32_t begin, int32_t end) {
   Block& b = at(block);
   if (begin < b.filled) ++b.epoch;
   b.filled = end;
-  if (planning_) b.written_in_plan = plan_;
+  if (!planning_) return;
+  b.written_from = b.written_in_plan == plan_ ? std::min(b.written_from, begin) : begin;
+  b.written_in_plan = plan_;
 }
 
 void BlockPool::note_copy(BlockId block, const BlockPool& from, BlockId source) {

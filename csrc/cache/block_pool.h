@@ -43,12 +43,17 @@ class BlockPool {
   // which they were planned. So between begin_plan() and end_plan()
   //   - a block that one of them reads is not handed out again: release_source() keeps the reference till the
   //   end;
-  //   - a block that the forward writes is not to be copied or swapped out: it is pending().
+  //   - slots that the forward writes are not to be copied or swapped out: their block is pending().
   // Without an open plan release_source() is release() and nothing is pending.
   void begin_plan();
   void end_plan();
   void release_source(BlockId block);
   bool pending(BlockId block) const { return planning_ && at(block).written_in_plan == plan_; }
+  // Whether the forward writes a slot before `slot`: if not, a copy made before it has those slots as they
+  // will stay.
+  bool pending_before(BlockId block, int32_t slot) const {
+    return pending(block) && at(block).written_from < slot;
+  }
 
   // Whether writing would be seen by nobody but the one owner: not by a second one, not through the index.
   bool writable(BlockId block) const { return at(block).references == 1 && !indexed(block); }
@@ -74,6 +79,7 @@ class BlockPool {
     BlockId prev = kNullBlock;  // on the free list, older
     uint64_t epoch = 0;
     uint64_t written_in_plan = 0;
+    int32_t written_from = 0;  // the first slot that plan writes
   };
 
   size_t checked(BlockId block) const;

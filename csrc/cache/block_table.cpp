@@ -107,8 +107,8 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
   const int64_t bs = pool_->block_size();
   const int64_t first = begin / bs;
   const int64_t last = blocks_covering(end);
-  if (begin % bs > 0 && pool_->pending(entries_[first])) {
-    check(pool_->writable(entries_[first]), "a block that this plan writes would have to be copied before");
+  if (begin % bs > 0 && pool_->pending_before(entries_[first], static_cast<int32_t>(begin % bs))) {
+    check(pool_->writable(entries_[first]), "slots that this plan writes would have to be copied before");
   }
   if (static_cast<size_t>(last) >
       entries_.capacity()) {  // an exact reserve would copy all entries for each block

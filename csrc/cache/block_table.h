@@ -85,6 +85,7 @@ class BlockTable {
   int64_t capacity() const { return int64_t{num_blocks()} * pool_->block_size(); }
   // Whether every block is on the device.
   bool resident() const { return num_on_host_ == 0; }
+  int32_t num_on_host() const { return num_on_host_; }
   // Blocks that another table holds too.
   int32_t num_shared() const;
   // The leading blocks that are on the device, to be adopted later.

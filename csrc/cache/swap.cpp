@@ -60,6 +60,14 @@ class TableSwap {
     });
   }
 
+  // Keeps the last `most` of the selected entries: tails are shared less than heads.
+  void keep_last(size_t most) {
+    if (order_.size() <= most) return;
+    const auto end = order_.end() - static_cast<std::ptrdiff_t>(most);
+    for (auto it = order_.begin(); it != end; ++it) moves_.erase(*it);
+    order_.erase(order_.begin(), end);
+  }
+
   void expect_written(const BlockPool& from) const {
     for (const int32_t entry : order_)
       check(!from.pending(entry), "a block that this plan writes was swapped out");
@@ -118,20 +126,43 @@ int64_t count_distinct_blocks(const std::vector<BlockTable*>& tables) {
   return static_cast<int64_t>(entries.size());
 }
 
-std::optional<std::vector<BlockCopy>> try_swap_out(const std::vector<BlockTable*>& tables,
-                                                   const std::shared_ptr<BlockPool>& host) {
-  if (tables.empty()) return std::vector<BlockCopy>{};
-  TableSwap swap(tables);
+namespace {
+
+// Selects what nobody but the swap's tables holds.
+void select_own(TableSwap& swap, const BlockPool& device, const std::shared_ptr<BlockPool>& host) {
   swap.expect_host(host);
   swap.count_uses();
-  BlockPool& device = tables[0]->pool();
   swap.select([&](int32_t entry, int32_t uses) { return entry > 0 && device.ref_count(entry) == uses; });
+}
+
+std::vector<BlockCopy> move_out(TableSwap& swap, BlockPool& device, const std::shared_ptr<BlockPool>& host) {
   swap.expect_written(device);
-  if (static_cast<int64_t>(swap.num_moves()) > host->num_free()) return std::nullopt;
   const auto copies = swap.move(device, *host, -1);
   swap.rewrite_tables(host);
   swap.release_moved([&](BlockId block) { device.release(block); });
   return copies;
+}
+
+}  // namespace
+
+std::optional<std::vector<BlockCopy>> try_swap_out(const std::vector<BlockTable*>& tables,
+                                                   const std::shared_ptr<BlockPool>& host) {
+  if (tables.empty()) return std::vector<BlockCopy>{};
+  TableSwap swap(tables);
+  BlockPool& device = tables[0]->pool();
+  select_own(swap, device, host);
+  if (static_cast<int64_t>(swap.num_moves()) > host->num_free()) return std::nullopt;
+  return move_out(swap, device, host);
+}
+
+std::vector<BlockCopy> swap_out_some(const std::vector<BlockTable*>& tables,
+                                     const std::shared_ptr<BlockPool>& host, int64_t most) {
+  if (tables.empty()) return {};
+  TableSwap swap(tables);
+  BlockPool& device = tables[0]->pool();
+  select_own(swap, device, host);
+  swap.keep_last(static_cast<size_t>(std::clamp<int64_t>(most, 0, host->num_free())));
+  return move_out(swap, device, host);
 }
 
 std::optional<std::vector<BlockCopy>> try_swap_in(const std::vector<BlockTable*>& tables,

@@ -24,6 +24,10 @@ int64_t count_distinct_blocks(const std::vector<BlockTable*>& tables);
 std::optional<std::vector<BlockCopy>> try_swap_out(const std::vector<BlockTable*>& tables,
                                                    const std::shared_ptr<BlockPool>& host);
 
+// The same for as many of those blocks as fit, and not more than `most`; the last ones of the tables go first.
+std::vector<BlockCopy> swap_out_some(const std::vector<BlockTable*>& tables,
+                                     const std::shared_ptr<BlockPool>& host, int64_t most);
+
 // Brings every host block of `tables` to `device`, their pool, and returns (host, device) pairs, or does
 // nothing and returns nullopt if they do not fit. A host block that others hold too stays there for them.
 std::optional<std::vector<BlockCopy>> try_swap_in(const std::vector<BlockTable*>& tables,

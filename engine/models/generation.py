@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from engine.errors import ModelError
 from engine.models.fields import Fields
-from engine.models.gguf_file import GGUFFile
+
+if TYPE_CHECKING:
+    from engine.models.gguf_file import GGUFFile
 
 # Our sampling parameters, which are also generation_config.json's names.
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

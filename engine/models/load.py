@@ -21,9 +21,6 @@ from engine.models.generation import (
     hf_generation_defaults,
     read_json,
 )
-from engine.models.gguf_config import parse_gguf_config
-from engine.models.gguf_file import GGUFFile
-from engine.models.gguf_loader import GGUFSource
 from engine.models.hf_config import parse_hf_config
 from engine.models.layers import Loader
 from engine.models.padding import pad_heads
@@ -113,6 +110,10 @@ def _open_directory(directory: Path) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
+    from engine.models.gguf_config import parse_gguf_config  # slow to import, and a directory needs none of it
+    from engine.models.gguf_file import GGUFFile
+    from engine.models.gguf_loader import GGUFSource
+
     file = GGUFFile(path)
     config = parse_gguf_config(file)
     return Checkpoint(config, GGUFSource(file, config), gguf_generation_defaults(file))

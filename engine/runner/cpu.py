@@ -20,14 +20,19 @@ _LOGIT_ROWS = 64
 class CpuRunner:
     """Owns the weights, the KV cache and the sampler rows."""
 
-    def __init__(self, model: Decoder, kv_cache: torch.Tensor, max_rows: int) -> None:
+    def __init__(self, model: Decoder, kv_cache: torch.Tensor, host_cache: torch.Tensor, max_rows: int) -> None:
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._host_cache = host_cache  # the same for the blocks of the host pool
         self._sampler = RowSampler(max_rows, model.config.vocab_size)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
+        if len(plan.swaps_out):
+            kernels.swap_blocks(self._kv_cache, self._host_cache, plan.swaps_out)
+        if len(plan.swaps_in):
+            kernels.swap_blocks(self._host_cache, self._kv_cache, plan.swaps_in)
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)

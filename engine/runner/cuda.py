@@ -20,6 +20,7 @@ from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
+from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
 from engine.types import LogprobArrays, PromptLogprobSpec, StepPlan
 
@@ -49,9 +50,10 @@ class _Outputs:
 class CudaRunner:
     """Owns the weights, the KV cache, the sampler rows and the graphs."""
 
-    def __init__(self, model: Decoder, kv_cache: Tensor, limits: RunnerLimits) -> None:
+    def __init__(self, model: Decoder, kv_cache: Tensor, num_host_blocks: int, limits: RunnerLimits) -> None:
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
@@ -88,6 +90,10 @@ class CudaRunner:
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             self._stage(plan, padded)
+            if len(plan.swaps_out):
+                self._host_cache.swap_out(plan.swaps_out)
+            if len(plan.swaps_in):
+                self._host_cache.swap_in(plan.swaps_in)
             if len(plan.block_copies):
                 kernels.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
             if graph is not None:
@@ -108,9 +114,11 @@ class CudaRunner:
             for size in self._ladder.sizes():
                 self._stage_padding(size)
                 self._forward(size)  # loads kernels and cuBLAS plans, which a capture must not
+                # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                    outputs = self._forward(size)
+                graph.capture_begin(pool)
+                outputs = self._forward(size)
+                graph.capture_end()
                 self._graphs[size] = _Graph(graph, outputs)
         torch.cuda.synchronize(self._device)
         return len(self._graphs)

@@ -20,7 +20,7 @@ class StepSize:
 
 def decode_ladder(max_num_seqs: int) -> list[int]:
     """Batch sizes of decode graphs: fine steps where a padded row costs much of the time, coarse ones above."""
-    sizes = [1, 2, 4, 8, *range(16, 256, 8), *range(256, 512, 16), *range(512, 4097, 64)]
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, 4097, 64)]
     below = [size for size in sizes if size < max_num_seqs]
     return [*below, max_num_seqs]
 
@@ -28,7 +28,7 @@ def decode_ladder(max_num_seqs: int) -> list[int]:
 def mixed_ladder(max_num_batched_tokens: int) -> list[int]:
     """Token counts of graphs for steps that carry a prefill."""
     most = min(max_num_batched_tokens, MOST_GRAPH_TOKENS)
-    sizes = [32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048]
+    sizes = [32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048]
     return [*(size for size in sizes if size < most), most]
 
 

@@ -20,6 +20,8 @@ class CacheWish:
     max_num_seqs: int
     num_blocks: int | None
     cache_gb: float | None
+    retain_fraction: float | None  # of the pool; None: half, or what a longest request leaves
+    host_cache_gb: float
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -40,6 +42,10 @@ class CachePlan:
 
     num_blocks: int
     max_model_len: int
+    num_lease_blocks: int  # of the pool, that leases may hold
+
+
+_RETAIN_FRACTION = 0.5
 
 
 def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list[Share]) -> CachePlan:
@@ -62,7 +68,7 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     usable = max(0, num_blocks - 1)
     held = usable * wish.block_size
     if usable >= wish.blocks_per_sequence:
-        return CachePlan(num_blocks, wish.max_model_len)
+        return CachePlan(num_blocks, wish.max_model_len, _lease_blocks(wish, usable))
     if wish.max_model_len_asked or usable == 0:
         needed = (wish.blocks_per_sequence + 1) * wish.block_bytes
         raise ModelError(
@@ -70,7 +76,30 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
             f"request may take --max-model-len {wish.max_model_len} ({table(shares)}). Set --max-model-len "
             f"{max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb {needed / GIB:.2f}."
         )
-    return CachePlan(num_blocks, held)
+    if wish.retain_fraction:
+        _lease_blocks(wish, usable)
+    return CachePlan(num_blocks, held, 0)
+
+
+def _lease_blocks(wish: CacheWish, usable: int) -> int:
+    """A request of the longest kind must fit beside the leases, or nobody could run when they fill their share."""
+    left = usable - wish.blocks_per_sequence
+    if wish.retain_fraction is None:
+        return min(int(usable * _RETAIN_FRACTION), left)
+    wanted = int(usable * wish.retain_fraction)
+    if wanted > left:
+        most = max(0, int(100 * left / usable)) / 100
+        raise ModelError(
+            f"--retain-fraction {wish.retain_fraction:g} lets leases hold {wanted} of the {usable} cache blocks, but "
+            f"beside them a request of {wish.max_model_len} tokens needs {wish.blocks_per_sequence}. Set "
+            f"--retain-fraction {most:g} or less, a smaller --max-model-len, or a larger --num-blocks."
+        )
+    return wanted
+
+
+def plan_host_blocks(wish: CacheWish, available: int) -> int:
+    """Blocks of the host pool: as many as asked for, and not more than `available` bytes hold."""
+    return min(int(wish.host_cache_gb * GIB), max(0, available)) // wish.block_bytes
 
 
 def table(shares: list[Share]) -> str:

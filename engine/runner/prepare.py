@@ -20,7 +20,17 @@ from engine.errors import ModelError
 from engine.kernels import cpu as kernels
 from engine.models.load import LoadedModel, load_model
 from engine.runner.cpu import CpuRunner
-from engine.runner.memory import GIB, CachePlan, CacheWish, Share, gib, host_memory, plan_cache, table
+from engine.runner.memory import (
+    GIB,
+    CachePlan,
+    CacheWish,
+    Share,
+    gib,
+    host_memory,
+    plan_cache,
+    plan_host_blocks,
+    table,
+)
 from engine.types import ModelInfo, Runner
 
 log = logging.getLogger("bequest.start")
@@ -40,7 +50,9 @@ _GRAPH_BYTES = GIB // 2
 class Prepared:
     runner: Runner
     info: ModelInfo
-    num_blocks: int
+    num_blocks: int  # with the null block, as is the next one
+    num_host_blocks: int
+    num_lease_blocks: int  # of the first, that leases may hold
     max_num_batched_tokens: int
 
 
@@ -77,13 +89,18 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         shares = [Share("weights", loaded.weight_bytes), Share("free before the cache", available)]
         wish = _wish(config, loaded)
         plan = plan_cache(wish, available, min(int(available * _CPU_SHARE), _CPU_MOST), shares)
-        kv_cache = torch.empty((plan.num_blocks, *loaded.config.kv_shape(config.block_size)), dtype=loaded.dtype)
+        shape = loaded.config.kv_shape(config.block_size)
+        kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.dtype)
+        # Pages that nothing is written to take no memory.
+        num_host = 1 + plan_host_blocks(wish, (available - kv_cache.nbytes) // 2)
+        host_cache = torch.empty((num_host, *shape), dtype=loaded.dtype)
         kernels.keep_freed_memory()
-    _log_memory(wish, plan, loaded, shares)
+    _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
-    runner = CpuRunner(loaded.model, kv_cache, config.max_num_seqs)
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
-    return Prepared(runner, _info(config, path, loaded, plan), plan.num_blocks, tokens)
+    info = _info(config, path, loaded, plan)
+    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens)
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
@@ -118,7 +135,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         # One step of the largest size beside a cache of one block tells what the steps need.
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        probe = CudaRunner(loaded.model, torch.zeros((2, *shape), dtype=loaded.dtype, device=device), limits)
+        probe = CudaRunner(loaded.model, torch.zeros((2, *shape), dtype=loaded.dtype, device=device), 1, limits)
         probe.run_padding(tokens)
         activations = torch.cuda.max_memory_allocated(device) - before
         probe.close()
@@ -139,14 +156,16 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         plan = plan_cache(wish, max(0, available), max(0, available), shares)
         # Not empty: rows of padding read the null block, and NaN there would be spread by nobody but is hard to debug.
         kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.dtype, device=device)
-    _log_memory(wish, plan, loaded, shares)
+    num_host = 1 + plan_host_blocks(wish, host_memory() // 2)
+    _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; weights and cache in %s", torch.cuda.get_device_name(device), _name(loaded.dtype))
-    runner = CudaRunner(loaded.model, kv_cache, limits)
+    runner = CudaRunner(loaded.model, kv_cache, num_host, limits)
     if not config.enforce_eager:
         with phase("graphs"):
             count = runner.capture()
         log.info("graphs: %d sizes", count)
-    return Prepared(runner, _info(config, path, loaded, plan), plan.num_blocks, tokens)
+    info = _info(config, path, loaded, plan)
+    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens)
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
@@ -158,10 +177,12 @@ def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
         max_num_seqs=config.max_num_seqs,
         num_blocks=config.num_blocks,
         cache_gb=config.kv_cache_gb,
+        retain_fraction=config.retain_fraction,
+        host_cache_gb=config.host_cache_gb,
     )
 
 
-def _log_memory(wish: CacheWish, plan: CachePlan, loaded: LoadedModel, shares: list[Share]) -> None:
+def _log_memory(wish: CacheWish, plan: CachePlan, num_host: int, loaded: LoadedModel, shares: list[Share]) -> None:
     if plan.max_model_len < loaded.max_model_len:
         log.warning(
             "max_model_len lowered from %d to %d, what the cache holds", loaded.max_model_len, plan.max_model_len
@@ -173,6 +194,12 @@ def _log_memory(wish: CacheWish, plan: CachePlan, loaded: LoadedModel, shares: l
         f"{plan.num_blocks:,}",
         wish.block_size,
         f"{(plan.num_blocks - 1) * wish.block_size:,}",
+    )
+    log.info(
+        "leases: up to %s blocks of the cache and %s on the host (%s)",
+        f"{plan.num_lease_blocks:,}",
+        f"{num_host - 1:,}",
+        gib((num_host - 1) * wish.block_bytes),
     )
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
-from engine.models.gguf_file import GGUFFile
 from engine.text.chat import ChatTemplate
-from engine.text.gguf_tokenizer import tokenizer_from_gguf
 from engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_directory
 from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.models.gguf_file import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,16 @@ def load_text(path: str | Path) -> TextBundle:
     if path.is_dir():
         return _from_directory(path)
     if path.suffix == ".gguf":
+        from engine.models.gguf_file import GGUFFile  # what reads GGUF is slow to import, and a directory needs none
+
         return text_from_gguf(GGUFFile(path))
     raise ModelError(f"{path}: neither a model directory nor a .gguf file")
 
 
 def text_from_gguf(file: GGUFFile) -> TextBundle:
     """For a caller that has the file open already."""
+    from engine.text.gguf_tokenizer import tokenizer_from_gguf
+
     tokenizer = tokenizer_from_gguf(file.metadata, file.path.name)
     templates = {
         "default": file.metadata.get("tokenizer.chat_template"),

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from engine._C import BlockPool
+from engine.build import CacheSizes, make_scheduler
 from engine.engine import AsyncEngine
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.types import ModelInfo, OutputMode, Request, SamplingParams, Usage
+from engine.scheduler import SchedulerLimits
+from engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 
 EOS = 5
@@ -29,6 +29,9 @@ class Setup:
     max_model_len: int = 400
     max_queued: int = 1000
     eos: tuple[int, ...] = (EOS,)
+    num_host_blocks: int = 1
+    num_lease_blocks: int = 0
+    max_records: int = 1024
 
 
 @dataclass
@@ -36,17 +39,22 @@ class Answer:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, tuple[str, object]] = field(default_factory=dict)
     usage: Usage | None = None
+    id: str = ""
+    inheritance: Inheritance | None = None
+    retained: Retained | None = None
+    retention_lost: str | None = None
+    logprobs: list[float] = field(default_factory=list)  # of choice 0
     num_deltas: int = 0
 
 
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
-    runner = PagedFakeRunner(setup.num_blocks, setup.block_size)
-    pool = BlockPool(setup.num_blocks, setup.block_size, setup.prefix_caching)
+    runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
+    sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
     limits = SchedulerLimits(setup.max_num_seqs, setup.chunk, setup.prefix_caching)
     info = ModelInfo("fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0)
     engine = AsyncEngine(
         info,
-        Scheduler(limits, pool, setup.eos),
+        make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records),
         runner,
         None,
         pipelined=setup.pipelined,
@@ -75,7 +83,7 @@ def request(prompt: Sequence[int], params: SamplingParams | None = None, **field
 
 
 async def ask(engine: AsyncEngine, asked: Request) -> Answer:
-    answer = Answer()
+    answer = Answer(id=asked.id)
     async for delta in engine.generate(asked):
         answer.num_deltas += 1
         for choice in delta.choices:
@@ -86,7 +94,11 @@ async def ask(engine: AsyncEngine, asked: Request) -> Answer:
                 tokens[:] = choice.token_ids
             if choice.finish_reason is not None:
                 answer.finish[choice.index] = (choice.finish_reason, choice.stop_reason)
+            if choice.index == 0:
+                answer.logprobs.extend(p.logprob for p in choice.logprobs or ())
         answer.usage = delta.usage
+        answer.inheritance = delta.inheritance or answer.inheritance
+        answer.retained, answer.retention_lost = delta.retained, delta.retention_lost
     return answer
 
 

@@ -43,13 +43,15 @@ def expected_tokens(
 
 
 class PagedFakeRunner:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 1) -> None:
         self.block_size = block_size
         self.slots = np.full(num_blocks * block_size, _EMPTY, dtype=np.int64)
+        self.host_slots = np.full(num_host_blocks * block_size, _EMPTY, dtype=np.int64)
         self.rows: dict[int, RowSpec] = {}
         self.last_tokens: dict[int, int] = {}
         self.num_steps = 0
         self.num_copies = 0
+        self.num_swapped_out = 0
         self.num_tokens = 0
         self.closed = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
@@ -64,6 +66,9 @@ class PagedFakeRunner:
         if self.fail_at is not None and self.num_steps >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
         self.num_tokens += plan.num_tokens
+        self._swap(self.slots, self.host_slots, plan.swaps_out)
+        self._swap(self.host_slots, self.slots, plan.swaps_in)
+        self.num_swapped_out += len(plan.swaps_out)
         self._copy_blocks(plan.block_copies)
         for row in plan.close_rows:
             del self.rows[row]
@@ -88,9 +93,13 @@ class PagedFakeRunner:
 
     def _copy_blocks(self, pairs: np.ndarray) -> None:
         self.num_copies += len(pairs)
-        blocks = self.slots.reshape(-1, self.block_size)
-        for source, destination in pairs.tolist():
-            blocks[destination] = blocks[source]
+        self._swap(self.slots, self.slots, pairs)
+
+    def _swap(self, source: np.ndarray, destination: np.ndarray, pairs: np.ndarray) -> None:
+        """All sources are read before anything is written: the copies of a step have no order."""
+        assert len(set(pairs[:, 1].tolist())) == len(pairs), "two copies go to one block"
+        content = source.reshape(-1, self.block_size)[pairs[:, 0]].copy()
+        destination.reshape(-1, self.block_size)[pairs[:, 1]] = content
 
     def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
         tokens, bad = [], []

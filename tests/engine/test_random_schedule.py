@@ -7,10 +7,10 @@ from collections import Counter, deque
 
 import pytest
 
-from engine._C import BlockPool
+from engine.build import CacheSizes, make_scheduler
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
-from engine.scheduler import Launch, Scheduler, SchedulerLimits
+from engine.scheduler import Launch, SchedulerLimits
 from engine.sequence import NO_ROW, Group, Status
 from engine.types import SamplingParams
 from tests.engine.harness import EOS, request
@@ -32,9 +32,10 @@ class World:
         num_blocks = 1 + enough + draw.choice([0, 2, enough, 6 * enough])
         caching = draw.random() < 0.7
         self.limits = SchedulerLimits(draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), caching)
-        self.pool = BlockPool(num_blocks, self.block_size, caching)
-        self.scheduler = Scheduler(self.limits, self.pool, (EOS,))
-        self.runner = PagedFakeRunner(num_blocks, self.block_size)
+        num_host = draw.choice([1, 5, 100])
+        self.scheduler = make_scheduler(self.limits, CacheSizes(self.block_size, num_blocks, num_host), (EOS,))
+        self.pool = self.scheduler.pool
+        self.runner = PagedFakeRunner(num_blocks, self.block_size, num_host)
         self.depth = draw.choice([1, 2])
         self.launched: deque[Launch] = deque()
         self.open: list[Group] = []
@@ -98,12 +99,14 @@ class World:
     def check_invariants(self) -> None:
         self.pool.check()
         owners: Counter[int] = Counter()
+        on_host: Counter[int] = Counter()
         rows = []
         running = 0
         for group in self.open:
             for s in group.sequences:
                 blocks = s.table.blocks
-                owners.update(blocks)
+                owners.update(block for block in blocks if block > 0)
+                on_host.update(block for block in blocks if block < 0)
                 if s.status is not Status.FINISHED:  # a step launched past the end is never applied
                     assert s.planned_len == len(s.tokens) + s.num_in_flight
                 assert s.num_output == len(s.tokens) - s.num_prompt
@@ -113,12 +116,14 @@ class World:
                     assert len(blocks) * self.block_size >= s.num_computed
                     assert s.num_computed <= s.planned_len
                 else:
-                    assert not blocks and s.row == NO_ROW
+                    assert s.row == NO_ROW
+                    assert len(blocks) * self.block_size >= s.num_computed or not blocks
                 if s.row != NO_ROW:
                     rows.append(s.row)
         assert running == self.scheduler.num_running <= self.limits.max_num_seqs
         assert len(rows) == len(set(rows))
         assert self.pool.num_used == len(owners)
+        assert self.scheduler.cache.host.num_used == len(on_host)
         assert all(self.pool.ref_count(block) == count for block, count in owners.items())
 
 

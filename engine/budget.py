@@ -1,0 +1,132 @@
+"""The budget of leases, in blocks: what leases hold, and what is promised to requests that still run.
+
+A lease is charged before its request runs, for the most it can become, so that it is never taken back. Blocks that
+several leases of a tenant share are paid once; tenants share no blocks, so each has an account of its own.
+Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine._C import BlockTable
+from engine.errors import InsufficientRetention, RetentionTooLarge
+
+
+@dataclass(slots=True)
+class Account:
+    promised: int = 0
+    num_leases: int = 0  # granted or promised
+    held: Counter[int] = field(default_factory=Counter)  # block, as in BlockTable.blocks → leases that hold it
+
+    @property
+    def used(self) -> int:
+        return self.promised + len(self.held)
+
+
+class LeaseBudget:
+    def __init__(self, capacity: int, capacity_per_tenant: int, max_leases: int | None) -> None:
+        self.capacity = capacity
+        self._per_tenant = min(capacity, capacity_per_tenant)
+        self._max_leases = max_leases
+        self._accounts: dict[str, Account] = {}
+
+    @property
+    def used(self) -> int:
+        return sum(account.used for account in self._accounts.values())
+
+    @property
+    def num_promised(self) -> int:
+        return sum(account.promised for account in self._accounts.values())
+
+    @property
+    def num_held(self) -> int:
+        return sum(len(account.held) for account in self._accounts.values())
+
+    def held_on_host(self) -> int:
+        return sum(block < 0 for account in self._accounts.values() for block in account.held)
+
+    def open_lease(self, tenant: str, blocks: int, whole: int, earliest_expiry: float | None) -> None:
+        """Promises `blocks`; the lease is of `whole` blocks with those that others pay for."""
+        account = self._accounts.setdefault(tenant, Account())
+        if self._max_leases is not None and account.num_leases >= self._max_leases:
+            raise InsufficientRetention(
+                f"`retain`: this key already has {account.num_leases} leases, and no more than {self._max_leases} are "
+                "allowed; release one (DELETE /v1/continuations/{id}) or wait for one to expire.",
+                param="retain",
+                details=self._details(blocks, earliest_expiry),
+            )
+        self.promise(tenant, blocks, whole, earliest_expiry)
+        account.num_leases += 1
+
+    def promise(self, tenant: str, blocks: int, whole: int, earliest_expiry: float | None) -> None:
+        """Raises RetentionTooLarge or InsufficientRetention, with nothing changed."""
+        account = self._accounts.setdefault(tenant, Account())
+        if whole > self._per_tenant:
+            raise RetentionTooLarge(
+                f"`retain` would lease up to {whole} blocks, but leases may hold {self._per_tenant} at most; set a "
+                "smaller max_tokens, or start the server with a larger --retain-fraction or --host-cache-gb.",
+                param="retain",
+                details={"budget": self._per_tenant, "needed": whole},
+            )
+        if self.used + blocks > self.capacity:
+            taken, limit, whose = self.used, self.capacity, "the retention budget"
+        else:
+            taken, limit, whose = account.used, self._per_tenant, "this key's share of the retention budget"
+        if taken + blocks > limit:
+            raise InsufficientRetention(
+                f"`retain` needs up to {blocks} blocks, but {taken} of the {limit} blocks of {whose} are "
+                "taken; release a lease, set a smaller max_tokens, or try again when one has expired.",
+                param="retain",
+                details=self._details(blocks, earliest_expiry),
+            )
+        account.promised += blocks
+
+    def settle(self, tenant: str, blocks: int) -> None:
+        """Takes a promise back: the request has ended, and what it leases is held from now on."""
+        self._accounts[tenant].promised -= blocks
+
+    def close_lease(self, tenant: str) -> None:
+        account = self._accounts[tenant]
+        account.num_leases -= 1
+        self._drop_if_empty(tenant)
+
+    def hold(self, tenant: str, tables: Iterable[BlockTable]) -> None:
+        held = self._accounts[tenant].held
+        for table in tables:
+            held.update(table.blocks)
+
+    def let_go(self, tenant: str, tables: Iterable[BlockTable]) -> None:
+        held = self._accounts[tenant].held
+        for table in tables:
+            held.subtract(table.blocks)
+            for block in table.blocks:
+                if held[block] <= 0:
+                    del held[block]
+        self._drop_if_empty(tenant)
+
+    def num_unpaid(self, tenant: str, tables: Iterable[BlockTable]) -> int:
+        """Blocks of the tables that no lease of the tenant holds."""
+        account = self._accounts.get(tenant, Account())
+        return len({block for table in tables for block in table.blocks} - account.held.keys())
+
+    def note_move(self, tenant: str, pairs: Iterable[tuple[int, int]]) -> None:
+        """Blocks of the tenant's leases have new numbers: (old, new) as in BlockTable.blocks."""
+        held = self._accounts[tenant].held
+        moved = [(new, held.pop(old)) for old, new in pairs if old in held]
+        held.update(dict(moved))
+
+    def _drop_if_empty(self, tenant: str) -> None:
+        account = self._accounts[tenant]
+        if account.num_leases == 0 and account.used == 0:
+            del self._accounts[tenant]
+
+    def _details(self, needed: int, earliest_expiry: float | None) -> dict[str, object]:
+        return {
+            "budget_blocks": self.capacity,
+            "used_blocks": self.used,
+            "needed_blocks": needed,
+            "earliest_expiry": earliest_expiry,
+        }

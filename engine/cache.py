@@ -1,0 +1,260 @@
+"""The blocks on the device and on the host: where a sequence's KV comes from, and who moves when room is needed.
+
+Owned by the event-loop thread. The memory follows the plans: swaps and copies noted here are carried out by the next
+step, swaps out first, so that what they free may be written by the same step.
+
+Room is made in this order: free blocks (among them those of warm records), leases that move to the host, and only then,
+by the scheduler, running sequences, least urgent first, which move to the part of the host that no lease can need, or
+are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tables
+from dataclasses import dataclass
+
+from engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
+from engine.leases import Leases
+from engine.records import KeptChoice, Record
+from engine.sequence import Sequence
+from engine.types import Inheritance, Source
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where a waiting sequence would start from. Nothing has moved yet."""
+
+    table: BlockTable  # may be in part on the host
+    computed: int  # tokens whose KV it holds
+    needed: int  # device blocks that are missing for all tokens of the sequence
+    source: Source
+    lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
+    lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
+
+    def drop(self) -> None:
+        """Gives the blocks back."""
+        self.table.free()
+        self.release_lender()
+
+    def release_lender(self) -> None:
+        if self.lender is not None:
+            self.lender.free()
+
+
+class KvCache:
+    def __init__(
+        self, pool: BlockPool, host: BlockPool, leases: Leases, *, device_budget: int, prefix_caching: bool
+    ) -> None:
+        """`device_budget`: blocks of the device pool that leases may hold when the host has no room for them."""
+        self.pool = pool
+        self.host = host
+        self._leases = leases
+        self._device_budget = device_budget
+        self._prefix_caching = prefix_caching
+        # Of the next step. By destination: of two swaps to one block the earlier one's content is not needed any more.
+        self._swaps_out: dict[int, int] = {}  # host block → device block
+        self._swaps_in: dict[int, int] = {}  # device block → host block
+
+    def begin_plan(self) -> None:
+        # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
+        self.pool.begin_plan()
+        self.host.begin_plan()
+
+    def end_plan(self) -> None:
+        self.pool.end_plan()
+        self.host.end_plan()
+
+    def take_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(device, host) pairs out and (host, device) pairs in that the next step has to carry out."""
+        out = [(device, host) for host, device in self._swaps_out.items()]
+        into = [(host, device) for device, host in self._swaps_in.items()]
+        self._swaps_out.clear()
+        self._swaps_in.clear()
+        return out, into
+
+    def check_only_leases(self) -> None:
+        """Nothing runs or waits: every block that no lease holds must be free."""
+        self.pool.check()
+        self.host.check()
+        budget = self._leases.budget
+        on_host = budget.held_on_host()
+        assert self.pool.num_used == budget.num_held - on_host, "device blocks lost"
+        assert self.host.num_used == on_host, "host blocks lost"
+        assert budget.num_promised == 0, "promised blocks lost"
+
+    # --- where a sequence starts ---------------------------------------------------------------------------------
+
+    def place(self, sequence: Sequence) -> Placement:
+        """The cheapest beginning that is there: its own blocks, its parent's, the prefix index's, none."""
+        if len(sequence.table):
+            return self._resume(sequence)
+        placement = self._inherit(sequence)
+        if placement is not None and placement.computed >= self._expected(sequence):
+            return placement
+        found = self._match(sequence)
+        if placement is not None and found.computed <= placement.computed:
+            found.drop()
+            placement.source = "recompute"
+            return placement
+        if placement is not None:
+            placement.drop()
+        return found
+
+    def settle(self, placement: Placement, sequence: Sequence) -> None:
+        """Gives the sequence its beginning; what is on the host moves. REQUIRES: `needed` blocks are free."""
+        sequence.table = placement.table
+        sequence.num_computed = placement.computed
+        if placement.table.resident:
+            return
+        lease = placement.lease
+        if lease is not None and self._can_come_too(lease, placement):
+            # Further children find it here. It then holds the last block too, which its child has to copy.
+            before = lease.blocks
+            self._swap_in([placement.table, lease])
+            moved = [(old, new) for old, new in zip(before, lease.blocks, strict=True) if old != new]
+            self._leases.budget.note_move(sequence.group.request.tenant, moved)
+        else:
+            self._swap_in([placement.table])
+
+    def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
+        """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,
+        and what was paid once would be held twice."""
+        if self.pool.num_free <= placement.needed + lease.num_on_host:
+            return False
+        childs = {block for block in placement.table.blocks if block < 0}
+        return all(self.host.ref_count(-b) == 1 + (b in childs) for b in lease.blocks if b < 0)
+
+    def _swap_in(self, tables: Tables[BlockTable]) -> None:
+        pairs = try_swap_in(tables, self.pool)
+        assert pairs is not None, "the blocks were counted"
+        for host, device in pairs:
+            self._swaps_in[device] = host
+
+    def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
+        """What a continuation's client is told."""
+        lineage = sequence.group.request.lineage
+        if lineage is None:
+            return None
+        return Inheritance(
+            parent=lineage.parent,
+            at=lineage.at,
+            inherited_tokens=placement.computed,
+            computed_tokens=len(sequence.tokens) - placement.computed,
+            source=placement.source,
+        )
+
+    def trim(self, placement: Placement, sequence: Sequence) -> bool:
+        """Does without the partly filled last block, whose copy takes one more block. False if there is none."""
+        whole = placement.computed // self.pool.block_size * self.pool.block_size
+        if whole == placement.computed or placement.table is sequence.table:
+            return False
+        placement.table.truncate(whole)
+        placement.release_lender()
+        placement.computed = whole
+        placement.needed = self._missing(placement.table, whole, len(sequence.tokens))
+        if sequence.group.request.lineage is not None:
+            placement.source = "recompute"
+        return True
+
+    def _resume(self, sequence: Sequence) -> Placement:
+        """It was swapped out: its blocks come back."""
+        missing = self._missing(sequence.table, sequence.num_computed, len(sequence.tokens))
+        return Placement(sequence.table, sequence.num_computed, missing, "host")
+
+    def _inherit(self, sequence: Sequence) -> Placement | None:
+        """What its parent still has."""
+        parent, lineage = sequence.group.parent, sequence.group.request.lineage
+        estate = None if parent is None or lineage is None else parent.choice(lineage.choice)
+        if lineage is None or estate is None:
+            return None
+        table = estate.borrow(self.pool)
+        held = len(table) * self.pool.block_size
+        computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held)
+        table.truncate(computed)
+        if computed == 0:
+            return None
+        lender = None if estate.holds_blocks else table.fork()
+        lease = estate.table if isinstance(estate, KeptChoice) else None
+        missing = self._missing(table, computed, len(sequence.tokens))
+        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, lease)
+
+    def _match(self, sequence: Sequence) -> Placement:
+        """What the prefix index knows, down to the head of a block."""
+        table = BlockTable(self.pool, sequence.salt)
+        computed = 0
+        if self._prefix_caching and sequence.group.request.params.prompt_logprobs is None:
+            most = len(sequence.tokens) - 1
+            computed = table.match_prefix(sequence.tokens, most)
+            computed += table.match_partial(sequence.tokens, most)
+        missing = self._missing(table, computed, len(sequence.tokens))
+        whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
+        return Placement(table, computed, missing, "prefix_cache" if computed >= whole_blocks else "recompute")
+
+    def _expected(self, sequence: Sequence) -> int:
+        """Tokens that a child inherits when nothing was lost; 0 for anybody else."""
+        lineage, parent = sequence.group.request.lineage, sequence.group.parent
+        if lineage is None:
+            return 0
+        most = min(lineage.at, len(sequence.tokens) - 1)
+        estate = None if parent is None else parent.choice(lineage.choice)
+        return most if estate is None else min(most, estate.full_len)
+
+    def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
+        """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""
+        if table.resident:
+            return table.blocks_needed(computed, num_tokens)
+        size = self.pool.block_size
+        growth = max(0, -(-num_tokens // size) - len(table))
+        last = table.blocks[-1]
+        copies_last = computed % size > 0 and last > 0 and self.pool.ref_count(last) > 1
+        return table.num_on_host + growth + copies_last
+
+    # --- room ----------------------------------------------------------------------------------------------------
+
+    def make_room(self, num_blocks: int) -> bool:
+        """Moves leases to the host until so many device blocks are free; False if that is not enough."""
+        if self.pool.num_free >= num_blocks:
+            return True
+        holders = [r for r in self._leases.holders() if any(t.num_on_host < len(t) for t in r.tables())]
+        for record in holders:
+            if self.pool.num_free >= num_blocks or self.host.num_free == 0:
+                break
+            self._move_out(record.tenant, record.tables(), num_blocks)
+        if self.pool.num_free < num_blocks and self.host.num_free > 0:
+            self._move_shared(holders, num_blocks)
+        return self.pool.num_free >= num_blocks
+
+    def try_swap_out(self, sequence: Sequence) -> bool:
+        """Moves a preempted sequence to the host, if leases cannot come to need the place."""
+        moving = len(sequence.table) - sequence.table.num_on_host - sequence.table.num_shared
+        if moving <= 0 or self.host.num_free - moving < self._reserved_for_leases():
+            return False
+        pairs = try_swap_out([sequence.table], self.host)
+        if pairs is None:
+            return False
+        self._note_out(pairs)
+        return True
+
+    def _reserved_for_leases(self) -> int:
+        """Free host blocks that leases, present and promised, may still need."""
+        budget = self._leases.budget
+        return max(0, budget.used - self._device_budget - budget.held_on_host())
+
+    def _move_shared(self, holders: list[Record], num_blocks: int) -> None:
+        """Blocks that several leases share move only together; leases of different tenants share none."""
+        by_tenant: dict[str, list[Record]] = {}
+        for record in holders:
+            by_tenant.setdefault(record.tenant, []).append(record)
+        for tenant, records in by_tenant.items():
+            if self.pool.num_free >= num_blocks:
+                return
+            self._move_out(tenant, [table for record in records for table in record.tables()], num_blocks)
+
+    def _move_out(self, tenant: str, tables: Tables[BlockTable], num_blocks: int) -> None:
+        pairs = swap_out_some(tables, self.host, num_blocks - self.pool.num_free)
+        self._note_out(pairs)
+        self._leases.budget.note_move(tenant, [(device, -host) for device, host in pairs])
+
+    def _note_out(self, pairs: list[tuple[int, int]]) -> None:
+        for device, host in pairs:
+            self._swaps_out[host] = device

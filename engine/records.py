@@ -1,0 +1,220 @@
+"""What is known of a request that others may continue from: while it runs, and after its end.
+
+A record is immutable to its children: they share its blocks by reference and copy the partly filled last one.
+Its grades, best first:
+
+    running   its group still works; its tables are the sequences' own
+    leased    every choice holds its blocks, on the device or on the host
+    warm      holds nothing, but knows its blocks by (block, epoch), and some are still there
+    tokens    the blocks are gone; the tokens are known
+
+Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine.sequence import Group, Sequence, Status
+from engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry
+
+
+class Estate(Protocol):
+    """The tokens of a choice, and how many of their KV entries its blocks hold."""
+
+    @property
+    def tokens(self) -> TokenList: ...
+
+    @property
+    def num_prompt(self) -> int: ...
+
+    @property
+    def shown_len(self) -> int: ...
+
+    @property
+    def computed(self) -> int: ...
+
+    @property
+    def full_len(self) -> int:
+        """Tokens whose KV it has when nothing was lost or is still to be computed."""
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether it keeps its blocks; else whoever borrows them is alone with them."""
+
+    def borrow(self, pool: BlockPool) -> BlockTable:
+        """A table of its blocks that are still there, unbroken from the first on."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptChoice:
+    """The estate of a choice that has ended."""
+
+    tokens: TokenList
+    num_prompt: int
+    shown_len: int
+    computed: int
+    salt: bytes
+    table: BlockTable | None  # of a lease
+    epochs: list[tuple[int, int]]  # of any other
+
+    @property
+    def full_len(self) -> int:
+        return self.computed
+
+    @property
+    def holds_blocks(self) -> bool:
+        return self.table is not None
+
+    def borrow(self, pool: BlockPool) -> BlockTable:
+        if self.table is not None:
+            return self.table.fork()
+        return BlockTable.adopt(pool, self.salt, self.epochs)[0]
+
+    def num_left(self, pool: BlockPool) -> int:
+        """Blocks that are still there."""
+        if self.table is not None:
+            return len(self.table)
+        for i, (block, epoch) in enumerate(self.epochs):
+            if pool.epoch(block) != epoch:
+                return i
+        return len(self.epochs)
+
+    def num_shared(self, pool: BlockPool) -> int:
+        if self.table is not None:
+            return self.table.num_shared
+        return sum(pool.ref_count(block) > 0 for block, _ in self.epochs[: self.num_left(pool)])
+
+
+@dataclass(frozen=True, slots=True)
+class LiveChoice:
+    """The estate of a choice that runs: its sequence's own. A step in flight has computed what it will have written."""
+
+    sequence: Sequence
+
+    @property
+    def tokens(self) -> TokenList:
+        return self.sequence.tokens
+
+    @property
+    def num_prompt(self) -> int:
+        return self.sequence.num_prompt
+
+    @property
+    def shown_len(self) -> int:
+        return len(self.sequence.tokens)
+
+    @property
+    def computed(self) -> int:
+        return min(self.sequence.num_computed, len(self.sequence.tokens))
+
+    @property
+    def full_len(self) -> int:
+        return max(self.num_prompt, len(self.tokens) - 1)
+
+    @property
+    def holds_blocks(self) -> bool:
+        return True
+
+    def borrow(self, pool: BlockPool) -> BlockTable:
+        return self.sequence.table.fork()
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    id: str
+    tenant: str
+    name: str | None
+    salt: bytes
+    cache_salt: str
+    created_at: float  # seconds since 1970
+    origin: object
+    lineage: Lineage | None
+    group: Group | None  # while it runs
+    num_choices: int
+    ttl: float | None = None  # of its lease, promised or granted; None: it has none
+    charge: int = 0  # blocks of the budget promised to it while it runs
+    discount: int = 0  # blocks it shares with its parent, whose lease pays for them
+    lost: str | None = None  # why it was not leased after all
+    kept: dict[int, KeptChoice] = field(default_factory=dict)
+    expires_at: float | None = None  # of a lease, on the engine's clock
+    expires_at_wall: float | None = None
+    children: int = 0
+    pins: int = 0  # open children that were promised its blocks
+    gone: bool = False  # nobody finds it any more
+    aborted: bool = False  # it ended before it was complete
+    failed: bool = False  # it ended without anything to continue from
+    waiters: list[Callable[[], None]] = field(default_factory=list)  # called when it ends
+
+    @property
+    def leased(self) -> bool:
+        return self.expires_at is not None
+
+    def choice(self, index: int) -> Estate | None:
+        """The estate of a choice; None where it has none. Before the choices part ways each is the first."""
+        if index in self.kept:
+            return self.kept[index]
+        if self.group is None:
+            return None
+        for sequence in self.group.sequences:
+            if sequence.choice == (index if self.group.forked else 0) and sequence.status is not Status.FINISHED:
+                return LiveChoice(sequence)
+        return None
+
+    def estates(self) -> list[Estate]:
+        return [estate for i in range(self.num_choices) if (estate := self.choice(i)) is not None]
+
+    def tables(self) -> list[BlockTable]:
+        return [kept.table for kept in self.kept.values() if kept.table is not None]
+
+    def num_held_blocks(self) -> int:
+        """Blocks of its lease, shared ones once."""
+        return count_distinct_blocks(self.tables())
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices; their common prompt counts once."""
+        estates = self.estates()
+        if not estates:
+            return 0
+        return estates[0].num_prompt + sum(len(e.tokens) - e.num_prompt for e in estates)
+
+    def grade(self, pool: BlockPool) -> Grade:
+        if self.group is not None:
+            return "running"
+        if self.leased:
+            return "leased"
+        return "warm" if any(kept.num_left(pool) for kept in self.kept.values()) else "tokens"
+
+    def as_parent(self) -> Parent:
+        return Parent(
+            id=self.id,
+            running=self.group is not None,
+            cache_salt=self.cache_salt,
+            choices=tuple(ParentChoice(tuple(e.tokens[:]), e.num_prompt, e.shown_len) for e in self.estates()),
+            origin=self.origin,
+        )
+
+    def as_entry(self, pool: BlockPool) -> RecordEntry:
+        return RecordEntry(
+            id=self.id,
+            name=self.name,
+            created_at=self.created_at,
+            expires_at=self.expires_at_wall,
+            grade=self.grade(pool),
+            parent=None if self.lineage is None else self.lineage.parent,
+            at=None if self.lineage is None else self.lineage.at,
+            children=self.children,
+            choices=tuple(_choice_entry(i, e, pool) for i, e in enumerate(self.estates())),
+        )
+
+
+def _choice_entry(index: int, estate: Estate, pool: BlockPool) -> ChoiceEntry:
+    if isinstance(estate, KeptChoice):
+        return ChoiceEntry(index, len(estate.tokens), estate.num_left(pool), estate.num_shared(pool))
+    assert isinstance(estate, LiveChoice)
+    table = estate.sequence.table
+    return ChoiceEntry(index, len(estate.tokens), len(table), table.num_shared)

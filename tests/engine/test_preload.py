@@ -1,0 +1,41 @@
+"""The start's hints change when things are loaded, never what works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# In processes of their own: this one has torch already.
+LIBRARIES = """
+import sys
+from pathlib import Path
+from engine.preload import load_torch_libraries
+load_torch_libraries()
+assert "libtorch_cpu" in Path("/proc/self/maps").read_text(), "not loaded"
+assert "torch" not in sys.modules
+import torch
+assert torch.ones(2).sum().item() == 2
+load_torch_libraries()
+"""
+WITHOUT_TORCH = """
+import sys
+sys.path = [path for path in sys.path if "site-packages" not in path]
+from engine.preload import load_torch_libraries
+load_torch_libraries()
+"""
+WITHOUT_DRIVER = """
+from engine.preload import start_cuda
+start_cuda()
+"""
+NO_GGUF = """
+import sys, engine.text, engine.models.load
+assert "gguf" not in sys.modules
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("code", [LIBRARIES, WITHOUT_TORCH, WITHOUT_DRIVER, NO_GGUF])
+def test_in_a_process_of_its_own(code: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
