@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig, ServerConfig
 from server.interfaces import EngineLike, TextLike
+from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.options import parse
 from server.serve import configure_logging, serve
@@ -31,8 +32,9 @@ def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         built = await build_engine(engine_config, metrics)
         return built.engine, built.text
 
+    leases = LeaseTimes(engine_config.default_ttl, engine_config.max_ttl)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(server_config, load))
+        return runner.run(serve(server_config, leases, load))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,13 +1,12 @@
 """What completions and chat share: from typed body to engine requests, and from deltas to a whole answer.
 
-The handlers' order is always the same: read the body, tokenise, check, claim the name, submit, then either collect
-or stream; leaving the `with` block of a Job aborts whatever has not finished, whichever way it was left.
+The handlers' order is always the same: read the body, check, tokenise, submit, then either collect or stream; leaving
+the `with` block of a Job aborts whatever has not finished, whichever way it was left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -17,22 +16,28 @@ import orjson
 from aiohttp import web
 
 from engine.errors import EngineError
-from engine.types import ChoiceDelta, Delta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
-from server import sampling
+from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, SamplingParams, TokenLogprob, Usage
+from server import leases, sampling
 from server.chunks import usage_event
-from server.context import TENANT, Context
+from server.context import ARRIVED, TENANT, Context
 from server.errors import from_engine, invalid
 from server.interfaces import EngineLike
+from server.names import check_name
+from server.report import Report
 from server.sse import EventStream, Source
 from server.wire import GenerationBody
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenised prompt; `text` is what `echo` gives back."""
+    """A tokenised prompt, and where it comes from."""
 
     token_ids: tuple[int, ...]
-    text: str = ""
+    text: str = ""  # what `echo` gives back
+    parent: str | None = None  # of a continuation, as the client named it
+    lineage: Lineage | None = None  # None: nothing of a parent is in it
+    cache_salt: str = ""  # the parent's
+    origin: object = None  # what the tokens were made from, for whoever continues
 
 
 class _EndedSink(Protocol):
@@ -82,6 +87,7 @@ class Collector:
         self.choices: dict[int, ChoiceDelta] = {}
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
         self.usage: Usage | None = None
+        self.delivery = Delta("")  # the last one; with OutputMode.FINAL the only one
         self.finished = False
 
     def __call__(self, delta: Delta) -> None:
@@ -89,7 +95,7 @@ class Collector:
             self.prompt_logprobs = delta.prompt_logprobs
         for choice in delta.choices:
             self.choices[choice.index] = choice
-        self.usage, self.finished = delta.usage, delta.finished
+        self.delivery, self.usage, self.finished = delta, delta.usage, delta.finished
         if self._done.done():
             return
         if delta.error is not None:
@@ -109,15 +115,22 @@ async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Colle
     return collectors
 
 
-def open_stream(context: Context, body: GenerationBody, head: dict[str, Any]) -> tuple[EventStream, dict[str, Any]]:
-    """A stream, and the head of its chunks. Where the last chunk tells the usage, the others say that it is null."""
+def open_stream(
+    context: Context, body: GenerationBody, head: dict[str, Any], report: Report
+) -> tuple[EventStream, dict[str, Any], Report]:
+    """A stream, the head of its chunks, and what they report.
+
+    Where a last chunk tells the usage, it tells of the lease too, and the others say that the usage is null.
+    """
+    keep_alive = context.config.sse_keep_alive_interval
     if body.stream_options is None or not body.stream_options.include_usage:
-        return EventStream(lambda usages: b"", context.config.sse_keep_alive_interval), head
+        return EventStream(lambda endings: b"", keep_alive), head, report
 
-    def last_event(usages: Sequence[Usage]) -> bytes:
-        return usage_event(head, usage_object(usages))
+    def last_event(endings: Sequence[Delta]) -> bytes:
+        usages = [ending.usage for ending in endings if ending.usage is not None]
+        return usage_event(head, usage_object(usages), report.retained(endings[-1]))
 
-    return EventStream(last_event, context.config.sse_keep_alive_interval), {**head, "usage": None}
+    return EventStream(last_event, keep_alive), {**head, "usage": None}, replace(report, leased=False)
 
 
 async def send_stream(
@@ -143,9 +156,11 @@ def engine_requests(
     params: SamplingParams,
     default_tokens: int | None,
 ) -> list[Request]:
-    """One engine request per prompt, named after the answer."""
-    timeout = sampling.timeout_seconds(body.timeout)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    """One engine request per prompt, named after the answer. The client's own name belongs to the first."""
+    retain = leases.retain(body, context.leases, default_tokens)
+    if retain is not None and len(prompts) > 1:
+        raise invalid("`retain` needs a single prompt: send each prompt in a request of its own.", "retain")
+    name = None if body.request_id is None else check_name(body.request_id)
     priority = sampling.priority(body.priority, context.gate.lowest_priority)
     requests = []
     for index, prompt in enumerate(prompts):
@@ -160,11 +175,22 @@ def engine_requests(
                 prompt_token_ids=prompt.token_ids,
                 params=fitted,
                 priority=priority,
-                deadline=deadline,
-                cache_salt=body.cache_salt or "",
+                deadline=deadline(http, body),
+                cache_salt=body.cache_salt or prompt.cache_salt,
+                name=name if index == 0 else None,
+                lineage=prompt.lineage,
+                retain=retain,
+                keep_record=body.store is not False,
+                origin=prompt.origin,
             )
         )
     return requests
+
+
+def deadline(http: web.Request, body: GenerationBody) -> float | None:
+    """On the engine's clock: `timeout` counts from the request's arrival, whatever it had to wait for first."""
+    timeout = sampling.timeout_seconds(body.timeout)
+    return None if timeout is None else http[ARRIVED] + timeout
 
 
 def truncated(ids: Sequence[int], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Whatever this server puts into a message is accepted back; nulls and unknown fie
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.errors import ApiError, invalid, missing
@@ -15,15 +16,16 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 _STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 
 
-def conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def conversation(messages: list[dict[str, Any]] | None, name: str = "messages") -> list[dict[str, Any]]:
+    """The messages in the field `name`."""
     if messages is None:
-        raise missing("messages", "`messages` is missing: send a list of {role, content}.")
+        raise missing(name, f"`{name}` is missing: send a list of {{role, content}}.")
     if not messages:
-        raise invalid("`messages` is empty; send at least one message.", "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        raise invalid(f"`{name}` is empty; send at least one message.", name)
+    return [_message(message, f"{name}[{index}]") for index, message in enumerate(messages)]
 
 
-def text_length(messages: list[dict[str, Any]]) -> int:
+def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
     """Characters, near enough to tell a long conversation from a short one."""
     return sum(len(str(message)) for message in messages)
 
