@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import continuations, models, operations, tokens
+from server import continuations, models, operations, responses, stored_responses, tokens
 from server.auth import Gate, Keys
 from server.chat import chat_completions
 from server.completions import completions
@@ -18,12 +18,19 @@ from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
+from server.stored import ResponseStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
 _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+    ("GET", "/v1/responses/{id}", stored_responses.retrieve),
+    ("DELETE", "/v1/responses/{id}", stored_responses.delete),
+    ("GET", "/v1/responses/{id}/input_items", stored_responses.input_items),
+    ("POST", "/v1/responses/{id}/cancel", stored_responses.cancel),
     ("GET", "/v1/continuations", continuations.list_records),
     ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
     ("PATCH", "/v1/continuations/{id:.+}", continuations.change),
@@ -56,6 +63,7 @@ def make_app(
         gate=gate,
         metrics=metrics,
         model_names=names,
+        stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context))

@@ -14,6 +14,7 @@ from server.errors import ApiError
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
+from server.stored import ResponseStore, RunningResponses
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,9 @@ class Context:
     gate: Gate
     metrics: Metrics
     model_names: tuple[str, ...]
+    stored: ResponseStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
+    running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def served_name(self, model: str | None) -> str:

@@ -24,7 +24,7 @@ from server.errors import from_engine, invalid
 from server.interfaces import EngineLike
 from server.names import check_name
 from server.report import Report
-from server.sse import EventStream, Source
+from server.sse import Done, EventStream, Source
 from server.wire import GenerationBody
 
 
@@ -124,13 +124,13 @@ def open_stream(
     """
     keep_alive = context.config.sse_keep_alive_interval
     if body.stream_options is None or not body.stream_options.include_usage:
-        return EventStream(lambda endings: b"", keep_alive), head, report
+        return EventStream(Done(lambda endings: b""), keep_alive), head, report
 
     def last_event(endings: Sequence[Delta]) -> bytes:
         usages = [ending.usage for ending in endings if ending.usage is not None]
         return usage_event(head, usage_object(usages), report.retained(endings[-1]))
 
-    return EventStream(last_event, keep_alive), {**head, "usage": None}, replace(report, leased=False)
+    return EventStream(Done(last_event), keep_alive), {**head, "usage": None}, replace(report, leased=False)
 
 
 async def send_stream(

@@ -32,7 +32,7 @@ def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     given = {name: value for name, value in message.items() if value is not None}
-    role = _string(given, "role", path)
+    role = string_at(given, "role", path)
     if role not in ROLES:
         raise invalid(f"`{path}.role` must be one of {', '.join(ROLES)}, not {shorten(repr(role))}.", f"{path}.role")
     plain: dict[str, Any] = {"role": role}
@@ -44,7 +44,7 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
         raise missing(f"{path}.content")
     for name in _STRINGS:
         if name in given:
-            plain[name] = _string(given, name, path)
+            plain[name] = string_at(given, name, path)
     if given.get("tool_calls"):
         plain["tool_calls"] = _tool_calls(given["tool_calls"], f"{path}.tool_calls")
     return plain
@@ -54,47 +54,47 @@ def _content(content: Any, path: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong_type(path, "a string or a list of parts")
+        raise wrong_type(path, "a string or a list of parts")
     return [{"type": "text", "text": _part(part, f"{path}[{index}]")} for index, part in enumerate(content)]
 
 
 def _part(part: Any, path: str) -> str:
     if not isinstance(part, dict):
-        raise _wrong_type(path, "an object with `type` and `text`")
-    kind = _string(part, "type", path)
+        raise wrong_type(path, "an object with `type` and `text`")
+    kind = string_at(part, "type", path)
     if kind not in _TEXT_PARTS:
         raise invalid(
             f"`{path}.type` is {shorten(repr(kind))}; this model reads text alone: send parts of type 'text'.",
             f"{path}.type",
         )
-    return _string(part, _TEXT_PARTS[kind], path)
+    return string_at(part, _TEXT_PARTS[kind], path)
 
 
 def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
     """Calls the assistant made. `arguments` may be anything: a model may have written broken JSON there."""
     if not isinstance(calls, list):
-        raise _wrong_type(path, "a list")
+        raise wrong_type(path, "a list")
     plain = []
     for index, call in enumerate(calls):
         at = f"{path}[{index}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise _wrong_type(f"{at}.function", "an object with `name` and `arguments`")
-        name = _string(function, "name", f"{at}.function")
+            raise wrong_type(f"{at}.function", "an object with `name` and `arguments`")
+        name = string_at(function, "name", f"{at}.function")
         arguments = function.get("arguments")
         shown = {"name": name, "arguments": {} if arguments is None else arguments}
         plain.append({"id": call.get("id"), "type": "function", "function": shown})
     return plain
 
 
-def _string(given: dict[str, Any], name: str, path: str) -> str:
+def string_at(given: dict[str, Any], name: str, path: str) -> str:
     value = given.get(name)
     if value is None:
         raise missing(f"{path}.{name}")
     if not isinstance(value, str):
-        raise _wrong_type(f"{path}.{name}", "a string")
+        raise wrong_type(f"{path}.{name}", "a string")
     return value
 
 
-def _wrong_type(param: str, wanted: str) -> ApiError:
+def wrong_type(param: str, wanted: str) -> ApiError:
     return ApiError(400, "invalid_type", f"`{param}` must be {wanted}.", param=param)

@@ -43,8 +43,28 @@ class ChunkFormat(Protocol):
         """
 
 
-# Makes the event before [DONE] from the last delivery of each source; empty if the client did not ask for it.
-UsageFormat = Callable[[Sequence[Delta]], bytes]
+class Ending(Protocol):
+    """Writes what follows the last event of every source."""
+
+    def finished(self, endings: Sequence[Delta]) -> bytes:
+        """The end of a whole answer; `endings` has the last delivery of each source."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The end of an answer that something went wrong with."""
+
+
+class Done:
+    """The ending of chunks: [DONE], whatever happened."""
+
+    def __init__(self, usage_event: Callable[[Sequence[Delta]], bytes]) -> None:
+        """`usage_event` makes the last chunk; empty if the client did not ask for it."""
+        self._usage_event = usage_event
+
+    def finished(self, endings: Sequence[Delta]) -> bytes:
+        return self._usage_event(endings) + _DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + _DONE
 
 
 class _Held:
@@ -163,8 +183,8 @@ class _Connection:
 class EventStream:
     """One streamed answer: its sources, and the connection they share."""
 
-    def __init__(self, usage_event: UsageFormat, keep_alive: float) -> None:
-        self._usage_event = usage_event
+    def __init__(self, ending: Ending, keep_alive: float) -> None:
+        self._ending = ending
         self._keep_alive = keep_alive
         self._sources: list[Source] = []
         self._endings: list[Delta] = []
@@ -275,10 +295,7 @@ class EventStream:
             return
         self._closed = True
         events = [source.flush() for source in self._sources]
-        if self._error is not None:
-            events.append(b"data: " + self._error.body() + b"\n\n")
-        else:
-            events.append(self._usage_event(self._endings))
-        events.append(_DONE)
+        ending = self._ending
+        events.append(ending.finished(self._endings) if self._error is None else ending.failed(self._error))
         assert self._connection is not None
         self._connection.write_last(b"".join(events))

@@ -97,6 +97,24 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     continuation_fallback: list[dict[str, Any]] | None = None
 
 
+class ResponseBody(GenerationBody, frozen=True, kw_only=True):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    truncation: str | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # Advisory
+    reasoning: dict[str, Any] | None = None
+    max_tool_calls: int | None = None
+
+
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
