@@ -142,17 +142,22 @@ class ResponseFormat:
         self._writer = EventWriter(answer.item_id)
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
+        if opening is None and ending is None:
+            return self._delta(choices)
         events = []
         if opening is not None:
             self._answer.begin(opening)
             events += self._writer.opening(self._answer.head)
-        for choice in choices:
-            text, logprobs = self._answer.take(choice)
-            if text:
-                events.append(self._writer.delta(text, logprobs))
+        events.append(self._delta(choices))
         if ending is not None:
             events += self._writer.closing(*self._finish(ending))
         return b"".join(events)
+
+    def _delta(self, choices: Sequence[ChoiceDelta]) -> bytes:
+        if not choices:
+            return b""
+        text, logprobs = self._answer.take(choices[0])
+        return self._writer.delta(text, logprobs) if text else b""
 
     def finished(self, endings: Sequence[Delta]) -> bytes:
         return b""  # the last event says so itself

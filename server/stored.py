@@ -168,4 +168,6 @@ class RunningResponses:
             response.ended.set()
 
     def get(self, tenant: str, reference: str) -> RunningResponse | None:
-        return self._running.get((tenant, reference))
+        """None for one that was deleted, too."""
+        found = self._running.get((tenant, reference))
+        return found if found is not None and found.keep else None

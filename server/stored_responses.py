@@ -43,7 +43,7 @@ async def delete(http: web.Request) -> web.Response:
     """Its tokens go as well, and the KV, unless others hold it. One that runs goes on, and is not stored."""
     context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
     running = context.running.get(tenant, reference)
-    if running is not None and running.keep:
+    if running is not None:
         running.keep = False
         answer_id = running.id
     else:
