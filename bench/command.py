@@ -72,6 +72,8 @@ async def _level(
     resend: Row | None = None
     for mode in modes:
         bar.set_description(f"{concurrency} at once, {mode.value}")
+        if bar.disable:  # no terminal: a line for the log
+            print(f"{concurrency} at once, {mode.value}: {jobs} jobs", file=sys.stderr, flush=True)
         try:
             results = await bench.run(mode, concurrency, jobs, bar.update)
             if mode is Mode.RESEND:

@@ -88,6 +88,8 @@ class TwoStage:
         self.options = options
         self._beams = abilities.beams
         self._salts = _unique(secrets.token_hex(4))
+        self._pressing = 0  # jobs whose other requests are under way
+        self._quiet = asyncio.Event()
 
     async def run(self, mode: Mode, concurrency: int, jobs: int, advance: Callable[[], object]) -> list[JobResult]:
         """All jobs of one mode, `concurrency` at once; `advance` is called after each."""
@@ -133,11 +135,23 @@ class TwoStage:
         return await self._client.complete(self._stage2({"prompt": whole, "cache_salt": self._salts()}))
 
     async def _press(self, number: int) -> None:
-        """Other people's requests, one after the other; none finds a prefix, and all of them want blocks."""
-        for _ in range(self.options.pressure):
-            salt = self._salts()
-            prompt = self.workload.fresh_prompt(number, random.Random(salt))
-            await self._client.complete({"model": self._model, "prompt": prompt, "max_tokens": 1, "cache_salt": salt})
+        """Other people's requests, one after the other; none finds a prefix, and all of them want blocks.
+
+        Then waits for those of the other jobs: stage 2 is to meet a used cache, not a busier server than in other modes.
+        """
+        self._pressing += 1
+        self._quiet.clear()
+        try:
+            for _ in range(self.options.pressure):
+                salt = self._salts()
+                prompt = self.workload.fresh_prompt(number, random.Random(salt))
+                body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "cache_salt": salt}
+                await self._client.complete(body)
+        finally:
+            self._pressing -= 1
+            if not self._pressing:
+                self._quiet.set()
+        await self._quiet.wait()
 
     def _stage1(self, number: int, salt: str, retain: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
