@@ -137,7 +137,7 @@ class TwoStage:
     async def _press(self, number: int) -> None:
         """Other people's requests, one after the other; none finds a prefix, and all of them want blocks.
 
-        Then waits for those of the other jobs: stage 2 is to meet a used cache, not a busier server than in other modes.
+        Then waits for those of the other jobs: stage 2 is to meet a used cache, not a busier server than elsewhere.
         """
         self._pressing += 1
         self._quiet.clear()
