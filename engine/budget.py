@@ -32,6 +32,7 @@ class LeaseBudget:
         self._per_tenant = min(capacity, capacity_per_tenant)
         self._max_leases = max_leases
         self._accounts: dict[str, Account] = {}
+        self.held_on_host = 0  # blocks
 
     @property
     def used(self) -> int:
@@ -45,12 +46,9 @@ class LeaseBudget:
     def num_held(self) -> int:
         return sum(len(account.held) for account in self._accounts.values())
 
-    def held_on_host(self) -> int:
-        return sum(block < 0 for account in self._accounts.values() for block in account.held)
-
     def open_lease(self, tenant: str, blocks: int, whole: int, earliest_expiry: float | None) -> None:
         """Promises `blocks`; the lease is of `whole` blocks with those that others pay for."""
-        account = self._accounts.setdefault(tenant, Account())
+        account = self._accounts.get(tenant, Account())
         if self._max_leases is not None and account.num_leases >= self._max_leases:
             raise InsufficientRetention(
                 f"`retain`: this key already has {account.num_leases} leases, and no more than {self._max_leases} are "
@@ -59,11 +57,11 @@ class LeaseBudget:
                 details=self._details(blocks, earliest_expiry),
             )
         self.promise(tenant, blocks, whole, earliest_expiry)
-        account.num_leases += 1
+        self._accounts[tenant].num_leases += 1
 
     def promise(self, tenant: str, blocks: int, whole: int, earliest_expiry: float | None) -> None:
         """Raises RetentionTooLarge or InsufficientRetention, with nothing changed."""
-        account = self._accounts.setdefault(tenant, Account())
+        account = self._accounts.get(tenant, Account())
         if whole > self._per_tenant:
             raise RetentionTooLarge(
                 f"`retain` would lease up to {whole} blocks, but leases may hold {self._per_tenant} at most; set a "
@@ -83,9 +81,10 @@ class LeaseBudget:
                 details=self._details(blocks, earliest_expiry),
             )
         account.promised += blocks
+        self._accounts[tenant] = account
 
     def settle(self, tenant: str, blocks: int) -> None:
-        """Takes a promise back: the request has ended, and what it leases is held from now on."""
+        """Takes a promise back: what it was for is held from now on, or is not needed."""
         self._accounts[tenant].promised -= blocks
 
     def close_lease(self, tenant: str) -> None:
@@ -93,18 +92,23 @@ class LeaseBudget:
         account.num_leases -= 1
         self._drop_if_empty(tenant)
 
-    def hold(self, tenant: str, tables: Iterable[BlockTable]) -> None:
+    def hold(self, tenant: str, table: BlockTable) -> int:
+        """Returns the number of blocks that no lease held before."""
         held = self._accounts[tenant].held
-        for table in tables:
-            held.update(table.blocks)
+        fresh = [block for block in table.blocks if block not in held]
+        held.update(table.blocks)
+        self.held_on_host += sum(block < 0 for block in fresh)
+        return len(fresh)
 
     def let_go(self, tenant: str, tables: Iterable[BlockTable]) -> None:
+        if tenant not in self._accounts:
+            return  # it held nothing
         held = self._accounts[tenant].held
-        for table in tables:
-            held.subtract(table.blocks)
-            for block in table.blocks:
-                if held[block] <= 0:
-                    del held[block]
+        for block in (block for table in tables for block in table.blocks):
+            held[block] -= 1
+            if held[block] == 0:
+                del held[block]
+                self.held_on_host -= block < 0
         self._drop_if_empty(tenant)
 
     def num_unpaid(self, tenant: str, tables: Iterable[BlockTable]) -> int:
@@ -115,8 +119,10 @@ class LeaseBudget:
     def note_move(self, tenant: str, pairs: Iterable[tuple[int, int]]) -> None:
         """Blocks of the tenant's leases have new numbers: (old, new) as in BlockTable.blocks."""
         held = self._accounts[tenant].held
-        moved = [(new, held.pop(old)) for old, new in pairs if old in held]
-        held.update(dict(moved))
+        for old, new in pairs:
+            if old in held:
+                held[new] = held.pop(old)
+                self.held_on_host += (new < 0) - (old < 0)
 
     def _drop_if_empty(self, tenant: str) -> None:
         account = self._accounts[tenant]

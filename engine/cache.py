@@ -49,7 +49,7 @@ class KvCache:
         self.pool = pool
         self.host = host
         self._leases = leases
-        self._device_budget = device_budget
+        self.device_budget = device_budget
         self._prefix_caching = prefix_caching
         # Of the next step. By destination: of two swaps to one block the earlier one's content is not needed any more.
         self._swaps_out: dict[int, int] = {}  # host block → device block
@@ -77,7 +77,7 @@ class KvCache:
         self.pool.check()
         self.host.check()
         budget = self._leases.budget
-        on_host = budget.held_on_host()
+        on_host = budget.held_on_host
         assert self.pool.num_used == budget.num_held - on_host, "device blocks lost"
         assert self.host.num_used == on_host, "host blocks lost"
         assert budget.num_promised == 0, "promised blocks lost"
@@ -131,7 +131,7 @@ class KvCache:
             self._swaps_in[device] = host
 
     def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
-        """What a continuation's client is told."""
+        """What a continuation's client is told. Without a token of its parent it is a prompt like any other."""
         lineage = sequence.group.request.lineage
         if lineage is None:
             return None
@@ -140,7 +140,7 @@ class KvCache:
             at=lineage.at,
             inherited_tokens=placement.computed,
             computed_tokens=len(sequence.tokens) - placement.computed,
-            source=placement.source,
+            source=placement.source if lineage.at else "recompute",
         )
 
     def trim(self, placement: Placement, sequence: Sequence) -> bool:
@@ -167,16 +167,28 @@ class KvCache:
         estate = None if parent is None or lineage is None else parent.choice(lineage.choice)
         if lineage is None or estate is None:
             return None
+        if sequence.group.request.params.prompt_logprobs is not None:
+            return None  # every position has to be computed
         table = estate.borrow(self.pool)
         held = len(table) * self.pool.block_size
         computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held)
         table.truncate(computed)
+        computed = self._copyable(table, computed)
         if computed == 0:
             return None
         lender = None if estate.holds_blocks else table.fork()
         lease = estate.table if isinstance(estate, KeptChoice) else None
         missing = self._missing(table, computed, len(sequence.tokens))
         return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, lease)
+
+    def _copyable(self, table: BlockTable, computed: int) -> int:
+        """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
+        inside = computed % self.pool.block_size
+        if inside == 0 or table.blocks[-1] < 0:
+            return computed
+        settled = min(inside, self.pool.settled_slots(table.blocks[-1]))
+        table.truncate(computed - inside + settled)
+        return computed - inside + settled
 
     def _match(self, sequence: Sequence) -> Placement:
         """What the prefix index knows, down to the head of a block."""
@@ -188,7 +200,8 @@ class KvCache:
             computed += table.match_partial(sequence.tokens, most)
         missing = self._missing(table, computed, len(sequence.tokens))
         whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
-        return Placement(table, computed, missing, "prefix_cache" if computed >= whole_blocks else "recompute")
+        found_all = computed > 0 and computed >= whole_blocks
+        return Placement(table, computed, missing, "prefix_cache" if found_all else "recompute")
 
     def _expected(self, sequence: Sequence) -> int:
         """Tokens that a child inherits when nothing was lost; 0 for anybody else."""
@@ -238,7 +251,7 @@ class KvCache:
     def _reserved_for_leases(self) -> int:
         """Free host blocks that leases, present and promised, may still need."""
         budget = self._leases.budget
-        return max(0, budget.used - self._device_budget - budget.held_on_host())
+        return max(0, budget.used - self.device_budget - budget.held_on_host)
 
     def _move_shared(self, holders: list[Record], num_blocks: int) -> None:
         """Blocks that several leases share move only together; leases of different tenants share none."""

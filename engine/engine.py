@@ -32,10 +32,12 @@ from engine.errors import (
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Launch, Scheduler, pack_salt
+from engine.scheduler import Scheduler, pack_salt
 from engine.sequence import Group, Status
+from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
+    BeamParams,
     Delta,
     EngineLoad,
     ModelInfo,
@@ -146,11 +148,13 @@ class AsyncEngine:
         if record.group is not None:
             ended = self._loop.create_future()
             record.waiters.append(lambda: None if ended.done() else ended.set_result(None))
-            try:
-                await asyncio.wait_for(ended, None if deadline is None else max(0.0, deadline - self._clock()))
-            except TimeoutError:
+            left = None if deadline is None else max(0.0, deadline - self._clock())
+            await asyncio.wait({ended, self._death}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if self.state == "dead":
+                raise EngineDead("The engine has failed and this server is restarting; send the request again.")
+            if not ended.done():
                 message = f"The request's timeout passed while it waited for its parent '{reference}' to end."
-                raise DeadlineExceeded(message, param="timeout") from None
+                raise DeadlineExceeded(message, param="timeout")
         return self.parent(tenant, record.id)
 
     def records(self, tenant: str) -> list[RecordEntry]:
@@ -337,9 +341,17 @@ class AsyncEngine:
         log.critical("the engine died: %r", error, exc_info=error)
         self.state = "dead"
         self._launched.clear()
-        self._fail_all(EngineDead("The engine has failed and this server is restarting; send the request again."))
         if not self._death.done():
             self._death.set_result(error)
+        for group in list(self._groups.values()):
+            try:
+                self._close(group, "error")
+            except Exception:
+                log.exception("request %s could not give back what it held", group.request.id)
+            message = "The engine has failed and this server is restarting; send the request again."
+            self._send(group, Delta(group.request.id, error=EngineDead(message)))
+        self._groups.clear()
+        self._idle.set()
 
     # --- deadlines -----------------------------------------------------------------------------------------------
 
@@ -373,6 +385,8 @@ class AsyncEngine:
             message = f"The request's timeout passed while it was still in the {where}; nothing was generated."
             self._fail(group, DeadlineExceeded(message, param="timeout"))
             return
+        if group.search is not None:
+            self.scheduler.cut_beams(group)
         for sequence in group.sequences:
             if sequence.status is not Status.FINISHED:
                 sequence.output.finish("length", "deadline")
@@ -396,13 +410,27 @@ class AsyncEngine:
                 f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
                 details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
             )
-        if params.n > self.scheduler.limits.max_num_seqs:
+        if params.beams is not None:
+            self._check_beams(request, params.beams)
+        elif params.n > self.scheduler.limits.max_num_seqs:
             most = self.scheduler.limits.max_num_seqs
             raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
         if self.scheduler.num_waiting >= self._max_queued:
             raise QueueFull(
                 f"The server's queue is full ({self._max_queued} waiting requests); try again later.",
                 details={"max_queued": self._max_queued},
+            )
+
+    def _check_beams(self, request: Request, beams: BeamParams) -> None:
+        """All beams of a group run at once, so that it must fit the cache by itself."""
+        needed, most = self.scheduler.most_blocks_of_beams(request, beams), self.scheduler.blocks_beside_leases
+        if needed > most:
+            raise InvalidRequest(
+                f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
+                f"take {needed} cache blocks, but there are {most}; take fewer beams or a smaller max_tokens, or start "
+                "the server with a larger --num-blocks.",
+                param="beam_width",
+                details={"needed_blocks": needed, "blocks": most},
             )
 
     def _seed_of(self, request: Request) -> int:

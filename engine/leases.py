@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from engine._C import BlockPool, BlockTable, count_distinct_blocks
 from engine.budget import LeaseBudget
 from engine.errors import EngineError, InsufficientRetention
-from engine.records import Record
+from engine.records import KeptChoice, Record
 from engine.sequence import Group
 from engine.types import Request, Retained
 
@@ -33,25 +33,25 @@ class Leases:
 
     # --- while the request runs ----------------------------------------------------------------------------------
 
-    def promise(self, record: Record, request: Request, ttl: float, creditor: Record | None) -> None:
+    def promise(self, record: Record, group: Group, ttl: float, creditor: Record | None) -> None:
         """Charges the most that the request can come to, less what the lease of its parent pays for.
 
         Raises RetentionTooLarge or InsufficientRetention.
         """
-        open_ended = request.retain is not None and request.retain.open_ended
-        tokens = min(request.params.max_tokens, OPEN_ENDED_TOKENS) if open_ended else request.params.max_tokens
-        whole = self._most_blocks(request, tokens)
-        discount = self._shared_blocks(request, creditor)
+        whole = self._most_blocks(group)
+        discount = self._shared_blocks(group.request, creditor)
         self.budget.open_lease(record.tenant, whole - discount, whole, self._earliest_expiry())
         record.charge, record.discount, record.ttl, record.lost = whole - discount, discount, ttl, None
 
-    def extend(self, group: Group, num_output: int) -> None:
-        """An open-ended lease of a running group is to cover `num_output` tokens of each choice, or is given up."""
+    def extend(self, group: Group) -> None:
+        """The lease of a running group has to cover more than it was charged for, or is given up."""
         record = group.record
+        before = self._most_blocks(group)
+        group.charged_output += OPEN_ENDED_TOKENS
         if record is None or record.ttl is None:
             return
-        whole = self._most_blocks(group.request, num_output)
-        more = whole - record.discount - record.charge
+        whole = self._most_blocks(group)
+        more = whole - before
         try:
             self.budget.promise(record.tenant, more, whole, self._earliest_expiry())
         except EngineError as error:
@@ -68,10 +68,19 @@ class Leases:
         record.ttl, record.lost = None, why
         self.release_if_free(record)
 
-    def hold(self, record: Record, table: BlockTable) -> None:
-        """A choice of a promised lease has ended and keeps its blocks."""
-        self.budget.hold(record.tenant, [table])
+    def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
+        """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
+        self._share_what_is_paid(record, kept, table)
+        kept.table, kept.epochs = table, []
+        fresh = self.budget.hold(record.tenant, table)
+        self.budget.settle(record.tenant, fresh)
+        record.charge -= fresh
         self._holders[record] = None
+
+    def hold_ended(self, record: Record) -> None:
+        """A lease was promised to a request some of whose choices had ended. Raises InsufficientRetention."""
+        for kept, table in self._adopt(record):
+            self.hold(record, kept, table)
 
     # --- after its end -------------------------------------------------------------------------------------------
 
@@ -89,24 +98,27 @@ class Leases:
         record.expires_at_wall = self._wall() + ttl
         self._holders[record] = None
         heapq.heappush(self._expiries, (record.expires_at, record.id, record))
+        if len(self._expiries) > 2 * len(self._holders) + 64:
+            # Leases that were prolonged or ended early must not pile up until the time they once had.
+            self._expiries = [entry for entry in self._expiries if entry[2].expires_at == entry[0]]
+            heapq.heapify(self._expiries)
 
     def revive(self, record: Record) -> None:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
-        if record.ttl is None:
-            tables = record.tables() or self._adopt(record)
-            fresh = self.budget.num_unpaid(record.tenant, tables)
-            try:
-                whole = count_distinct_blocks(tables)
-                self.budget.open_lease(record.tenant, fresh, whole, self._earliest_expiry())
-            except EngineError:
-                if not record.tables():
-                    _free(tables)
-                raise
-            self.budget.settle(record.tenant, fresh)
-            if not record.tables():
-                self.budget.hold(record.tenant, tables)
-                for kept, table in zip(record.kept.values(), tables, strict=True):
-                    kept.table, kept.epochs = table, []
+        if record.ttl is not None:
+            return
+        adopted = self._adopt(record)
+        tables = record.tables() + [table for _, table in adopted]
+        fresh = self.budget.num_unpaid(record.tenant, tables)
+        try:
+            self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry())
+        except EngineError:
+            _free(table for _, table in adopted)
+            raise
+        self.budget.settle(record.tenant, fresh)
+        for kept, table in adopted:
+            self.budget.hold(record.tenant, table)
+            kept.table, kept.epochs = table, []
 
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""
@@ -146,16 +158,15 @@ class Leases:
         """Every record that holds blocks, least recently used first."""
         return list(self._holders)
 
-    def device_tables(self) -> list[BlockTable]:
-        return [table for record in self._holders for table in record.tables()]
-
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _most_blocks(self, request: Request, num_output: int) -> int:
-        """Blocks of all choices with so many tokens each; the full blocks of their prompt are shared."""
-        prompt, size = len(request.prompt_token_ids), self._pool.block_size
+    def _most_blocks(self, group: Group) -> int:
+        """Blocks of all choices with the tokens that are charged for; the full blocks of their prompt are shared."""
+        params = group.request.params
+        num_output = min(params.max_tokens, group.charged_output)
+        prompt, size = len(group.request.prompt_token_ids), self._pool.block_size
         shared = prompt // size
-        return shared + request.params.n * (-(-(prompt + num_output) // size) - shared)
+        return shared + params.n * (-(-(prompt + num_output) // size) - shared)
 
     def _shared_blocks(self, request: Request, creditor: Record | None) -> int:
         if creditor is None or request.lineage is None or not creditor.leased:
@@ -165,24 +176,37 @@ class Leases:
             return 0
         return min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1) // self._pool.block_size
 
+    def _share_what_is_paid(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
+        """The choices of a request are charged for one prompt, and a child not for what its parent's lease holds. A
+        preempted choice may have computed its own, and a child of a lease on the host has its own copy: these go."""
+        size = self._pool.block_size
+        siblings = record.tables()
+        if siblings:
+            table.share_front(siblings[0], kept.num_prompt // size)
+        elif record.discount and record.group is not None and record.group.parent is not None and record.lineage:
+            estate = record.group.parent.kept[record.lineage.choice]
+            assert estate.table is not None, "an open child keeps the lease of its parent"
+            table.share_front(estate.table, record.discount)
+
     def _end_promise(self, record: Record) -> None:
         self.budget.settle(record.tenant, record.charge)
         record.charge = record.discount = 0
 
-    def _adopt(self, record: Record) -> list[BlockTable]:
-        tables = []
-        for kept in record.kept.values():
+    def _adopt(self, record: Record) -> list[tuple[KeptChoice, BlockTable]]:
+        """Tables of the choices that hold no blocks, which must all still be there."""
+        adopted = []
+        for kept in (kept for kept in record.kept.values() if kept.table is None):
             table, num_blocks = BlockTable.adopt(self._pool, record.salt, kept.epochs)
-            tables.append(table)
-            if num_blocks * self._pool.block_size < kept.computed:
-                _free(tables)
+            adopted.append((kept, table))
+            if kept.computed == 0 or num_blocks * self._pool.block_size < kept.computed:
+                _free(table for _, table in adopted)
                 raise InsufficientRetention(
                     f"The request '{record.id}' cannot be leased any more: its blocks have been reused. Continue from "
                     "it with `retain` to lease its tokens anew.",
                     param="ttl",
                     details={"budget_blocks": self.budget.capacity, "used_blocks": self.budget.used},
                 )
-        return tables
+        return adopted
 
     def _earliest_expiry(self) -> float | None:
         self.next_expiry()

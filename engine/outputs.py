@@ -39,6 +39,7 @@ class ChoiceOutput:
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._cumulative = 0.0
         self._announced = False
+        self._beam_score: float | None = None
         self._stop_found = False
         self._num_shown = 0  # tokens that have text
         # With stop strings: where each token's text ends in the whole text, and how much of that was let through.
@@ -65,6 +66,9 @@ class ChoiceOutput:
         if self._stops is None:
             return None
         return self._decode()
+
+    def set_beam(self, cumulative_logprob: float, beam_score: float) -> None:
+        self._cumulative, self._beam_score = cumulative_logprob, beam_score
 
     @property
     def shown_len(self) -> int:
@@ -98,6 +102,7 @@ class ChoiceOutput:
         if not (self._tokens or ended or always):
             return None
         text = "".join(self._text)
+        tells_score = self._logprobs is not None or self._beam_score is not None
         delta = ChoiceDelta(
             index=self.index,
             text=text,
@@ -105,7 +110,8 @@ class ChoiceOutput:
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             finish_reason=self.finish_reason if ended or self._mode is not OutputMode.DELTA else None,
             stop_reason=self.stop_reason,
-            cumulative_logprob=self._cumulative if ended and self._logprobs is not None else None,
+            cumulative_logprob=self._cumulative if ended and tells_score else None,
+            beam_score=self._beam_score if ended else None,
         )
         self._announced = self._announced or ended
         if self._mode is OutputMode.DELTA:

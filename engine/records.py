@@ -155,6 +155,8 @@ class Record:
 
     def choice(self, index: int) -> Estate | None:
         """The estate of a choice; None where it has none. Before the choices part ways each is the first."""
+        if self.failed:
+            return None
         if index in self.kept:
             return self.kept[index]
         if self.group is None:

@@ -14,8 +14,8 @@ from typing import get_args
 
 from engine._C import BlockPool, BlockTable
 from engine.budget import LeaseBudget
-from engine.errors import NameInUse, ParentExpired, ParentNotFound
-from engine.leases import Leases
+from engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
+from engine.leases import OPEN_ENDED_TOKENS, Leases
 from engine.records import KeptChoice, Record
 from engine.sequence import Group, Sequence
 from engine.types import Grade, GradeLoad, RecordEntry, Request, Retained
@@ -109,7 +109,9 @@ class Retention:
                 num_choices=request.params.n,
             )
             if request.retain is not None:
-                self.leases.promise(record, request, request.retain.ttl, parent)
+                if request.retain.open_ended:
+                    group.charged_output = OPEN_ENDED_TOKENS
+                self.leases.promise(record, group, request.retain.ttl, parent)
             group.record = record
             self._found[request.tenant, request.id] = record
             if request.name is not None:
@@ -124,24 +126,28 @@ class Retention:
             sequence.table.free()
             return
         # A step launched past the end has computed more than the plain loop would have: it does not count.
-        computed = min(sequence.num_computed, max(sequence.num_prompt, len(sequence.tokens) - 1))
-        sequence.table.truncate(computed)
+        full = max(sequence.num_prompt, len(sequence.tokens) - 1)
+        computed = min(sequence.num_computed, full)
         table = sequence.table
-        leased = record.ttl is not None and sequence.output.finish_reason is not None
-        record.kept[sequence.choice] = KeptChoice(
+        table.truncate(computed)
+        kept = KeptChoice(
             tokens=sequence.tokens,
             num_prompt=sequence.num_prompt,
             shown_len=sequence.num_prompt + sequence.output.shown_len,
             computed=computed,
             salt=record.salt,
-            table=table if leased else None,
-            epochs=[] if leased else table.epochs(),
+            table=None,
+            epochs=table.epochs(),
         )
-        if leased:
+        complete = sequence.output.finish_reason is not None
+        if complete and computed < full:
+            self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
+        if complete and record.ttl is not None:
             sequence.table = BlockTable(self._pool, record.salt)
-            self.leases.hold(record, table)
+            self.leases.hold(record, kept, table)
         else:
             table.free()
+        record.kept[sequence.choice] = kept
 
     def close(self, group: Group, complete: bool, now: float) -> Settlement:
         """The group has ended, `complete` or not: its lease is granted, or given up. Idempotent."""
@@ -170,6 +176,10 @@ class Retention:
 
     def set_ttl(self, record: Record, ttl: float | None, now: float) -> None:
         """Counts from now, and makes a lease of a record that is none; None makes it warm."""
+        if record.failed and ttl is not None:
+            raise ParentFailed(
+                f"The request '{record.id}' ended before anything was computed: there is nothing to lease."
+            )
         if record.group is not None:
             self._set_ttl_of_running(record, record.group, ttl)
         elif ttl is None:
@@ -228,10 +238,15 @@ class Retention:
     def _set_ttl_of_running(self, record: Record, group: Group, ttl: float | None) -> None:
         if ttl is None:
             self.leases.give_up(record, "the lease was given back")
-        elif record.ttl is None:
-            self.leases.promise(record, group.request, ttl, None)
-        else:
+        elif record.ttl is not None:
             record.ttl = ttl
+        else:
+            self.leases.promise(record, group, ttl, None)
+            try:
+                self.leases.hold_ended(record)
+            except EngineError as error:
+                self.leases.give_up(record, error.message)
+                raise
 
     def _add_other(self, record: Record) -> None:
         self._others[record] = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
+from engine.beams import BeamSearch, Finished
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -60,13 +61,15 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
-    urgency: tuple[int, int, int] = field(init=False)  # sorts: lower runs earlier and is preempted later
+    # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
+    urgency: tuple[int, int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
-        self.urgency = (request.priority, self.group.arrival_number - _head_start(request), self.choice)
+        arrival = self.group.arrival_number
+        self.urgency = (request.priority, arrival - _head_start(request), arrival, self.choice)
 
     # Plain counts, moved by these two and nobody else: they are read several times per token.
 
@@ -79,6 +82,11 @@ class Sequence:
         """The token in flight is known."""
         self.tokens.append(token_id)
         self.num_output += 1
+
+    def accept_known(self, token_id: int) -> None:
+        """A token that no step had announced: beams choose theirs when the result is here."""
+        self.planned_len += 1
+        self.accept(token_id)
 
     @property
     def num_pending(self) -> int:
@@ -109,6 +117,8 @@ class Group:
     record: Record | None = None  # what others may continue from; None once it is closed, or when nobody may
     parent: Record | None = None  # what it continues from, if that is there
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
+    search: BeamSearch | None = None  # of beams
+    ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
@@ -118,7 +128,8 @@ class Group:
     @property
     def num_slots(self) -> int:
         """Running slots it takes: before the fork it already holds those of its later choices."""
-        return self.request.params.n
+        beams = self.request.params.beams
+        return self.request.params.n if beams is None else beams.width
 
     @property
     def finished(self) -> bool:

@@ -19,6 +19,7 @@ from server.generation import (
     json_response,
     open_stream,
     send_stream,
+    terms_of,
     usage_object,
 )
 from server.intake import read_object
@@ -45,10 +46,11 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         head["service_tier"] = body.service_tier
     check_stream_options(body)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
-    prompt = await chat_prompt(context, http, body)
-    [request] = engine_requests(context, http, body, answer_id, [prompt], params, None)
+    terms = terms_of(context, http, body, default_tokens=None)
+    prompt = await chat_prompt(context, terms, body)
+    [request] = engine_requests(context, body, answer_id, [prompt], params, terms)
     headers = fields.ignored_header(ignored)
-    report = report_of(request, prompt.parent)
+    report = report_of(request)
     if body.stream:
         return await _stream(http, context, body, head, request, report, headers)
     [result] = await collect(context.engine, [request])

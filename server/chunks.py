@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from engine.types import ChoiceDelta, Delta, TokenLogprob
-from server.report import NOTHING_TO_REPORT, Report
+from server.report import Report
 
 PromptLogprobs = Sequence[TokenLogprob | None] | None
 
@@ -21,9 +21,7 @@ class Chunks:
     plain_prefix: str
     plain_suffix: bytes
 
-    def __init__(
-        self, head: dict[str, Any], indices: Sequence[int], detailed: bool, report: Report = NOTHING_TO_REPORT
-    ) -> None:
+    def __init__(self, head: dict[str, Any], indices: Sequence[int], detailed: bool, report: Report) -> None:
         """`indices` are the client's indices of this request's choices; `detailed` choices tell of every token."""
         self._report = report
         self._head = head

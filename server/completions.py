@@ -20,6 +20,7 @@ from server.generation import (
     json_response,
     open_stream,
     send_stream,
+    terms_of,
     usage_object,
 )
 from server.intake import read_object
@@ -42,11 +43,12 @@ async def completions(http: web.Request) -> web.StreamResponse:
     }
     check_stream_options(body)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
-    prompts = await completion_prompts(context, http, body)
-    requests = engine_requests(context, http, body, answer_id, prompts, params, sampling.COMPLETION_DEFAULT_TOKENS)
+    terms = terms_of(context, http, body, sampling.COMPLETION_DEFAULT_TOKENS)
+    prompts = await completion_prompts(context, terms, body)
+    requests = engine_requests(context, body, answer_id, prompts, params, terms)
     headers = fields.ignored_header(ignored)
     # Only a single prompt may have a parent or a lease.
-    report = report_of(requests[0], prompts[0].parent)
+    report = report_of(requests[0])
     if body.stream:
         return await _stream(http, context, body, head, prompts, requests, report, headers)
     results = await collect(context.engine, requests)

@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from engine.errors import EngineError
-from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, SamplingParams, TokenLogprob, Usage
+from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, Retain, SamplingParams, TokenLogprob, Usage
 from server import leases, sampling
 from server.chunks import usage_event
 from server.context import ARRIVED, TENANT, Context
@@ -34,8 +34,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     text: str = ""  # what `echo` gives back
-    parent: str | None = None  # of a continuation, as the client named it
-    lineage: Lineage | None = None  # None: nothing of a parent is in it
+    lineage: Lineage | None = None  # of a continuation, even if nothing of its parent is in it
     cache_salt: str = ""  # the parent's
     origin: object = None  # what the tokens were made from, for whoever continues
 
@@ -147,50 +146,69 @@ async def send_stream(
         return await stream.run(http, headers)
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a body says of its engine requests, apart from prompt and sampling."""
+
+    tenant: str
+    name: str | None
+    priority: int
+    deadline: float | None  # on the engine's clock
+    cache_salt: str
+    retain: Retain | None
+    keep_record: bool
+    default_tokens: int | None  # the endpoint's max_tokens; None: all the room there is
+
+
+def terms_of(context: Context, http: web.Request, body: GenerationBody, default_tokens: int | None) -> Terms:
+    """`timeout` counts from the request's arrival, whatever it has to wait for first."""
+    timeout = sampling.timeout_seconds(body.timeout)
+    return Terms(
+        tenant=http[TENANT],
+        name=None if body.request_id is None else check_name(body.request_id),
+        priority=sampling.priority(body.priority, context.gate.lowest_priority),
+        deadline=None if timeout is None else http[ARRIVED] + timeout,
+        cache_salt=body.cache_salt or "",
+        retain=leases.retain(body, context.leases, default_tokens),
+        keep_record=body.store is not False,
+        default_tokens=default_tokens,
+    )
+
+
 def engine_requests(
     context: Context,
-    http: web.Request,
     body: GenerationBody,
     answer_id: str,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    default_tokens: int | None,
+    terms: Terms,
 ) -> list[Request]:
     """One engine request per prompt, named after the answer. The client's own name belongs to the first."""
-    retain = leases.retain(body, context.leases, default_tokens)
-    if retain is not None and len(prompts) > 1:
+    if terms.retain is not None and len(prompts) > 1:
         raise invalid("`retain` needs a single prompt: send each prompt in a request of its own.", "retain")
-    name = None if body.request_id is None else check_name(body.request_id)
-    priority = sampling.priority(body.priority, context.gate.lowest_priority)
     requests = []
     for index, prompt in enumerate(prompts):
         try:
-            fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, default_tokens)
+            fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, terms.default_tokens)
         except EngineError as error:
             raise from_engine(error) from error
         requests.append(
             Request(
                 id=answer_id if index == 0 else f"{answer_id}-{index}",
-                tenant=http[TENANT],
+                tenant=terms.tenant,
                 prompt_token_ids=prompt.token_ids,
                 params=fitted,
-                priority=priority,
-                deadline=deadline(http, body),
-                cache_salt=body.cache_salt or prompt.cache_salt,
-                name=name if index == 0 else None,
+                priority=terms.priority,
+                deadline=terms.deadline,
+                cache_salt=terms.cache_salt or prompt.cache_salt,
+                name=terms.name if index == 0 else None,
                 lineage=prompt.lineage,
-                retain=retain,
-                keep_record=body.store is not False,
+                retain=terms.retain,
+                keep_record=terms.keep_record,
                 origin=prompt.origin,
             )
         )
     return requests
-
-
-def deadline(http: web.Request, body: GenerationBody) -> float | None:
-    """On the engine's clock: `timeout` counts from the request's arrival, whatever it had to wait for first."""
-    timeout = sampling.timeout_seconds(body.timeout)
-    return None if timeout is None else http[ARRIVED] + timeout
 
 
 def truncated(ids: Sequence[int], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:

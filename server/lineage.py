@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiohttp import web
-
 from engine.errors import ParentFailed, ParentNotFound
 from engine.types import Lineage, Parent, ParentChoice
-from server.context import TENANT, Context
+from server.context import Context
 from server.errors import ApiError, from_engine, invalid
 from server.extension import Conversation, answer_text, extend
-from server.generation import Prompt, check_not_empty, deadline, truncated
+from server.generation import Prompt, Terms, check_not_empty, truncated
 from server.messages import conversation
 from server.prompts import check_length, encode, off_loop_rendering, plain_prompts, rendered_chat, template_use
 from server.sampling import check_ids
@@ -54,8 +52,7 @@ class Cut:
         """REQUIRES: at ≤ self.at"""
         return Prompt(
             (*self.choice.token_ids[:at], *suffix_ids),
-            parent=self.reference,
-            lineage=Lineage(self.parent.id, self.index, at) if at else None,
+            lineage=Lineage(self.parent.id, self.index, at),
             cache_salt=self.parent.cache_salt,
             origin=origin,
         )
@@ -91,7 +88,7 @@ def is_continuation(body: CompletionBody | ChatBody) -> bool:
     return True
 
 
-async def cut(context: Context, http: web.Request, body: CompletionBody | ChatBody) -> Cut | None:
+async def cut(context: Context, terms: Terms, body: CompletionBody | ChatBody) -> Cut | None:
     """Finds the parent, waiting for its end where that is asked for. None: it is gone, and there is a fallback.
 
     REQUIRES: is_continuation(body)
@@ -100,14 +97,14 @@ async def cut(context: Context, http: web.Request, body: CompletionBody | ChatBo
     assert reference is not None
     try:
         if place in (None, "end", "last"):
-            parent = await context.engine.parent_ended(http[TENANT], reference, deadline(http, body))
+            parent = await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
         else:
-            parent = context.engine.parent(http[TENANT], reference)
+            parent = context.engine.parent(terms.tenant, reference)
     except (ParentNotFound, ParentFailed) as error:
         if body.continuation_fallback:
             return None
         raise from_engine(error, "continuation_of") from error
-    if body.cache_salt and body.cache_salt != parent.cache_salt:
+    if terms.cache_salt and terms.cache_salt != parent.cache_salt:
         message = "`cache_salt` must be the parent's own, whose cache this request inherits; leave it out."
         raise ApiError(400, "continuation_mismatch", message, param="cache_salt")
     index = body.continuation_choice or 0
@@ -145,15 +142,15 @@ def _place(parent: Parent, choice: ParentChoice, place: int | str | None, refere
 # --- completions -------------------------------------------------------------------------------------------------
 
 
-async def completion_prompts(context: Context, http: web.Request, body: CompletionBody) -> list[Prompt]:
+async def completion_prompts(context: Context, terms: Terms, body: CompletionBody) -> list[Prompt]:
     """The prompts of a request, or the single one of a continuation."""
     if not is_continuation(body):
         return await plain_prompts(context, body, body.prompt)
-    begin = await cut(context, http, body)
+    begin = await cut(context, terms, body)
     if begin is not None:
         return [await _continued_completion(context, body, begin)]
     [prompt] = await plain_prompts(context, body, body.continuation_fallback, "continuation_fallback")
-    return [replace(prompt, parent=body.continuation_of)]
+    return [_fallen_back(prompt, body)]
 
 
 async def _continued_completion(context: Context, body: CompletionBody, begin: Cut) -> Prompt:
@@ -176,15 +173,15 @@ def _single_prompt(prompt: PromptField | None) -> str | list[int]:
 # --- chat --------------------------------------------------------------------------------------------------------
 
 
-async def chat_prompt(context: Context, http: web.Request, body: ChatBody) -> Prompt:
+async def chat_prompt(context: Context, terms: Terms, body: ChatBody) -> Prompt:
     """The prompt of a conversation, or of its continuation."""
     if not is_continuation(body):
         return await _plain_chat(context, body, body.messages)
-    begin = await cut(context, http, body)
+    begin = await cut(context, terms, body)
     if begin is not None:
         return await _continued_chat(context, body, begin)
     prompt = await _plain_chat(context, body, body.continuation_fallback, "continuation_fallback")
-    return replace(prompt, parent=body.continuation_of)
+    return _fallen_back(prompt, body)
 
 
 async def _plain_chat(
@@ -278,6 +275,12 @@ def _check_not_repeated(before: Conversation, new: list[dict[str, Any]]) -> None
 
 
 # --- both --------------------------------------------------------------------------------------------------------
+
+
+def _fallen_back(prompt: Prompt, body: CompletionBody | ChatBody) -> Prompt:
+    """The client asked for a parent, and hears of it by the name it used."""
+    assert body.continuation_of is not None
+    return replace(prompt, lineage=Lineage(body.continuation_of, 0, at=0))
 
 
 def _suffix_name(body: CompletionBody | ChatBody, otherwise: str) -> str:

@@ -12,32 +12,20 @@ from engine.types import Delta, Request
 class Report:
     """What one engine request has to tell, beside its choices."""
 
-    parent: str | None = None  # of a continuation, as the client named it
-    prompt_len: int = 0
     leased: bool = False  # a lease was asked for
 
     def continuation(self, opening: Delta) -> dict[str, Any]:
-        """`opening` is the first delivery. Without an inheritance nothing of the parent was in the prompt."""
-        if self.parent is None:
-            return {}
+        """`opening` is the first delivery."""
         taken = opening.inheritance
-        if taken is not None:
-            told: dict[str, Any] = {
-                "parent": taken.parent,
-                "at": taken.at,
-                "inherited_tokens": taken.inherited_tokens,
-                "computed_tokens": taken.computed_tokens,
-                "source": taken.source,
-            }
-        else:
-            cached = 0 if opening.usage is None else opening.usage.cached_tokens
-            told = {
-                "parent": self.parent,
-                "at": 0,
-                "inherited_tokens": cached,
-                "computed_tokens": self.prompt_len - cached,
-                "source": "recompute",
-            }
+        if taken is None:
+            return {}
+        told = {
+            "parent": taken.parent,
+            "at": taken.at,
+            "inherited_tokens": taken.inherited_tokens,
+            "computed_tokens": taken.computed_tokens,
+            "source": taken.source,
+        }
         return {"continuation": told}
 
     def retained(self, ending: Delta) -> dict[str, Any]:
@@ -51,9 +39,5 @@ class Report:
         return {"retained": told}
 
 
-NOTHING_TO_REPORT = Report()
-
-
-def report_of(request: Request, parent: str | None) -> Report:
-    """`parent` as the client named it; None: no continuation."""
-    return Report(parent, len(request.prompt_token_ids), request.retain is not None)
+def report_of(request: Request) -> Report:
+    return Report(leased=request.retain is not None)

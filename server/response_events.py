@@ -28,7 +28,7 @@ from server.response_items import output_message
 
 
 class EventWriter:
-    """Numbers and formats the events of a response with one message. A plain delta costs one dump and one join."""
+    """Numbers and formats the events of a response with one message. A plain delta costs two formattings."""
 
     def __init__(self, item_id: str) -> None:
         self._item_id = item_id
@@ -36,7 +36,7 @@ class EventWriter:
         self._next = 0
         kind = "response.output_text.delta"
         place = orjson.dumps({"type": kind, **self._place, "logprobs": []})
-        self._delta_prefix = f"event: {kind}\ndata: ".encode() + place[:-1] + b',"sequence_number":%d,"delta":'
+        self._plain = f"event: {kind}\ndata: ".encode() + place[:-1] + b',"sequence_number":%d,"delta":%b}\n\n'
 
     def opening(self, head: dict[str, Any]) -> list[bytes]:
         item = {**output_message(self._item_id, "", [], "in_progress"), "content": []}
@@ -53,7 +53,7 @@ class EventWriter:
         if logprobs:
             return self._event("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
         number, self._next = self._next, self._next + 1
-        return self._delta_prefix % number + orjson.dumps(text) + b"}\n\n"
+        return self._plain % (number, orjson.dumps(text))
 
     def closing(self, response: dict[str, Any], body: bytes) -> list[bytes]:
         """`body` is the response as JSON."""
@@ -112,7 +112,8 @@ class Answer:
             return "", ()
         self._text.append(choice.text)
         sent, self._unsent = self._unsent, 0
-        self.pieces.extend((len(choice.text), sent))
+        self.pieces.append(len(choice.text))
+        self.pieces.append(sent)
         return choice.text, self._logprobs[len(self._logprobs) - sent :]
 
     @property

@@ -56,23 +56,24 @@ async def response_prompt(context: Context, tenant: str, body: ResponseBody, dea
         raise from_engine(InvalidRequest(error.message, param="input")) from error
     prompt = Prompt(built.token_ids, origin=built.conversation)
     if parent is not None:
-        inherits = built.at > 0 and body.cache_salt in (None, "", parent.cache_salt)
-        lineage = Lineage(parent.id, 0, built.at) if inherits else None
-        prompt = replace(prompt, parent=parent.id, lineage=lineage, cache_salt=parent.cache_salt)
+        same_cache = body.cache_salt in (None, "", parent.cache_salt)
+        lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
+        prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
 
 
 async def _previous(context: Context, tenant: str, reference: str, deadline: float | None) -> StoredResponse:
     """The response to continue from; one that still runs is waited for."""
+    stored = context.stored.get(tenant, reference)
     running = context.running.get(tenant, reference)
-    if running is not None:
+    if stored is None and running is not None:
         try:
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
                 await running.ended.wait()
         except TimeoutError:
             message = f"The previous response '{reference}' was still running at this request's `timeout`."
             raise ApiError(504, "deadline_exceeded", message, param="timeout") from None
-    stored = context.stored.get(tenant, reference)
+        stored = context.stored.get(tenant, reference)
     if stored is None:
         shown = reference if len(reference) <= 100 else reference[:99] + "…"
         raise ApiError(

@@ -14,15 +14,15 @@ from aiohttp import web
 
 from engine.types import Delta, OutputMode, Request
 from server import fields, response_object, sampling
-from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.context import ANSWER_ID, CONTEXT, Context
 from server.generation import (
     Collector,
     Job,
     check_stream_options,
-    deadline,
     engine_requests,
     json_response,
     send_stream,
+    terms_of,
 )
 from server.intake import read_object
 from server.logprobs import Spelling
@@ -46,11 +46,12 @@ async def create(http: web.Request) -> web.StreamResponse:
     chat = as_chat(body)
     check_stream_options(chat)
     params = sampling.sampling_params(chat, context.engine.info, context.text.tokenizer)
-    prompt = await response_prompt(context, http[TENANT], body, deadline(http, body))
-    [request] = engine_requests(context, http, chat, answer_id, [prompt.prompt], params, None)
+    terms = terms_of(context, http, chat, default_tokens=None)
+    prompt = await response_prompt(context, terms.tenant, body, terms.deadline)
+    [request] = engine_requests(context, chat, answer_id, [prompt.prompt], params, terms)
     head = response_object.in_progress(body, answer_id, int(time.time()), model, request.params)
     spelling = Spelling(context.text.tokenizer, body.return_tokens_as_token_ids)
-    answer = Answer(head, report_of(request, prompt.prompt.parent), spelling if params.logprobs is not None else None)
+    answer = Answer(head, report_of(request), spelling if params.logprobs is not None else None)
     making = _Making(context, request, prompt, answer, RunningResponse(answer_id, head))
     headers = fields.ignored_header(ignored)
     with making.registered():
@@ -65,7 +66,8 @@ async def input_tokens(http: web.Request) -> web.Response:
     body, ignored = fields.read(await read_object(http, context), ResponseBody)
     context.served_name(body.model)
     ignored += check_body(body)
-    prompt = await response_prompt(context, http[TENANT], body, deadline(http, body))
+    terms = terms_of(context, http, as_chat(body), default_tokens=None)
+    prompt = await response_prompt(context, terms.tenant, body, terms.deadline)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
     return json_response(count, fields.ignored_header(ignored))
 

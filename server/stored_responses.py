@@ -17,7 +17,7 @@ from server.errors import ApiError, invalid
 from server.generation import json_response
 from server.response_events import replay
 from server.sse import HEADERS
-from server.stored import StoredResponse
+from server.stored import RunningResponse, StoredResponse
 from server.wire import shorten
 
 _MOST_ITEMS = 100
@@ -26,47 +26,43 @@ _DEFAULT_ITEMS = 20
 
 async def retrieve(http: web.Request) -> web.Response:
     """The object; with `stream=true` the events that made it. One that still runs shows how it stands."""
-    running = http.app[CONTEXT].running.get(http[TENANT], http.match_info["id"])
     streamed = _flag(http, "stream")
-    if running is not None:
-        if not streamed:
-            return json_response(running.head)
-        await running.ended.wait()
-    stored = _stored(http)
-    if not streamed:
-        return json_response(orjson.Fragment(stored.body))
     after = _integer(http, "starting_after", -1, -1, None)
-    return web.Response(body=b"".join(replay(stored.body, stored.pieces)[after + 1 :]), headers=HEADERS)
+    found = _found(http)
+    if isinstance(found, RunningResponse):
+        if not streamed:
+            return json_response(found.head)
+        await found.ended.wait()
+        found = _stored(http)
+    if not streamed:
+        return json_response(orjson.Fragment(found.body))
+    return web.Response(body=b"".join(replay(found.body, found.pieces)[after + 1 :]), headers=HEADERS)
 
 
 async def delete(http: web.Request) -> web.Response:
     """Its tokens go as well, and the KV, unless others hold it. One that runs goes on, and is not stored."""
-    context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
-    running = context.running.get(tenant, reference)
-    if running is not None:
-        running.keep = False
-        answer_id = running.id
+    context, tenant, found = http.app[CONTEXT], http[TENANT], _found(http)
+    if isinstance(found, RunningResponse):
+        found.keep = False
     else:
-        answer_id = _stored(http).id
-        context.stored.delete(tenant, answer_id)
+        context.stored.delete(tenant, found.id)
     with suppress(ParentNotFound):
-        context.engine.forget(tenant, answer_id)
-    return json_response({"id": answer_id, "object": "response", "deleted": True})
+        context.engine.forget(tenant, found.id)
+    return json_response({"id": found.id, "object": "response", "deleted": True})
 
 
 async def cancel(http: web.Request) -> web.Response:
     """Ends one that runs; whoever waits for it is told."""
-    context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
-    running = context.running.get(tenant, reference)
-    if running is None:
-        stored = _stored(http)
-        raise invalid(f"Response '{stored.id}' has ended and cannot be cancelled: only one that runs can be.", None)
-    message = f"Response '{running.id}' was cancelled by another request."
-    running.fail(ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"}))
-    with suppress(TimeoutError):
-        async with asyncio.timeout(1.0):  # it ends at once, unless its client does not read
-            await running.ended.wait()
-    return json_response({**running.head, "status": "cancelled"})
+    found = _found(http)
+    if isinstance(found, RunningResponse):
+        message = f"Response '{found.id}' was cancelled by another request."
+        found.fail(ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"}))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # it ends at once, unless its client does not read
+                await found.ended.wait()
+        if http.app[CONTEXT].stored.get(http[TENANT], found.id) is None:
+            return json_response({**found.head, "status": "cancelled"})
+    raise invalid(f"Response '{found.id}' has ended and cannot be cancelled: only one that runs can be.", None)
 
 
 async def input_items(http: web.Request) -> web.Response:
@@ -96,13 +92,20 @@ async def input_items(http: web.Request) -> web.Response:
     )
 
 
+def _found(http: web.Request) -> StoredResponse | RunningResponse:
+    """What is stored has ended, even if its client has not read it to the end."""
+    context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
+    found = context.stored.get(tenant, reference) or context.running.get(tenant, reference)
+    if found is None:
+        raise ApiError(404, "response_not_found", f"Response with id '{shorten(reference, 100)}' not found.")
+    return found
+
+
 def _stored(http: web.Request) -> StoredResponse:
-    reference = http.match_info["id"]
-    stored = http.app[CONTEXT].stored.get(http[TENANT], reference)
-    if stored is None:
-        message = f"Response with id '{shorten(reference, 100)}' not found."
-        raise ApiError(404, "response_not_found", message)
-    return stored
+    found = _found(http)
+    if isinstance(found, RunningResponse):
+        raise invalid(f"Response '{found.id}' still runs: its items can be listed when it has ended.", None)
+    return found
 
 
 def _flag(http: web.Request, name: str) -> bool:

@@ -89,6 +89,7 @@ void bind_token_list(py::module_& m) {
           "append", [](TokenList& list, py::int_ token) { list.append(to_token(token)); }, py::arg("token"))
       .def("extend", &extend, py::arg("tokens"))
       .def("truncate", &TokenList::truncate, py::arg("num_tokens"))
+      .def("fork", [](const TokenList& list) { return TokenList(list); })
       .def("to_list",
            [](const TokenList& list) {
              return get_slice(list, py::slice(std::nullopt, std::nullopt, std::nullopt));
@@ -122,6 +123,7 @@ void bind_block_pool(py::module_& m) {
           "num_roots", [](const BlockPool& pool) { return pool.index() ? pool.index()->num_roots() : 0; })
       .def("ref_count", &BlockPool::ref_count, py::arg("block"))
       .def("epoch", &BlockPool::epoch, py::arg("block"))
+      .def("settled_slots", &BlockPool::settled_slots, py::arg("block"))
       .def("try_revive", &BlockPool::try_revive, py::arg("block"), py::arg("epoch"))
       .def("release", &BlockPool::release, py::arg("block"))
       .def("begin_plan", &BlockPool::begin_plan)
@@ -170,6 +172,7 @@ void bind_block_table(py::module_& m) {
       .def("fork", &BlockTable::fork)
       .def("slice_to", &BlockTable::slice_to, py::arg("num_tokens"))
       .def("truncate", &BlockTable::truncate, py::arg("num_tokens"))
+      .def("share_front", &BlockTable::share_front, py::arg("other"), py::arg("num_blocks"))
       .def("free", &BlockTable::free)
       .def("epochs", &epochs)
       .def_property_readonly("blocks", &BlockTable::entries)

@@ -96,8 +96,12 @@ void BlockPool::note_write(BlockId block, int32_t begin, int32_t end) {
   b.written_in_plan = plan_;
 }
 
-void BlockPool::note_copy(BlockId block, const BlockPool& from, BlockId source) {
-  at(block).filled = from.at(source).filled;
+void BlockPool::note_arrival(BlockId block, const BlockPool& from, BlockId source) {
+  Block& b = at(block);
+  b.filled = from.at(source).filled;
+  if (!planning_) return;
+  b.written_from = block_size_;
+  b.written_in_plan = plan_;
 }
 
 void BlockPool::clear_index() {

@@ -43,25 +43,23 @@ class BlockPool {
   // which they were planned. So between begin_plan() and end_plan()
   //   - a block that one of them reads is not handed out again: release_source() keeps the reference till the
   //   end;
-  //   - slots that the forward writes are not to be copied or swapped out: their block is pending().
+  //   - slots that the forward writes, or a copy fills, are not to be copied, and blocks that it writes, or
+  //   that come in from the other pool, are not to be swapped out: the block is pending().
   // Without an open plan release_source() is release() and nothing is pending.
   void begin_plan();
   void end_plan();
   void release_source(BlockId block);
   bool pending(BlockId block) const { return planning_ && at(block).written_in_plan == plan_; }
-  // Whether the forward writes a slot before `slot`: if not, a copy made before it has those slots as they
-  // will stay.
-  bool pending_before(BlockId block, int32_t slot) const {
-    return pending(block) && at(block).written_from < slot;
-  }
+  // Slots [0, settled_slots) of the block are what they will stay when the copies of the open plan read them.
+  int32_t settled_slots(BlockId block) const { return pending(block) ? at(block).written_from : block_size_; }
 
   // Whether writing would be seen by nobody but the one owner: not by a second one, not through the index.
   bool writable(BlockId block) const { return at(block).references == 1 && !indexed(block); }
   // Slots [begin, end) of the block are written next, and what was behind them counts no more. Replacing
   // content starts a new epoch. REQUIRES: writable(block)
   void note_write(BlockId block, int32_t begin, int32_t end);
-  // `block` becomes a copy of block `source` of pool `from`.
-  void note_copy(BlockId block, const BlockPool& from, BlockId source);
+  // `block` becomes a copy of block `source` of pool `from`, before the plan's other copies are made.
+  void note_arrival(BlockId block, const BlockPool& from, BlockId source);
 
   // Null in a pool made without one.
   PrefixIndex* index() const { return index_.get(); }
@@ -79,7 +77,7 @@ class BlockPool {
     BlockId prev = kNullBlock;  // on the free list, older
     uint64_t epoch = 0;
     uint64_t written_in_plan = 0;
-    int32_t written_from = 0;  // the first slot that plan writes
+    int32_t written_from = 0;  // the first slot that plan writes or fills by a copy
   };
 
   size_t checked(BlockId block) const;

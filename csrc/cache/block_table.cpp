@@ -107,7 +107,7 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
   const int64_t bs = pool_->block_size();
   const int64_t first = begin / bs;
   const int64_t last = blocks_covering(end);
-  if (begin % bs > 0 && pool_->pending_before(entries_[first], static_cast<int32_t>(begin % bs))) {
+  if (begin % bs > 0 && begin % bs > pool_->settled_slots(entries_[first])) {
     check(pool_->writable(entries_[first]), "slots that this plan writes would have to be copied before");
   }
   if (static_cast<size_t>(last) >
@@ -116,7 +116,7 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
   }
   chain_.resize(std::min<size_t>(chain_.size(), first));
   for (int64_t i = first; i < last; ++i) {
-    const auto from = static_cast<int32_t>(std::max<int64_t>(0, begin - i * bs));
+    auto from = static_cast<int32_t>(std::max<int64_t>(0, begin - i * bs));
     const auto to = static_cast<int32_t>(std::min(bs, end - i * bs));
     BlockId block;
     if (i == num_blocks()) {
@@ -125,6 +125,7 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
       block = entries_[i];
     } else {
       block = replace_for_write(i, from, copies);
+      from = 0;  // what is copied is not there for another copy of this plan either
     }
     pool_->note_write(block, from, to);
   }
@@ -194,6 +195,23 @@ void BlockTable::truncate(int64_t num_tokens) {
   check(count <= num_blocks(), "a table cannot be truncated to more than it holds");
   drop_to(count);
   chain_.resize(std::min<size_t>(chain_.size(), num_tokens / pool_->block_size()));
+}
+
+void BlockTable::share_front(const BlockTable& other, int32_t count) {
+  check(pool_ == other.pool_, "tables of two pools share nothing");
+  check(0 <= count && count <= std::min(num_blocks(), other.num_blocks()),
+        "a table is shorter than the front");
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t mine = entries_[i], theirs = other.entries_[i];
+    if (mine == theirs) continue;
+    check(theirs > 0 || host_ == nullptr || host_ == other.host_, "a table is already in another host pool");
+    other.acquire_entry(theirs);
+    release_entry(mine);
+    entries_[i] = theirs;
+    num_on_host_ += (theirs < 0) - (mine < 0);
+    if (theirs < 0) host_ = other.host_;
+  }
+  if (num_on_host_ == 0) host_.reset();
 }
 
 void BlockTable::free() {

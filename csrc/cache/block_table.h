@@ -75,6 +75,8 @@ class BlockTable {
   BlockTable slice_to(int64_t num_tokens) const;
   // Gives back the blocks behind position num_tokens. REQUIRES: num_tokens <= capacity()
   void truncate(int64_t num_tokens);
+  // The first `count` blocks, which hold the same as those of `other`, become the other's.
+  void share_front(const BlockTable& other, int32_t count);
   // Gives back all blocks, the last one first, so that tails are reused before heads. The table is then
   // empty.
   void free();

@@ -82,7 +82,7 @@ class TableSwap {
     for (const int32_t entry : order_) {
       Move& move = moves_.at(entry);
       const BlockId target = to.allocate();
-      to.note_copy(target, from, std::abs(entry));
+      to.note_arrival(target, from, std::abs(entry));
       for (int32_t i = 1; i < move.uses; ++i) to.acquire(target);
       move.target = target_sign * target;
       copies.push_back({std::abs(entry), target});
@@ -161,6 +161,7 @@ std::vector<BlockCopy> swap_out_some(const std::vector<BlockTable*>& tables,
   TableSwap swap(tables);
   BlockPool& device = tables[0]->pool();
   select_own(swap, device, host);
+  swap.select([&](int32_t entry, int32_t) { return !device.pending(entry); });
   swap.keep_last(static_cast<size_t>(std::clamp<int64_t>(most, 0, host->num_free())));
   return move_out(swap, device, host);
 }

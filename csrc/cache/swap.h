@@ -24,7 +24,8 @@ int64_t count_distinct_blocks(const std::vector<BlockTable*>& tables);
 std::optional<std::vector<BlockCopy>> try_swap_out(const std::vector<BlockTable*>& tables,
                                                    const std::shared_ptr<BlockPool>& host);
 
-// The same for as many of those blocks as fit, and not more than `most`; the last ones of the tables go first.
+// The same for as many of those blocks as fit, and not more than `most`; the last ones of the tables go
+// first. What this plan writes or swaps in stays.
 std::vector<BlockCopy> swap_out_some(const std::vector<BlockTable*>& tables,
                                      const std::shared_ptr<BlockPool>& host, int64_t most);
 

@@ -71,6 +71,18 @@ async def test_a_branch_computes_its_suffix() -> None:
             assert second.token_ids[0] == expected_tokens(asked.prompt_token_ids, 5)
 
 
+async def test_a_child_with_nothing_of_its_parent_is_a_recompute() -> None:
+    """Of a parent that is there, and of one that is not; whatever the prefix index saves."""
+    async with running(BASE) as (engine, _):
+        first = await parent_of(engine)
+        for parent in (first.id, "gone"):
+            asked = request(list(range(30, 50)), params(5), lineage=Lineage(parent, 0, 0))
+            second = await ask(engine, asked)
+            assert second.token_ids[0] == expected_tokens(asked.prompt_token_ids, 5)
+            assert second.inheritance is not None and second.inheritance.source == "recompute"
+            assert second.inheritance.inherited_tokens + second.inheritance.computed_tokens == 20
+
+
 async def test_a_prompt_alone_can_be_leased() -> None:
     async with running(BASE) as (engine, _):
         first = await ask(engine, request(list(range(40, 61)), params(0), retain=Retain(60)))

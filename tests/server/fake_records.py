@@ -19,6 +19,7 @@ from engine.types import (
     RecordEntry,
     Request,
     Retained,
+    Source,
 )
 
 BLOCK = 16
@@ -103,7 +104,8 @@ class FakeRecords:
         lineage, length = request.lineage, len(request.prompt_token_ids)
         if first and lineage is not None:
             inherited = min(lineage.at, length - 1)
-            taken = Inheritance(lineage.parent, lineage.at, inherited, length - inherited, "blocks")
+            source: Source = "blocks" if lineage.at else "recompute"
+            taken = Inheritance(lineage.parent, lineage.at, inherited, length - inherited, source)
             delta = structs.replace(delta, inheritance=taken)
         if delta.usage is not None and request.retain is not None and record is not None:
             if self.outgrown is not None:

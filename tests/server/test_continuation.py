@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Any
 
 import pytest
 
+from engine.text import ChatTemplate
 from engine.types import Lineage, Request, Retain
 from server.extension import Conversation
-from tests.server.conftest import Starter
-from tests.server.fakes import BOS, PIECES
+from tests.server.fakes import BOS, EOS, PIECES
 from tests.server.front import Front
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -175,6 +174,16 @@ async def test_waiting_ends_at_the_timeout(front: Front) -> None:
     await raw.close()
 
 
+async def test_a_bad_field_is_told_before_the_wait(front: Front) -> None:
+    front.engine.held = True
+    raw = await front.connect({"prompt": "abc", "request_id": "mine"})
+    await front.until(lambda: len(front.engine.runs) == 1)
+    for name, value in (("retain", {"ttl": 0}), ("request_id", "a b"), ("priority", 2**40), ("timeout", -1)):
+        answer, content = await front.post(COMPLETIONS, {"continuation_of": "mine", name: value})
+        assert answer.status == 400 and content["error"]["param"].startswith(name)
+    await raw.close()
+
+
 async def test_a_client_that_leaves_while_it_waits_is_forgotten(front: Front) -> None:
     front.engine.held = True
     parent = await front.connect({"prompt": "abc", "request_id": "mine"})
@@ -293,15 +302,44 @@ async def test_a_template_that_rewrites_history_shortens_what_is_inherited(front
     assert child["continuation"]["at"] == len("user: hello\nassistant: ")
 
 
+CHATML = """{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and not loop.last %}{{ ANSWER }}\
+{% else %}{{ m.content }}{% endif %}<end>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    "answer, said, kept",
+    [
+        ("m.content", "<think>hm</think> Yes. ", len("<think>hm</think> Yes. ")),
+        ("m.content | trim", "Yes. \n", len("Yes.")),
+        ("m.content | trim", " Yes.", 0),
+        ("m.content.split('</think>')[-1]", "<think>hm</think>Yes.", 0),
+        ("m.content.split('</think>')[-1]", "Yes.", len("Yes.")),
+        ("m.content | upper", "OKay", 2),
+    ],
+)
+async def test_real_templates(front: Front, answer: str, said: str, kept: int) -> None:
+    """However a template writes an answer that is history by now: the prompt is its text, and begins as it can."""
+    template = ChatTemplate(CHATML.replace("ANSWER", answer))
+    front.text.chat_template = template  # type: ignore[assignment]
+    parent = await chat(front)
+    record = front.engine.find("anonymous", parent["id"])
+    record.sampled = [[*said.encode(), EOS]]
+    record.hidden = [1]
+    child = await chat(front, messages=MORE, continuation_of=parent["id"])
+    whole = [*HELLO, {"role": "assistant", "content": said}, *MORE]
+    assert text_of(last(front)) == template.render(whole, add_generation_prompt=True)
+    assert child["continuation"]["at"] == len("<|user|>hello<end><|assistant|>") + kept
+
+
 async def test_nothing_in_common_is_a_recompute(front: Front) -> None:
     parent = await chat(front)
     template = front.text.chat_template
     assert template is not None
     template.render = lambda *_, **__: "Something else"  # type: ignore[method-assign]
     child = await chat(front, messages=MORE, continuation_of=parent["id"])
-    assert last(front).lineage is None and text_of(last(front)) == "Something else"
+    assert last(front).lineage == Lineage(parent["id"], 0, 0) and text_of(last(front)) == "Something else"
     assert child["continuation"] == {
-        "parent": parent["id"], "at": 0, "inherited_tokens": 1, "computed_tokens": 13, "source": "recompute",
+        "parent": parent["id"], "at": 0, "inherited_tokens": 0, "computed_tokens": 14, "source": "recompute",
     }  # fmt: skip
 
 
@@ -322,9 +360,9 @@ async def test_fallback_when_the_parent_is_gone(front: Front) -> None:
     front.engine.find("anonymous", failed["id"]).failed = True
     for gone in ("cmpl-unknown", "old", failed["id"]):
         answer = await complete(front, prompt="x", continuation_of=gone, continuation_fallback="abcx")
-        assert last(front).prompt_token_ids == (BOS, *b"abcx") and last(front).lineage is None
+        assert last(front).prompt_token_ids == (BOS, *b"abcx") and last(front).lineage == Lineage(gone, 0, 0)
         assert answer["continuation"] == {
-            "parent": gone, "at": 0, "inherited_tokens": 1, "computed_tokens": 4, "source": "recompute",
+            "parent": gone, "at": 0, "inherited_tokens": 0, "computed_tokens": 5, "source": "recompute",
         }  # fmt: skip
     await complete(front, prompt="x", continuation_of="old", continuation_fallback=[1, 2, 3])
     assert last(front).prompt_token_ids == (1, 2, 3)
@@ -373,86 +411,3 @@ async def test_an_outgrown_lease_says_why(front: Front, call: Any) -> None:
     front.engine.outgrown = "The answer grew beyond the budget."
     answer = await call(front, retain=True)
     assert answer["retained"] is None and answer["retained_reason"] == "The answer grew beyond the budget."
-
-
-# --- streams
-
-
-async def streamed(front: Front, path: str, **fields: Any) -> list[Any]:
-    body = {"stream": True, **fields}
-    async with front.http.post(front.url + path, json=body) as answer:
-        text = (await answer.read()).decode()
-    *parts, done, end = text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", ""), text
-    return [json.loads(part.removeprefix("data: ")) for part in parts]
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 20])
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("usage", [True, False])
-@pytest.mark.parametrize("path, field", [(COMPLETIONS, {"prompt": "abc"}), (CHAT, {"messages": HELLO})])
-async def test_where_streams_tell(front: Front, path: str, field: Any, usage: bool, n: int, limit: int) -> None:
-    _, parent = await front.post(path, field)
-    more: dict[str, Any] = {"prompt": "x"} if path == COMPLETIONS else {"messages": MORE}
-    options = {"n": n, "max_tokens": limit, "retain": True, "stream_options": {"include_usage": usage}}
-    events = await streamed(front, path, continuation_of=parent["id"], **options, **more)
-    assert [bool("continuation" in event) for event in events] == [True, *[False] * (len(events) - 1)]
-    assert events[0]["continuation"]["parent"] == parent["id"]
-    assert [bool("retained" in event) for event in events] == [*[False] * (len(events) - 1), True]
-    ended = [index for index, event in enumerate(events) if any(c["finish_reason"] for c in event["choices"])]
-    assert ended[-1] == len(events) - 1 - usage
-    assert bool(events[-1]["choices"]) != usage
-    assert [choice["index"] for choice in events[0]["choices"]] == list(range(n))
-    _, whole = await front.post(path, {"continuation_of": parent["id"], "n": n, "max_tokens": limit, **more})
-    assert events[0]["continuation"] == whole["continuation"]
-
-
-async def test_streams_of_requests_that_ask_for_nothing(front: Front) -> None:
-    for event in await streamed(front, CHAT, messages=HELLO) + await streamed(front, COMPLETIONS, prompt=["a", "b"]):
-        assert not {"continuation", "retained"} & set(event)
-
-
-async def test_streamed_fallback_and_outgrown_lease(front: Front) -> None:
-    front.engine.outgrown = "Too long."
-    events = await streamed(front, CHAT, messages=MORE, continuation_of="x", continuation_fallback=HELLO, retain=True)
-    assert events[0]["continuation"]["source"] == "recompute" and events[0]["continuation"]["parent"] == "x"
-    assert events[-1]["retained"] is None and events[-1]["retained_reason"] == "Too long."
-
-
-async def test_the_official_client(front: Front) -> None:
-    """Strict: it raises for every missing or foreign value."""
-    client = front.strict()
-    parent = await client.completions.create(model="fake/model", prompt="abc", extra_body={"retain": True})
-    assert parent.retained["id"] == parent.id  # type: ignore[attr-defined]
-    child = await client.completions.create(
-        model="fake/model", prompt="", extra_body={"continuation_of": parent.id, "continuation_suffix": "x"}
-    )
-    assert child.continuation["source"] == "blocks"  # type: ignore[attr-defined]
-    first = await client.chat.completions.create(model="fake/model", messages=HELLO)
-    async with client.chat.completions.stream(
-        model="fake/model",
-        messages=MORE,
-        n=2,
-        stream_options={"include_usage": True},
-        extra_body={"continuation_of": first.id, "retain": {"ttl": 9}},
-    ) as stream:
-        events = [event async for event in stream]
-        final = await stream.get_final_completion()
-    assert final.continuation["parent"] == first.id  # type: ignore[attr-defined]
-    chunks: list[Any] = [event.chunk for event in events if event.type == "chunk"]
-    assert chunks[-1].retained["id"] == final.id and chunks[-1].usage.prompt_tokens > 0
-
-
-async def test_a_slow_reader_is_told_too(start: Starter) -> None:
-    """What is held while the client lags keeps what its deliveries told."""
-    front = await start()
-    parent = await complete(front)
-    front.engine.held = True
-    raw = await front.connect({"prompt": "x", "continuation_of": parent["id"], "stream": True, "retain": True})
-    await front.until(lambda: len(front.engine.runs) == 1)
-    while front.engine.advance():
-        pass
-    await raw.head()
-    [event] = [json.loads(part[6:]) for part in (await raw.chunk()).split(b"\n\n") if part.startswith(b"data: {")]
-    assert event["continuation"]["source"] == "blocks" and event["retained"]["tokens"] > 0
-    await raw.close()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.types import ChoiceDelta, Delta, Usage
 from server.chunks import Chunks
+from server.report import Report
 from server.sse import Done, EventStream, _Connection
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -50,7 +51,7 @@ def test_events_add_up(steps: list[tuple[bool, list[str | None]]], opened_after:
 async def play(steps: list[tuple[bool, list[str | None]]], opened_after: int) -> None:
     wire = Wire()
     stream = EventStream(Done(lambda endings: b""), keep_alive=0)
-    source = stream.add_source(PlainChunks({"id": "x"}, range(2), detailed=False))
+    source = stream.add_source(PlainChunks({"id": "x"}, range(2), detailed=False, report=Report()))
     told = ["", ""]
     for number, (takes, gains) in enumerate(steps):
         if number == opened_after:

@@ -117,9 +117,22 @@ async def test_one_event_per_delivery_and_the_body_ends_with_the_last(front: Fro
     seen += await raw.chunk()
     assert await raw.chunk() == b"" and b"[DONE]" not in seen
     assert events(seen)[-1]["type"] == "response.completed"
+    # The connection is ready for the next request.
+    front.engine.held = False
+    await raw.request({"input": "hi", "stream": True}, PATH)
+    assert b"200 OK" in await raw.head()
+    await raw.close()
+
+
+async def test_leaving_after_the_last_event_is_no_abort(front: Front) -> None:
+    raw = await front.connect({"input": "hi", "stream": True}, PATH)
+    await raw.reader.readuntil(b"event: response.completed")
+    await raw.reader.readuntil(b"\n\n")
     await raw.close()
     await front.settle()
     assert front.engine.aborted == []
+    answer, _ = await front.get(f"{PATH}/{front.engine.submitted[0].id}")
+    assert answer.status == 200
 
 
 async def test_too_short_is_incomplete(front: Front) -> None:

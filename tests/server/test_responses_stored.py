@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from engine.types import ChoiceDelta, Delta, Request, Usage
 from server.extension import Conversation
 from tests.server.conftest import Starter
-from tests.server.fakes import EOS, PIECES, FakeEngine, PlainTemplate
-from tests.server.front import Front
+from tests.server.fakes import EOS, FakeEngine, PlainTemplate
+from tests.server.front import Front, RawConnection
 from tests.server.test_responses import PATH, WHOLE, events, streamed
+from tests.server.test_streams import flood
 
 
 def saying(*answers: str) -> Any:
@@ -91,6 +93,27 @@ async def test_a_stream_is_told_again(front: Front, logprobs: bool) -> None:
     for query in ("stream=maybe", "stream=true&starting_after=x", "stream=true&starting_after=-2"):
         answer, error = await front.get(f"{PATH}/{answer_id}?{query}")
         assert answer.status == 400 and error["error"]["code"] == "invalid_value"
+
+
+async def test_a_slow_reader_gets_merged_deltas_and_the_same_ones_again(start: Starter) -> None:
+    pieces = 3000
+    front = await start(FakeEngine(flood(pieces)))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", front.port))
+    raw = RawConnection(*await asyncio.open_connection(sock=client, limit=4096))
+    await raw.request({"input": "hi", "stream": True}, PATH)
+    await front.until(lambda: bool(front.engine.submitted) and not front.engine.runs)
+    await raw.head()
+    body = b""
+    while chunk := await raw.chunk():
+        body += chunk
+    seen = events(body)
+    deltas = [event["delta"] for event in seen if event["type"] == "response.output_text.delta"]
+    assert len(deltas) < pieces and [int(n) for n in "".join(deltas).split(",")[:-1]] == list(range(pieces))
+    async with front.http.get(f"{front.url}{PATH}/{seen[0]['response']['id']}?stream=true") as answer:
+        assert await answer.read() == body
+    await raw.close()
 
 
 async def test_a_whole_response_is_told_as_a_stream(front: Front) -> None:
@@ -226,7 +249,7 @@ async def test_changed_instructions(start: Starter) -> None:
     front = await start(FakeEngine(saying("one", "two", "three")))
     _, first = await front.post(PATH, {"input": "hi", "instructions": "be brief"})
     _, second = await front.post(PATH, {"input": "x", "previous_response_id": first["id"], "instructions": "be bold"})
-    changed, without = front.engine.submitted[1], None
+    changed = front.engine.submitted[1]
     assert prompt_text(changed) == "system: be bold\nuser: hi\nassistant: one\nuser: x\nassistant: "
     assert changed.lineage is not None and changed.lineage.at == len("system: be b")
     assert second["continuation"]["at"] == changed.lineage.at
@@ -234,7 +257,7 @@ async def test_changed_instructions(start: Starter) -> None:
     without = front.engine.submitted[2]
     text = "user: hi\nassistant: one\nuser: x\nassistant: two\nuser: y\nassistant: "
     assert prompt_text(without) == text, "earlier instructions are not carried over"
-    assert without.lineage is None and third["continuation"]["at"] == 0
+    assert without.lineage is not None and without.lineage.at == 0 and third["continuation"]["at"] == 0
     assert third["continuation"]["parent"] == second["id"] and third["continuation"]["source"] == "recompute"
 
 
@@ -309,7 +332,7 @@ async def test_the_salt_goes_with_the_conversation(start: Starter) -> None:
     await front.post(PATH, {"input": "x", "previous_response_id": first["id"], "cache_salt": "other"})
     same, other = front.engine.submitted[1:]
     assert same.cache_salt == "s" and same.lineage is not None
-    assert other.cache_salt == "other" and other.lineage is None
+    assert other.cache_salt == "other" and other.lineage is not None and other.lineage.at == 0
 
 
 async def test_a_name_works_as_an_id(start: Starter) -> None:
@@ -328,6 +351,47 @@ async def test_what_a_chat_needs_to_go_on_from_here(front: Front) -> None:
     assert origin.prompt_text == "system: be brief\nuser: hi\nassistant: "
     assert origin.messages == ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"})
     assert origin.template_kwargs == {"thinking": False}
+
+
+async def test_a_chat_goes_on_from_a_response(start: Starter) -> None:
+    front = await start(FakeEngine(saying("one", "two")))
+    front.engine.hidden = 1  # the end token
+    _, first = await front.post(PATH, {"input": "hi", "instructions": "be brief"})
+    messages = [{"role": "user", "content": "more"}]
+    answer, body = await front.post("/v1/chat/completions", {"messages": messages, "continuation_of": first["id"]})
+    assert answer.status == 200 and body["continuation"]["parent"] == first["id"]
+    text = "system: be brief\nuser: hi\nassistant: one\nuser: more\nassistant: "
+    assert prompt_text(front.engine.submitted[1]) == text
+
+
+# --- leases and names
+
+
+async def test_a_lease_is_told(front: Front) -> None:
+    client = front.strict()
+    made = await client.responses.create(model="fake/model", input="hi", extra_body={"retain": {"ttl": 60}})
+    assert front.engine.submitted[0].retain is not None and front.engine.submitted[0].retain.ttl == 60
+    assert made.retained["id"] == made.id and made.retained["tokens"] > 0  # type: ignore[attr-defined]
+    created, *_, last = await streamed(front, {"input": "hi", "retain": True})
+    assert last["response"]["retained"]["id"] == last["response"]["id"] and "retained" not in created["response"]
+    _, stored = await front.get(f"{PATH}/{last['response']['id']}")
+    assert stored == last["response"]
+    front.engine.outgrown = "It outgrew the budget."
+    _, lost = await front.post(PATH, {"input": "hi", "retain": True})
+    assert lost["retained"] is None and lost["retained_reason"] == "It outgrew the budget."
+    _, plain = await front.post(PATH, {"input": "hi"})
+    assert "retained" not in plain
+
+
+async def test_a_name_that_is_taken(front: Front) -> None:
+    parent, task = await started(front, stream=True, request_id="mine")
+    answer, body = await front.post(PATH, {"input": "x", "request_id": "mine"})
+    assert answer.status == 409 and body["error"]["code"] == "request_id_in_use"
+    assert (await front.get(f"{PATH}/mine"))[1]["id"] == parent, "it is still the first one's"
+    while front.engine.advance():
+        pass
+    await task
+    assert (await front.get(f"{PATH}/mine"))[1]["status"] == "completed"
 
 
 # --- while it runs
@@ -375,6 +439,8 @@ async def test_fetching_what_runs(front: Front) -> None:
     parent, task = await started(front, stream=True)
     _, body = await front.get(f"{PATH}/{parent}")
     assert body["status"] == "in_progress" and body["output"] == []
+    answer, _ = await front.get(f"{PATH}/{parent}/input_items")
+    assert answer.status == 400
     again = asyncio.ensure_future(front.http.get(f"{front.url}{PATH}/{parent}?stream=true"))
     await front.settle()
     while front.engine.advance():
@@ -384,8 +450,10 @@ async def test_fetching_what_runs(front: Front) -> None:
 
 async def test_deleting_what_runs(front: Front) -> None:
     parent, task = await started(front, stream=True)
-    async with front.http.delete(f"{front.url}{PATH}/{parent}") as answer:
-        assert answer.status == 200
+    for status in (200, 404):
+        async with front.http.delete(f"{front.url}{PATH}/{parent}") as answer:
+            assert answer.status == status
+        assert (await front.get(f"{PATH}/{parent}"))[0].status == 404
     while front.engine.advance():
         pass
     assert events((await task)[1])[-1]["type"] == "response.completed"
@@ -428,4 +496,3 @@ async def test_methods(front: Front) -> None:
     answer, body = await front.post(f"{PATH}/resp_x", {})
     assert answer.status == 405 and body["error"]["code"] == "method_not_allowed"
     assert answer.headers["Allow"] == "DELETE, GET, HEAD"
-    assert len(PIECES) > 1

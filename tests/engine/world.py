@@ -1,0 +1,317 @@
+"""A scheduler with its records over the paged fake, driven step by step by a random number generator.
+
+Requests come, continue from records of every grade, are leased, prolonged, forgotten, run into NaN, leave. After every
+move all that the engine counts is counted again from what there is: references, rows, the budget, the memory of leases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from engine._C import BlockTable
+from engine.build import CacheSizes, make_scheduler
+from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
+from engine.outputs import ChoiceOutput
+from engine.records import KeptChoice, Record
+from engine.results import apply_result
+from engine.scheduler import SchedulerLimits, pack_salt
+from engine.sequence import NO_ROW, Group, Status
+from engine.step import Launch
+from engine.types import Lineage, Request, Retain, SamplingParams
+from tests.engine.harness import EOS, request
+from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
+
+MOST_TOKENS = 60
+NAN_TOKEN = 666
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a world is made of; everything else is drawn while it runs."""
+
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    num_lease_blocks: int
+    limits: SchedulerLimits
+    depth: int
+
+    @staticmethod
+    def draw(draw: random.Random) -> Shape:
+        block_size = draw.choice([1, 3, 4, 16])
+        enough = -(-MOST_TOKENS // block_size)
+        leases = draw.choice([0, 1, enough, 3 * enough])
+        num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
+        num_host = draw.choice([1, 5, enough, 100])
+        limits = SchedulerLimits(draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), draw.random() < 0.7)
+        return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a child was promised when it came: its parent was leased."""
+
+    inherits: int
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.shape = shape = Shape.draw(self.draw)
+        self.now = 0.0
+        sizes = CacheSizes(shape.block_size, shape.num_blocks, shape.num_host_blocks, shape.num_lease_blocks)
+        self.scheduler = make_scheduler(shape.limits, sizes, (EOS,), max_records=40, wall=lambda: self.now)
+        self.retention = self.scheduler.retention
+        self.pool, self.host = self.scheduler.pool, self.scheduler.cache.host
+        self.runner = PagedFakeRunner(shape.num_blocks, shape.block_size, shape.num_host_blocks)
+        self.runner.bad_prompt_token = NAN_TOKEN
+        self.launched: deque[Launch] = deque()
+        self.open: list[Group] = []
+        self.known: deque[tuple[str, str]] = deque(maxlen=60)  # (tenant, id) of what may be continued from
+        self.promises: dict[Group, Promise] = {}
+        self.seen: Counter[str] = Counter()  # what happened, so that a test can tell that it did
+        self.num_arrived = 0
+        draw = self.draw
+        self.prompts = [[draw.randrange(10, VOCAB) for _ in range(draw.randint(1, 40))] for _ in range(6)]
+
+    # --- moves ---------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        asked = self.draw_request()
+        if asked is None:
+            return
+        self.num_arrived += 1
+        group = Group(asked, lambda _: None, asked.params.seed or 0, self.num_arrived, arrived_at=self.now)
+        budget = self.retention.leases.budget
+        before = budget.used
+        parent = None if asked.lineage is None else self.retention.get(asked.tenant, asked.lineage.parent)
+        try:
+            self.retention.open(group, pack_salt(asked.tenant, ""))
+        except (RetentionTooLarge, InsufficientRetention):
+            assert asked.retain is not None and budget.used == before
+            self.seen["refused"] += 1
+            return
+        if parent is not None and parent.leased and asked.lineage is not None:
+            estate = parent.choice(asked.lineage.choice)
+            assert isinstance(estate, KeptChoice)
+            self.promises[group] = Promise(min(asked.lineage.at, estate.computed, len(asked.prompt_token_ids) - 1))
+        self.scheduler.add(group, ChoiceOutput(asked, 0, None))
+        self.open.append(group)
+        self.known.append((asked.tenant, asked.id))
+
+    def draw_request(self) -> Request | None:
+        draw = self.draw
+        lineage = None
+        tenant = draw.choice("aab")
+        prompt = list(draw.choice(self.prompts))
+        prompt = prompt[: draw.randint(1, len(prompt))] + [draw.randrange(10, VOCAB)] * draw.randint(0, 3)
+        if draw.random() < 0.02:
+            prompt[draw.randrange(len(prompt))] = NAN_TOKEN
+        if self.known and draw.random() < 0.6:
+            tenant, parent = draw.choice(self.known)
+            record = self.retention.get(tenant, parent)
+            choices = [] if record is None or record.failed else record.as_parent().choices
+            if not choices:
+                return None
+            choice = draw.randrange(len(choices))
+            tokens = choices[choice].token_ids
+            at = draw.choice([len(tokens), choices[choice].shown_len, draw.randint(1, len(tokens))])
+            suffix = [draw.randrange(10, VOCAB) for _ in range(draw.choice([0, 1, 2, 9]))]
+            prompt = [*tokens[:at], *suffix]
+            lineage = Lineage(parent, choice, at)
+        if len(prompt) > MOST_TOKENS:
+            return None
+        sampled = draw.random() < 0.5
+        params = SamplingParams(
+            max_tokens=draw.choice([0, draw.randint(0, MOST_TOKENS - len(prompt))]) if len(prompt) < MOST_TOKENS else 0,
+            n=draw.choice([1, 1, 2, 3]),
+            temperature=1 if sampled else 0,
+            seed=draw.randrange(100),
+        )
+        retain = Retain(draw.choice([3.0, 30.0, 300.0])) if draw.random() < 0.4 else None
+        return request(prompt, params, priority=draw.choice([0, 0, 1]), tenant=tenant, lineage=lineage, retain=retain)
+
+    def leave(self) -> None:
+        """Somebody goes away, or runs out of time: then what it has is its answer."""
+        if not self.open:
+            return
+        group = self.open[self.draw.randrange(len(self.open))]
+        complete = group.first_token_at is not None and self.draw.random() < 0.5
+        if complete:
+            for sequence in group.sequences:
+                if sequence.status is not Status.FINISHED:
+                    sequence.output.finish("length", "deadline")
+                    self.scheduler.finish(sequence)
+        self.end(group, complete)
+        self.seen["late" if complete else "aborted"] += 1
+
+    def meddle(self) -> None:
+        """An owner changes the time of a record, or forgets it."""
+        if not self.known:
+            return
+        record = self.retention.get(*self.draw.choice(self.known))
+        if record is None:
+            return
+        if self.draw.random() < 0.3:
+            self.retention.forget(record)
+            self.seen["forgotten"] += 1
+            return
+        try:
+            self.retention.set_ttl(record, self.draw.choice([None, 5.0, 50.0]), self.now)
+        except EngineError:
+            self.seen["not prolonged"] += 1
+            return
+        if record.leased:
+            assert all(kept.table is not None for kept in record.kept.values())
+
+    def launch(self) -> bool:
+        if len(self.launched) >= self.shape.depth:
+            return False
+        launch = self.scheduler.plan(self.now)
+        self.check_promises()
+        if launch is None:
+            return False
+        assert launch.plan.num_tokens <= self.shape.limits.max_num_batched_tokens
+        self.seen["preempted"] += launch.num_preempted
+        self.seen["swapped out"] += len(launch.plan.swaps_out)
+        self.seen["swapped in"] += len(launch.plan.swaps_in)
+        self.launched.append(launch)
+        return True
+
+    def apply(self) -> None:
+        if not self.launched:
+            return
+        launch = self.launched.popleft()
+        result = self.runner.launch(launch.plan)
+        applied = apply_result(self.scheduler, launch, result, (EOS,), self.now)
+        for group, _ in applied.failed:
+            assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]
+            self.end(group, complete=False)
+            self.seen["NaN"] += 1
+        for group in [g for g in self.open if g.finished]:
+            self.check_tokens(group)
+            self.end(group, complete=True)
+            self.seen["finished"] += 1
+
+    def end(self, group: Group, complete: bool) -> None:
+        self.open.remove(group)
+        record = group.record
+        self.scheduler.close(group)
+        settlement = self.retention.close(group, complete, self.now)
+        if settlement.retained is not None:
+            self.seen["leased"] += 1
+            assert record is not None
+            for kept in record.kept.values():
+                assert kept.computed == max(kept.num_prompt, len(kept.tokens) - 1), "a lease lacks what it promises"
+
+    def pass_time(self) -> None:
+        self.now += 1
+        self.retention.expire(self.now)
+
+    def finish_everything(self, most_steps: int = 20_000) -> None:
+        for _ in range(most_steps):
+            if not self.open and not self.launched:
+                break
+            launched = self.launch()
+            assert launched or self.launched, "requests wait, but nothing moves"
+            self.apply()
+        assert not self.open, "some requests never finished"
+        self.check()
+        self.scheduler.check_idle()
+
+    # --- what must hold ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.pool.check()
+        self.host.check()
+        self.check_sequences()
+        self.check_blocks()
+        self.check_budget()
+        self.check_memory_of_leases()
+
+    def check_tokens(self, group: Group) -> None:
+        prompt, params = group.request.prompt_token_ids, group.request.params
+        assert [s.choice for s in group.sequences] == list(range(params.n))
+        for s in group.sequences:
+            expected = expected_tokens(
+                prompt, params.max_tokens, seed=group.seed, choice=s.choice, greedy=params.greedy, eos=EOS
+            )
+            assert s.tokens[len(prompt) :] == expected
+
+    def check_promises(self) -> None:
+        """A child of a lease inherits all that it could, from blocks here or on the host."""
+        for group in [g for g in self.promises if g.inheritance is not None or g.closed]:
+            promise, told = self.promises.pop(group), group.inheritance
+            if told is None:
+                continue
+            assert told.inherited_tokens == group.cached_tokens == promise.inherits
+            assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
+            assert told.source in ("blocks", "host") or promise.inherits == 0
+            self.seen[told.source] += 1
+
+    def check_sequences(self) -> None:
+        rows = []
+        running = 0
+        for s in itertools.chain.from_iterable(group.sequences for group in self.open):
+            blocks = s.table.blocks
+            if s.status is not Status.FINISHED:  # a step launched past the end is never applied
+                assert s.planned_len == len(s.tokens) + s.num_in_flight
+            assert s.num_output == len(s.tokens) - s.num_prompt
+            assert len(set(blocks)) == len(blocks)
+            if s.status is Status.RUNNING:
+                running += 1
+                assert len(blocks) * self.shape.block_size >= s.num_computed
+                assert s.num_computed <= s.planned_len
+            else:
+                assert s.row == NO_ROW
+                assert len(blocks) * self.shape.block_size >= s.num_computed or not blocks
+            if s.row != NO_ROW:
+                rows.append(s.row)
+        assert running == self.scheduler.num_running <= self.shape.limits.max_num_seqs
+        assert len(rows) == len(set(rows))
+
+    def holders(self) -> list[Record]:
+        return self.retention.leases.holders()
+
+    def lease_tables(self) -> list[BlockTable]:
+        return [table for record in self.holders() for table in record.tables()]
+
+    def check_blocks(self) -> None:
+        """Every reference is a sequence's or a lease's."""
+        tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
+        owners = Counter(block for table in tables for block in table.blocks)
+        for pool, sign in ((self.pool, 1), (self.host, -1)):
+            counts = [owners[sign * block] for block in range(1, pool.num_blocks)]
+            assert counts == [pool.ref_count(block) for block in range(1, pool.num_blocks)]
+
+    def check_budget(self) -> None:
+        budget = self.retention.leases.budget
+        held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
+        assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
+        assert budget.held_on_host == sum(block < 0 for _, block in held)
+        assert budget.num_promised == sum(g.record.charge for g in self.open if g.record is not None)
+        assert budget.used <= budget.capacity, "more is leased than there may be"
+        for record in self.holders():
+            assert record.leased or record.pins > 0 or record.group is not None
+            if record.leased:
+                assert all(kept.table is not None for kept in record.kept.values())
+
+    def check_memory_of_leases(self) -> None:
+        """Where no step is in flight the memory must hold the tokens of every lease."""
+        if self.launched:
+            return
+        swaps_out = self.scheduler.cache._swaps_out  # of the next step: until then the device has them
+        size = self.shape.block_size
+        for record in self.holders():
+            for kept in record.kept.values():
+                if kept.table is None:
+                    continue
+                content: list[int] = []
+                for block in kept.table.blocks:
+                    block = swaps_out.get(-block, block) if block < 0 else block
+                    slots = self.runner.slots if block > 0 else self.runner.host_slots
+                    content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
+                assert content[: kept.computed] == kept.tokens[: kept.computed]
