@@ -15,6 +15,11 @@ from server.serve import configure_logging, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["bench"]:
+        from bench.command import main as bench  # a client, of which a server needs nothing
+
+        sys.exit(bench(arguments[1:]))
     engine_config, server_config = parse(arguments)
     configure_logging(server_config.log_level)
     sys.exit(_run(engine_config, server_config))
