@@ -8,18 +8,26 @@
 namespace bequest::BEQUEST_ISA {
 namespace {
 
-constexpr int64_t kBlockRows = 256;  // rows that pass over a strip
-constexpr int64_t kStrip = 6;        // panels; the numbers of panels in wide tiles divide it
+constexpr int64_t kBlockRows = 256;  // that pass over a strip
 
-// Panels at once for so many rows: registers hold their sums, scales, offsets and words.
-constexpr int few_panels(int rows) {
+// The part of the weights that is float32 at a time: in L1 where few tiles of rows pass over it, else as much
+// as L2 holds beside the rows.
+struct Strip {
+  int64_t panels;  // the numbers of panels in wide tiles divide it
+  int64_t depth;   // values of k, at most
+
+  explicit Strip(int64_t num_tokens)
+      : panels(num_tokens > 64 ? 6 : 3), depth(num_tokens > 64 ? kDepth : 128) {}
+};
+
+// Rows that read codes, and panels at once for so many: registers hold their sums, scales, offsets and words.
 #if defined(BEQUEST_ISA_avx512)
-  return rows <= 4 ? 3 : 2;
+constexpr int kFewRows = 16;
+constexpr int few_panels(int rows) { return rows <= 4 ? 3 : rows <= 8 ? 2 : 1; }
 #else
-  (void)rows;
-  return 1;
+constexpr int kFewRows = kTileRows;
+constexpr int few_panels(int) { return 1; }
 #endif
-}
 
 // Codes number i of some words, as float.
 template <int Bits>
@@ -60,6 +68,36 @@ struct OpenGroup {
   VecF weights(int i, int v) const { return codes<Bits>(words[v], i) * scale[v] + offset[v]; }
 };
 
+// acc [R, P] += x [R, k of a word] · open words
+template <int R, int P, int Bits>
+[[gnu::always_inline]] inline void multiply_words(const float* x, int64_t x_stride,
+                                                  const OpenGroup<Bits>* open, VecF (&acc)[R][P][kVecs]) {
+  constexpr int kPerWord = QuantisedGroup<Bits>::kPerWord;
+  // More rows than pointers to rows fit registers: so many k are made weights that each pointer is loaded
+  // once.
+  constexpr int kAtOnce = R > kTileRows ? kPerWord : 1;
+#pragma GCC unroll 8
+  for (int first = 0; first < kPerWord; first += kAtOnce) {
+    VecF b[kAtOnce][P][kVecs];
+#pragma GCC unroll 8
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < P; ++j)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) b[i][j][v] = open[j].weights(first + i, v);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < kAtOnce; ++i) {
+        const VecF a = broadcast(x[r * x_stride + first + i]);
+#pragma GCC unroll 4
+        for (int j = 0; j < P; ++j)
+#pragma GCC unroll 4
+          for (int v = 0; v < kVecs; ++v) acc[r][j][v] = a * b[i][j][v] + acc[r][j][v];
+      }
+  }
+}
+
 // c [R, 16 P] = x [R, K] · panelsᵀ, meanwhile asking for the panels after these.
 template <int R, int P, int Bits>
 void multiply_codes(const TileOperands& t, const QuantisedGroup<Bits>* panel) {
@@ -76,23 +114,16 @@ void multiply_codes(const TileOperands& t, const QuantisedGroup<Bits>* panel) {
         __builtin_prefetch(reinterpret_cast<const char*>(at + P * groups) + line, 0, 2);
     }
     for (int w = 0; w < Group::kWords; ++w) {
-      const float* x = t.x + g * kGroup + w * Group::kPerWord;
 #pragma GCC unroll 4
       for (int j = 0; j < P; ++j) open[j].take_words(w);
-#pragma GCC unroll 8
-      for (int i = 0; i < Group::kPerWord; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < P; ++j)
-#pragma GCC unroll 4
-          for (int v = 0; v < kVecs; ++v) {
-            const VecF b = open[j].weights(i, v);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) acc[r][j][v] = broadcast(x[r * t.x_stride + i]) * b + acc[r][j][v];
-          }
+      multiply_words<R, P>(t.x + g * kGroup + w * Group::kPerWord, t.x_stride, open, acc);
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int j = 0; j < P; ++j)
+#pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         const int column = j * kPanelWidth + v * kLanes;
         if (t.bias) acc[r][j][v] += load(t.bias + column);
@@ -137,7 +168,7 @@ template <int Bits>
 void multiply_few(const LinearParams& p, const QuantisedItem& item) {
   const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
   const int64_t per_panel = p.in_features / kGroup;
-  with_rows<kTileRows>(item.row_end - item.row_begin, [&]<int R>() {
+  with_rows<kFewRows>(item.row_end - item.row_begin, [&]<int R>() {
     each_block<few_panels(R)>(p, item.panel_begin, item.panel_end, [&]<int P>(int64_t j, bool whole) {
       const TileOperands t = operands(p, item.row_begin, j, {0, p.in_features});
       const auto multiply = [&](const TileOperands& at) {
@@ -189,9 +220,10 @@ template <int Bits>
 void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scratch) {
   const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
   const int64_t per_panel = p.in_features / kGroup;
-  const int64_t passes = (p.in_features + kDepth - 1) / kDepth;
-  for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += kStrip) {
-    const int64_t end = begin + kStrip < item.panel_end ? begin + kStrip : item.panel_end;
+  const Strip strip(p.num_tokens);
+  const int64_t passes = (p.in_features + strip.depth - 1) / strip.depth;
+  for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += strip.panels) {
+    const int64_t end = begin + strip.panels < item.panel_end ? begin + strip.panels : item.panel_end;
     for (int64_t i = 0; i < passes; ++i) {
       const Span g = part_of(per_panel, passes, i);
       const Span k{g.begin * kGroup, g.end * kGroup};
@@ -206,15 +238,17 @@ void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scra
 }  // namespace
 
 QuantisedCut quantised_cut(const LinearParams& p) {
-  if (p.num_tokens <= kTileRows)
-    return {.rows = kTileRows, .panels = few_panels(static_cast<int>(p.num_tokens)), .scratch_bytes = 0};
+  if (p.num_tokens <= kFewRows)
+    return {.rows = kFewRows, .panels = few_panels(static_cast<int>(p.num_tokens)), .scratch_bytes = 0};
+  const Strip strip(p.num_tokens);
   return {.rows = kBlockRows,
-          .panels = kStrip,
-          .scratch_bytes = kStrip * (kDepth + kGroup) * kPanelWidth * int64_t{sizeof(float)}};
+          .panels = strip.panels,
+          // A pass is a whole number of groups and may be one longer than the depth.
+          .scratch_bytes = strip.panels * (strip.depth + kGroup) * kPanelWidth * int64_t{sizeof(float)}};
 }
 
 void multiply_quantised(const LinearParams& p, const QuantisedItem& item, float* scratch) {
-  const bool few = p.num_tokens <= kTileRows;
+  const bool few = p.num_tokens <= kFewRows;
   if (p.format == WeightFormat::kQ4) {
     few ? multiply_few<4>(p, item) : multiply_many<4>(p, item, scratch);
   } else {
