@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from engine.catalogue import Catalogue
 from engine.kernels import cpu
 from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
-from engine.kernels.catalogue import Catalogue, CatalogueRule, PlacedCatalogue
+from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import BeamCandidates, beam_candidates
 from tests.kernels.beam_reference import ReferenceGroup, check_group, expect
 
