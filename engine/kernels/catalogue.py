@@ -1,5 +1,5 @@
-"""Catalogues where kernels read them: `PlacedCatalogue` is one in a device's memory, `CatalogueRule` adds the tokens that
-may end an item. Beams and sampler rows refer to a rule and to a node of its tree. Both are immutable."""
+"""Catalogues where kernels read them: a PlacedCatalogue is one in a device's memory, a CatalogueRule adds the tokens
+that may end an item. Beams and sampler rows refer to a rule and to a node of its tree. Both are immutable."""
 
 from __future__ import annotations
 
