@@ -53,6 +53,16 @@ class Catalogue:
         return self._tree.num_items
 
     @property
+    def depth(self) -> int:
+        """Tokens of the longest item."""
+        first_child = self._tree.first_child
+        depth, end = 0, 1
+        # Levels stand one after the other: the children of a level's last inner node end the next one.
+        while (next_end := int(first_child[min(end, first_child.size - 1)])) > end:
+            depth, end = depth + 1, next_end
+        return depth
+
+    @property
     def num_bytes(self) -> int:
         """Of its arrays, on the host and on every device it is placed on."""
         return self._tree.num_bytes
