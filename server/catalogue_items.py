@@ -22,7 +22,7 @@ from server.wire import shorten
 _ROWS = 1 << 16  # of an array, at once
 _ITEMS = 1 << 14  # of a list, at once
 # The engine's own threads have work to do meanwhile.
-_BUILD_THREADS = max(1, (os.cpu_count() or 1) // 4)
+_BUILD_THREADS = max(1, (os.cpu_count() or 1) // 2)
 
 
 class _Tokens(msgspec.Struct):
