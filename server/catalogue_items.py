@@ -20,7 +20,7 @@ from server.errors import ApiError, invalid
 from server.wire import shorten
 
 _ROWS = 1 << 16  # of an array, at once
-_ITEMS = 1 << 14  # of a list, at once
+_ITEMS = 1 << 12  # of a list, at once
 # The engine's own threads have work to do meanwhile.
 _BUILD_THREADS = max(1, (os.cpu_count() or 1) // 2)
 
@@ -34,13 +34,13 @@ Item = list[int] | _Tokens | str
 
 
 class CatalogueBody(msgspec.Struct, forbid_unknown_fields=True):
-    items: list[Item]
+    items: list[msgspec.Raw]  # of Item: decoded in pieces
     name: str | None = None
 
 
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError)
 _body_decoder = msgspec.json.Decoder(CatalogueBody)
-_lines_decoder = msgspec.json.Decoder(Item)
+_item_decoder = msgspec.json.Decoder(Item)
 
 
 def parse_body(data: bytes | bytearray) -> CatalogueBody:
@@ -95,15 +95,15 @@ class ItemList:
     def add_lines(self, data: bytes | bytearray) -> None:
         """One JSON value per line; empty lines are passed over."""
         try:
-            items = _lines_decoder.decode_lines(data)
+            items = _item_decoder.decode_lines(data)
         except _MALFORMED:
             self._add_until_malformed(data)
             raise AssertionError("a line is malformed") from None
         self._add_piece(items)
 
-    def add(self, items: Sequence[Item]) -> None:
+    def add(self, items: Sequence[msgspec.Raw]) -> None:
         for begin in range(0, len(items), _ITEMS):
-            self._add_piece(items[begin : begin + _ITEMS])
+            self._add_piece([_decoded(begin + i, item) for i, item in enumerate(items[begin : begin + _ITEMS])])
 
     def build(self) -> Catalogue:
         if not len(self):
@@ -134,14 +134,8 @@ class ItemList:
 
     def _add_until_malformed(self, data: bytes | bytearray) -> None:
         """Line by line: the first that is wrong, in whatever way, is the one to name."""
-        for line in data.splitlines():
-            if not line.strip():
-                continue
-            try:
-                item = msgspec.json.decode(line, type=Item)
-            except _MALFORMED as error:
-                raise _malformed(error, f"items[{len(self)}]") from None
-            self._add_piece([item])
+        for line in filter(bytes.strip, bytes(data).splitlines()):
+            self._add_piece([_decoded(len(self), line)])
 
 
 def build_array(items: IntArray, vocabulary: Vocabulary) -> Catalogue:
@@ -162,6 +156,14 @@ def _array_complaint(index: int, row: list[int], vocabulary: Vocabulary) -> ApiE
     param = f"items[{index}]"
     behind = invalid(f"{param}: a token stands behind the padding (-1), which belongs at the end.", param)
     return vocabulary.complaint(index, tokens) or behind
+
+
+def _decoded(index: int, item: bytes | msgspec.Raw) -> Item:
+    try:
+        decoded: Item = _item_decoder.decode(item)
+    except _MALFORMED as error:
+        raise _malformed(error, f"items[{index}]") from None
+    return decoded
 
 
 def _malformed(error: Exception, root: str = "") -> ApiError:

@@ -28,7 +28,7 @@ from server.wire import shorten
 
 JSON, LINES, ARRAY = "application/json", "application/x-ndjson", "application/octet-stream"
 _JSON_BYTES = 4 << 20  # parsing holds the interpreter: the other forms are for large ones
-_PIECE_BYTES = 1 << 18  # of JSON lines, parsed at once
+_PIECE_BYTES = 1 << 16  # of JSON lines, parsed at once
 _LONGEST_LINE = 1 << 20
 _WIDEST = 4096  # tokens of an item in an array
 _QUERY = ("name", "replace", "width")

@@ -93,7 +93,7 @@ def with_room(
     room = info.max_model_len - prompt_len
     asked = max_tokens(body)
     if asked is not None:
-        _check_asked(params, asked)
+        _check_asked(params, asked, _max_tokens_field(body))
     if asked is None:
         needed = 1 if params.catalogue is None else params.catalogue.depth
         limit = room if default_tokens is None else min(default_tokens, room)
@@ -108,23 +108,28 @@ def with_room(
 
 
 def max_tokens(body: GenerationBody) -> int | None:
-    """What the client asked for; `max_completion_tokens` is the younger name and wins."""
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    """What the client asked for."""
+    name = _max_tokens_field(body)
     asked: int | None = getattr(body, name)
     if asked is not None and asked < 0:
         raise invalid(f"`{name}` must be at least 0, not {asked}; leave it out for the default.", name)
     return None if asked is None else min(asked, _MOST_TOKENS)
 
 
-def _check_asked(params: SamplingParams, asked: int) -> None:
+def _max_tokens_field(body: GenerationBody) -> str:
+    """The younger name wins."""
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _check_asked(params: SamplingParams, asked: int, name: str) -> None:
     """Where an answer must be something, it needs the tokens for it."""
     if params.beams is not None and asked == 0:
-        raise invalid("`max_tokens` must be at least 1 with `use_beam_search`, not 0.", "max_tokens")
+        raise invalid(f"`{name}` must be at least 1 with `use_beam_search`, not 0.", name)
     if params.catalogue is not None and asked < params.catalogue.depth:
         raise invalid(
-            f"`max_tokens` is {asked}, but the catalogue has items of {params.catalogue.depth} tokens, and part of an "
-            "item is none. Leave it out, or take at least as many.",
-            "max_tokens",
+            f"`{name}` is {asked}, but the catalogue has items of {params.catalogue.depth} tokens, and part of an item "
+            "is none. Leave it out, or take at least as many.",
+            name,
         )
 
 

@@ -377,6 +377,7 @@ async def test_requests_that_are_bound_to_a_catalogue(front: Front) -> None:
     [
         ({"max_tokens": 2}, "max_tokens", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens", "invalid_value"),
         ({"stop": "x"}, "stop", "unsupported_parameter"),
         ({"stop_token_ids": [EOS, 13]}, "stop_token_ids[1]", "invalid_value"),
         ({"prompt": "x" * 509}, None, "context_length_exceeded"),
