@@ -1,4 +1,4 @@
-"""The two-stage job on a GPU: starts a server of each shape with random weights and runs `bequest bench two-stage` on it.
+"""The two-stage job on a GPU: a server of each shape with random weights, and `bequest bench two-stage` against it.
 
     python -m benchmarks.gpu_two_stage [--shapes qwen3-0.6b,llama-3.1-8b] [--concurrency 1,8,64] [--json FOLDER]
 
