@@ -19,6 +19,7 @@ from engine.errors import (
 from engine.types import Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
+from tests.engine.test_lifecycle import until
 
 BASE = Setup(num_blocks=200, block_size=4, num_lease_blocks=90, num_host_blocks=60)
 
@@ -301,8 +302,7 @@ async def test_a_cheap_continuation_passes_a_long_prompt() -> None:
             order.append(name)
 
         long = asyncio.ensure_future(noted(request(range(300), params(1)), "long"))
-        while engine.load().running == 0:
-            await asyncio.sleep(0)
+        await until(lambda: engine.load().running > 0)
         short = asyncio.ensure_future(noted(child_of(engine, first.id, [3], count=2), "child"))
         await asyncio.sleep(0)
         runner.gate.set()
