@@ -48,6 +48,7 @@ def serve(port: int, profile: str | None) -> None:
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.__main__ import _loop_factory
+    from server.leases import LeaseTimes
     from server.metrics import Metrics
     from server.options import parse
     from server.serve import serve as run_server
@@ -61,14 +62,15 @@ def serve(port: int, profile: str | None) -> None:
         scheduler = make_scheduler(SchedulerLimits(256, 2048, True), CacheSizes(16, 20_000), ())
         return AsyncEngine(info, scheduler, NullRunner(words), text.tokenizer, observer=metrics), text
 
-    _, config = parse(["serve", "--port", str(port), "--log-level", "warning"])
+    engine_config, config = parse(["serve", "--port", str(port), "--log-level", "warning"])
+    leases = LeaseTimes(engine_config.default_ttl, engine_config.max_ttl)
     profiler = cProfile.Profile() if profile else None
 
     async def main() -> int:
         if profiler:
             profiler.enable()
         try:
-            return await run_server(config, load)  # type: ignore[arg-type]
+            return await run_server(config, leases, load)  # type: ignore[arg-type]
         finally:
             if profiler and profile:
                 profiler.disable()

@@ -137,6 +137,9 @@ class Sampler:
         outputs: Sequence[int],
     ) -> None: ...
     def close_row(self, row: int) -> None: ...
+    def constrain_row(
+        self, row: int, catalogue: Catalogue, end_tokens: Sequence[int], outputs: Sequence[int]
+    ) -> None: ...
     def resolve(self, ids: int, count: int) -> None: ...
     def sample(self, logits: int, stride: int, rows: int, positions: int, num: int, tokens: int, bad: int) -> None: ...
 
@@ -154,6 +157,49 @@ def logprobs(
 ) -> None: ...
 def philox4x32(counter: Sequence[int], key: int) -> list[int]:
     """Four words for a counter of four words."""
+
+# --- csrc/ops, catalogues and beams
+
+class Catalogue:
+    def __init__(
+        self, tokens: int, offsets: int, num_items: int, width: int, vocab_size: int, num_threads: int
+    ) -> None:
+        """`offsets` 0: rows of `width` tokens, padded with -1."""
+    def child(self, node: int, token: int) -> int: ...
+    def children(self, node: int) -> npt.NDArray[np.int32]: ...
+    def is_terminal(self, node: int) -> bool: ...
+    @property
+    def num_items(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def first_child(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def terminal(self) -> npt.NDArray[np.int32]: ...
+
+beam_group_bytes: int
+max_beam_candidates: int
+
+def beam_candidates(
+    logits: int,
+    stride: int,
+    vocab_size: int,
+    cumulative: int,
+    nodes: int,
+    group_start: int,
+    groups: int,
+    num_groups: int,
+    score: int,
+    row: int,
+    token: int,
+    logprob: int,
+    bad: int,
+    columns: int,
+) -> None: ...
 
 # --- CUDA: only where with_cuda. Addresses are of device memory unless said otherwise; `stream` is a cudaStream_t.
 
@@ -267,6 +313,30 @@ def cuda_logprobs(
     stream: int,
 ) -> None: ...
 
+cuda_max_beam_rows: int
+
+def cuda_beam_workspace_bytes(num_rows: int, num_slots: int) -> int: ...
+def cuda_beam_candidates(
+    logits: int,
+    dtype: int,
+    stride: int,
+    vocab_size: int,
+    num_rows: int,
+    cumulative: int,
+    nodes: int,
+    group_start: int,
+    groups: int,
+    num_groups: int,
+    workspace: int,
+    score: int,
+    row: int,
+    token: int,
+    logprob: int,
+    bad: int,
+    columns: int,
+    stream: int,
+) -> None: ...
+
 # --- csrc/cache
 
 class TokenList:
@@ -278,6 +348,8 @@ class TokenList:
         """All or nothing."""
     def truncate(self, num_tokens: int) -> None:
         """Error if the list is shorter."""
+    def fork(self) -> TokenList:
+        """A copy."""
     def to_list(self) -> list[int]: ...
     def array(self) -> npt.NDArray[np.int32]:
         """A copy."""

@@ -49,7 +49,7 @@ class KvCache:
         self.pool = pool
         self.host = host
         self._leases = leases
-        self._device_budget = device_budget
+        self.device_budget = device_budget
         self._prefix_caching = prefix_caching
         # Of the next step. By destination: of two swaps to one block the earlier one's content is not needed any more.
         self._swaps_out: dict[int, int] = {}  # host block → device block
@@ -131,7 +131,7 @@ class KvCache:
             self._swaps_in[device] = host
 
     def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
-        """What a continuation's client is told."""
+        """What a continuation's client is told. Without a token of its parent it is a prompt like any other."""
         lineage = sequence.group.request.lineage
         if lineage is None:
             return None
@@ -140,7 +140,7 @@ class KvCache:
             at=lineage.at,
             inherited_tokens=placement.computed,
             computed_tokens=len(sequence.tokens) - placement.computed,
-            source=placement.source,
+            source=placement.source if lineage.at else "recompute",
         )
 
     def trim(self, placement: Placement, sequence: Sequence) -> bool:
@@ -251,7 +251,7 @@ class KvCache:
     def _reserved_for_leases(self) -> int:
         """Free host blocks that leases, present and promised, may still need."""
         budget = self._leases.budget
-        return max(0, budget.used - self._device_budget - budget.held_on_host)
+        return max(0, budget.used - self.device_budget - budget.held_on_host)
 
     def _move_shared(self, holders: list[Record], num_blocks: int) -> None:
         """Blocks that several leases share move only together; leases of different tenants share none."""

@@ -92,6 +92,8 @@ class ServerConfig:
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
+    stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
+    stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
     sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")

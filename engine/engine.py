@@ -32,10 +32,12 @@ from engine.errors import (
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Launch, Scheduler, pack_salt
+from engine.scheduler import Scheduler, pack_salt
 from engine.sequence import Group, Status
+from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
+    BeamParams,
     Delta,
     EngineLoad,
     ModelInfo,
@@ -383,6 +385,8 @@ class AsyncEngine:
             message = f"The request's timeout passed while it was still in the {where}; nothing was generated."
             self._fail(group, DeadlineExceeded(message, param="timeout"))
             return
+        if group.search is not None:
+            self.scheduler.cut_beams(group)
         for sequence in group.sequences:
             if sequence.status is not Status.FINISHED:
                 sequence.output.finish("length", "deadline")
@@ -406,13 +410,27 @@ class AsyncEngine:
                 f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
                 details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
             )
-        if params.n > self.scheduler.limits.max_num_seqs:
+        if params.beams is not None:
+            self._check_beams(request, params.beams)
+        elif params.n > self.scheduler.limits.max_num_seqs:
             most = self.scheduler.limits.max_num_seqs
             raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
         if self.scheduler.num_waiting >= self._max_queued:
             raise QueueFull(
                 f"The server's queue is full ({self._max_queued} waiting requests); try again later.",
                 details={"max_queued": self._max_queued},
+            )
+
+    def _check_beams(self, request: Request, beams: BeamParams) -> None:
+        """All beams of a group run at once, so that it must fit the cache by itself."""
+        needed, most = self.scheduler.most_blocks_of_beams(request, beams), self.scheduler.blocks_beside_leases
+        if needed > most:
+            raise InvalidRequest(
+                f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
+                f"take {needed} cache blocks, but there are {most}; take fewer beams or a smaller max_tokens, or start "
+                "the server with a larger --num-blocks.",
+                param="beam_width",
+                details={"needed_blocks": needed, "blocks": most},
             )
 
     def _seed_of(self, request: Request) -> int:

@@ -6,7 +6,7 @@ next step has been launched.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stops import StopMatcher
@@ -39,10 +39,13 @@ class ChoiceOutput:
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._cumulative = 0.0
         self._announced = False
+        self._beam_score: float | None = None
         self._stop_found = False
         self._num_shown = 0  # tokens that have text
-        # With stop strings: where each token's text ends in the whole text, and how much of that was let through.
-        self._ends: list[int] = []
+        # With stop strings: the characters of the text up to the last one that each token has a part in, the text's
+        # length, and how much of it was let through.
+        self._reached: list[int] = []
+        self._length = 0
         self._let_through = 0
 
     def sibling(self, index: int) -> ChoiceOutput:
@@ -66,15 +69,15 @@ class ChoiceOutput:
             return None
         return self._decode()
 
+    def set_beam(self, cumulative_logprob: float, beam_score: float) -> None:
+        self._cumulative, self._beam_score = cumulative_logprob, beam_score
+
     @property
     def shown_len(self) -> int:
         """Sampled tokens that are part of the text shown: no end token, none that reaches into a hidden stop string."""
         if not self._stop_found:
             return self._num_shown
-        whole = bisect_left(self._ends, self._let_through + 1)  # tokens whose text lies in what was let through
-        # Tokens behind it that have no text of their own yet are the first bytes of a character that was cut off.
-        end = self._ends[whole - 1] if whole else 0
-        return bisect_left(self._ends, end) + (end > 0)
+        return bisect_right(self._reached, self._let_through)
 
     def finish(self, reason: FinishReason, stop_reason: StopReason) -> None:
         """The choice is complete: what was held back for a possible stop string is text after all."""
@@ -98,6 +101,7 @@ class ChoiceOutput:
         if not (self._tokens or ended or always):
             return None
         text = "".join(self._text)
+        tells_score = self._logprobs is not None or self._beam_score is not None
         delta = ChoiceDelta(
             index=self.index,
             text=text,
@@ -105,7 +109,8 @@ class ChoiceOutput:
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             finish_reason=self.finish_reason if ended or self._mode is not OutputMode.DELTA else None,
             stop_reason=self.stop_reason,
-            cumulative_logprob=self._cumulative if ended and self._logprobs is not None else None,
+            cumulative_logprob=self._cumulative if ended and tells_score else None,
+            beam_score=self._beam_score if ended else None,
         )
         self._announced = self._announced or ended
         if self._mode is OutputMode.DELTA:
@@ -129,7 +134,8 @@ class ChoiceOutput:
                 continue
             safe, stop = self._stops.feed(piece, armed=self._num_tokens >= self._params.min_tokens)
             self._text.append(safe)
-            self._ends.append((self._ends[-1] if self._ends else 0) + len(piece))
+            self._length += len(piece)
+            self._reached.append(self._length + self._decoder.inside_character)
             self._let_through += len(safe)
             if stop is not None:
                 self._stop_found = True

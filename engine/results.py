@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.errors import EngineError, InternalError
-from engine.scheduler import Launch, Scheduler
+from engine.beams import Alternatives
+from engine.errors import EngineError, InternalError, InvalidRequest
+from engine.scheduler import Scheduler
 from engine.sequence import Group, Sequence, Status
-from engine.types import FinishReason, LogprobArrays, StepResult, StopReason, TokenLogprob
+from engine.step import Launch
+from engine.types import BeamSpec, FinishReason, LogprobArrays, StepResult, StopReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,22 @@ def apply_result(
             logprob = _logprob_of(result.logprobs, i, tokens[i], group.request.params.logprobs)
         _accept(scheduler, sequence, tokens[i], logprob, eos_token_ids)
         moved[group] = None
+    for number, (group, search) in enumerate(launch.beams):
+        if group.closed or group.search is not search:
+            continue
+        if result.beams[number].bad:
+            for sequence in group.sequences:
+                scheduler.distrust(sequence)
+            failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
+            continue
+        if group.first_token_at is None:
+            group.first_token_at = now
+            first.append(now - group.arrived_at)
+        scheduler.advance_beams(group, result.beams[number], _alternatives(launch.plan.beams[number], result.logprobs))
+        if not group.sequences:
+            failed[group] = InvalidRequest("No beam could be completed: nothing is allowed to follow.")
+        elif group.finished:
+            moved[group] = None
     for group in launch.prompt_ended:
         if not group.closed:
             for sequence in group.sequences:
@@ -81,6 +99,15 @@ def _accept(
     if ended is not None:
         sequence.output.finish(*ended)
         scheduler.finish(sequence)
+
+
+def _alternatives(spec: BeamSpec, arrays: LogprobArrays | None) -> list[Alternatives] | None:
+    """The likeliest tokens of each beam, if its request wants them."""
+    top = spec.params.logprobs
+    if not top or arrays is None:
+        return None
+    rows = range(spec.first_sample, spec.first_sample + len(spec.scores))
+    return [tuple(zip(arrays.top_ids[i, :top].tolist(), arrays.top[i, :top].tolist(), strict=True)) for i in rows]
 
 
 def _logprob_of(arrays: LogprobArrays, i: int, token: int, top: int) -> TokenLogprob:

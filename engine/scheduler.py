@@ -19,14 +19,16 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from engine._C import BlockPool, BlockTable, TokenList, prepare_batch
+from engine import beam_groups
+from engine._C import BlockPool, BlockTable, TokenList
+from engine.beams import Alternatives, Turn
 from engine.cache import KvCache, Placement
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
-from engine.sequence import NO_ROW, Group, Sequence, Status
-from engine.types import PromptLogprobSpec, RowSpec, StepPlan
+from engine.sampler_rows import SamplerRows
+from engine.sequence import Group, Sequence, Status
+from engine.step import BlockMoves, Chunk, Launch, StepMaker
+from engine.types import BeamCandidates, BeamParams, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +38,17 @@ class SchedulerLimits:
     prefix_caching: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A plan and whom it concerns: needed again when its result comes."""
-
-    plan: StepPlan
-    sampled: tuple[Sequence, ...]  # as plan.sample_rows
-    prompt_ended: tuple[Group, ...]  # whose last prompt token this step computes without sampling (max_tokens 0)
-    prompt_logprobs: tuple[Group, ...]  # as plan.prompt_logprobs
-    num_prompt_tokens: int
-    num_preempted: int
-
-
 @dataclass(slots=True)
 class _Draft:
     """A plan being made."""
 
     now: float
     budget: int
-    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)  # (sequence, first position, count)
+    chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What the chunks of a step lead to: samples, ends of prompts, log-probabilities of prompts."""
-
-    sampled: list[Sequence] = field(default_factory=list)
-    sample_tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    opened: list[RowSpec] = field(default_factory=list)
-    ended: list[Group] = field(default_factory=list)
-    specs: list[PromptLogprobSpec] = field(default_factory=list)
-    spec_groups: list[Group] = field(default_factory=list)
-    num_prompt_tokens: int = 0
 
 
 class Scheduler:
@@ -83,13 +59,12 @@ class Scheduler:
         self.cache = cache
         self.retention = retention
         self._eos = eos_token_ids
+        self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
+        self._steps = StepMaker(self._rows, self._choices_at_end_of_prompt, prefix_caching=limits.prefix_caching)
         self._waiting: list[tuple[tuple[int, int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
         self._num_waiting = 0
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._rows_to_close: list[int] = []
-        self._step = 0
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -110,6 +85,8 @@ class Scheduler:
         request = group.request
         salt = pack_salt(request.tenant, request.cache_salt)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
+        if request.params.beams is not None:
+            group.search = beam_groups.start_search(group, self._eos)
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -120,6 +97,18 @@ class Scheduler:
         """Whether a sequence of that many tokens can run when it is alone."""
         return self.blocks_for(num_tokens) <= self.pool.num_blocks - 1
 
+    def most_blocks_of_beams(self, request: Request, beams: BeamParams) -> int:
+        """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
+        prompt = len(request.prompt_token_ids)
+        shared = prompt // self.pool.block_size
+        tail = self.blocks_for(prompt + request.params.max_tokens) - shared
+        return shared + 2 * beams.width * tail + beams.width
+
+    @property
+    def blocks_beside_leases(self) -> int:
+        """Device blocks that a request can count on when it is alone."""
+        return self.pool.num_blocks - 1 - self.cache.device_budget
+
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence; what it holds goes to its record, or back. Idempotent: the one release path."""
         if sequence.status is Status.FINISHED:
@@ -129,7 +118,7 @@ class Scheduler:
         else:
             self._num_waiting -= 1
             self._swapped.pop(sequence, None)
-        self._release_row(sequence)
+        self._rows.release(sequence)
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         sequence.group.num_finished += 1
@@ -137,6 +126,10 @@ class Scheduler:
     def close(self, group: Group) -> None:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
+        beam_groups.release_ended(group)
+        if group.search is not None and not group.finished:
+            self._drop_beams(group.sequences[1:])  # its best one stands for what was computed
+            del group.sequences[1:]
         for sequence in group.sequences:
             self.finish(sequence)
 
@@ -148,7 +141,8 @@ class Scheduler:
 
     def plan(self, now: float) -> Launch | None:
         """The next step, or None when nothing can move."""
-        draft = _Draft(now, budget=self.limits.max_num_batched_tokens)
+        # Running sequences are never held up by the budget: a group of beams steps as a whole.
+        draft = _Draft(now, budget=max(self.limits.max_num_batched_tokens, len(self._running)))
         self.cache.begin_plan()
         decoding, prefilling = self._ready()
         self._schedule(draft, decoding)
@@ -158,7 +152,10 @@ class Scheduler:
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
         self.cache.end_plan()
-        return self._launch(draft) if draft.chunks else None
+        if not draft.chunks:
+            return None
+        swaps_out, swaps_in = self.cache.take_swaps()
+        return self._steps.make(draft.chunks, BlockMoves(swaps_out, swaps_in, draft.copies), draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
@@ -170,11 +167,37 @@ class Scheduler:
         if sequence.num_output > sequence.group.charged_output:
             self.retention.leases.extend(sequence.group)
 
+    def advance_beams(self, group: Group, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
+        """A result brings the candidates of a group: beams change places, or the search is over."""
+        assert group.search is not None
+        self._take_turn(group, group.search.advance(candidates, tops))
+
+    def cut_beams(self, group: Group) -> None:
+        """The deadline has come: what there is, is the answer."""
+        assert group.search is not None
+        self._take_turn(group, group.search.cut(), deadline=True)
+
+    def _take_turn(self, group: Group, turn: Turn, deadline: bool = False) -> None:
+        assert group.search is not None
+        beam_groups.keep_ended(group, turn)
+        if not turn.done:
+            forks, unneeded = beam_groups.reorder(group, turn)
+            self._drop_beams(unneeded)
+            self._running.update(dict.fromkeys(forks))
+            return
+        choices = beam_groups.choices_of(group, group.search, deadline)
+        self._drop_beams(group.sequences)
+        beam_groups.release_ended(group)
+        group.sequences = choices
+        self._running.update(dict.fromkeys(choices))
+        for choice in choices:
+            self.finish(choice)
+
     def check_idle(self) -> None:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
         assert not self._running and self._num_waiting == 0, "check_idle while requests are open"
         self.cache.check_only_leases()
-        assert len(self._free_rows) == self.limits.max_num_seqs, "sampler rows lost"
+        self._rows.check_all_free()
 
     # --- running sequences ---------------------------------------------------------------------------------------
 
@@ -184,7 +207,9 @@ class Scheduler:
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
             for s in self._running
-            if s.num_computed < s.planned_len and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
+            if s.num_computed < s.planned_len
+            and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
+            and (s.group.search is None or s is s.group.sequences[0])
         ]
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
@@ -200,6 +225,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
+        if sequence.group.search is not None and sequence.group.forked:
+            return self._schedule_beams(draft, sequence.group)
         begin = sequence.num_computed
         count = min(sequence.num_pending, draft.budget)
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
@@ -214,10 +241,33 @@ class Scheduler:
             if victim is sequence:
                 return False
         draft.copies.extend(pairs)
-        draft.chunks.append((sequence, begin, count))
+        draft.chunks.append(Chunk(sequence, begin, count))
         draft.used.add(sequence)
         draft.budget -= count
         sequence.num_computed = begin + count
+        return True
+
+    def _schedule_beams(self, draft: _Draft, group: Group) -> bool:
+        """Gives every beam of a group its next token, or none."""
+        beams = group.sequences
+        needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
+        while not self.cache.make_room(needed):
+            draft.short = True
+            victim = self._victim(draft, beams[0])
+            if not self._try_preempt(victim):
+                draft.used.add(victim)  # sits this step out, and can be preempted in the next
+                return False
+            draft.num_preempted += 1
+            if victim.group is group:
+                return False
+        for beam in beams:
+            pairs = beam.table.try_prepare_write(beam.num_computed, beam.num_computed + 1)
+            assert pairs is not None, "the blocks were counted"
+            draft.copies.extend(pairs)
+            draft.chunks.append(Chunk(beam, beam.num_computed, 1))
+            draft.used.add(beam)
+            beam.num_computed += 1
+        draft.budget -= len(beams)
         return True
 
     def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:
@@ -226,6 +276,9 @@ class Scheduler:
 
     def _try_preempt(self, sequence: Sequence) -> bool:
         """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""
+        if sequence.group.search is not None and sequence.group.forked:
+            self._restart(sequence.group)
+            return True
         if self.cache.try_swap_out(sequence):
             self._swapped[sequence] = None
         elif _may_owe_blocks(sequence):
@@ -233,9 +286,25 @@ class Scheduler:
         else:
             self._drop_blocks(sequence)
         del self._running[sequence]
-        self._release_row(sequence)
+        self._rows.release(sequence)
         self._enqueue(sequence)
         return True
+
+    def _restart(self, group: Group) -> None:
+        """A group of beams gives way as a whole, and searches anew from its prompt."""
+        first = group.sequences[0]
+        self._drop_beams(group.sequences)
+        beam_groups.release_ended(group)
+        prompt = TokenList(group.request.prompt_token_ids)
+        group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
+        group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        self._enqueue(group.sequences[0])
+
+    def _drop_beams(self, beams: Iterable[Sequence]) -> None:
+        for beam in beams:
+            self._running.pop(beam, None)
+            beam.table.free()
+            beam.status = Status.FINISHED
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
@@ -258,15 +327,15 @@ class Scheduler:
                 continue
             if before is not None and sequence.urgency > before.urgency:
                 return
-            need = 1 if sequence.group.forked else sequence.group.num_slots
+            # A group wider than all the slots there are runs when it has them all.
+            need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
             # A preempted sequence whose last token is still on the device comes back when that token is known.
             if need > slots or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
                 return
             slots -= need
 
     def _slots_in_use(self) -> int:
-        unforked = sum(s.group.num_slots - 1 for s in self._running if not s.group.forked)
-        return len(self._running) + unforked
+        return sum(_slots_of(sequence) for sequence in self._running)
 
     def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
@@ -330,74 +399,6 @@ class Scheduler:
         placement.drop()
         return None
 
-    # --- making the plan -----------------------------------------------------------------------------------------
-
-    def _launch(self, draft: _Draft) -> Launch:
-        batch = prepare_batch(
-            [s.table for s, _, _ in draft.chunks],
-            [s.tokens for s, _, _ in draft.chunks],
-            [begin for _, begin, _ in draft.chunks],
-            [count for _, _, count in draft.chunks],
-            [s.row for s, _, _ in draft.chunks],
-        )
-        closing, self._rows_to_close = tuple(self._rows_to_close), []
-        swaps_out, swaps_in = self.cache.take_swaps()
-        outcome = _Outcome()
-        for (sequence, begin, count), start in zip(draft.chunks, batch.query_start.tolist(), strict=False):
-            self._conclude_chunk(outcome, sequence, begin, count, start)
-        self._step += 1
-        plan = StepPlan(
-            step=self._step,
-            input_ids=batch.input_ids,
-            positions=batch.positions,
-            query_start=batch.query_start,
-            seq_lens=batch.seq_lens,
-            slot_mapping=batch.slot_mapping,
-            block_tables=batch.block_tables,
-            swaps_out=np.asarray(swaps_out, dtype=np.int32).reshape(-1, 2),
-            swaps_in=np.asarray(swaps_in, dtype=np.int32).reshape(-1, 2),
-            block_copies=np.asarray(draft.copies, dtype=np.int32).reshape(-1, 2),
-            close_rows=closing,
-            open_rows=tuple(outcome.opened),
-            sample_tokens=np.asarray(outcome.sample_tokens, dtype=np.int32),
-            sample_rows=np.asarray([s.row for s in outcome.sampled], dtype=np.int32),
-            sample_positions=np.asarray(outcome.positions, dtype=np.int32),
-            num_logprobs=_most_logprobs(outcome.sampled),
-            prompt_logprobs=tuple(outcome.specs),
-        )
-        return Launch(
-            plan,
-            tuple(outcome.sampled),
-            tuple(outcome.ended),
-            tuple(outcome.spec_groups),
-            outcome.num_prompt_tokens,
-            draft.num_preempted,
-        )
-
-    def _conclude_chunk(self, outcome: _Outcome, sequence: Sequence, begin: int, count: int, start: int) -> None:
-        """What the chunk [begin, begin + count) of a sequence, at token `start` of the step, leads to."""
-        if begin < sequence.num_prompt or count > 1:
-            # Known tokens: whoever comes next may share them. A sampled token is committed when it is known.
-            if self.limits.prefix_caching:
-                sequence.table.commit(sequence.tokens, min(begin + count, len(sequence.tokens)))
-            outcome.num_prompt_tokens += max(0, min(begin + count, sequence.num_prompt) - begin)
-            if (spec := _prompt_logprobs(sequence, begin, count, start)) is not None:
-                outcome.specs.append(spec)
-                outcome.spec_groups.append(sequence.group)
-        if begin + count < sequence.planned_len:
-            return
-        choices = self._choices_at_end_of_prompt(sequence)
-        if not sequence.wants_sample:
-            outcome.ended.append(sequence.group)
-            return
-        for choice in choices:
-            if choice.row == NO_ROW:
-                outcome.opened.append(self._open_row(choice))
-            outcome.sampled.append(choice)
-            outcome.sample_tokens.append(start + count - 1)
-            outcome.positions.append(choice.planned_len)
-            choice.note_sampling()
-
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, or all choices of its group when its prefill ends here and they part ways."""
         group = sequence.group
@@ -419,30 +420,6 @@ class Scheduler:
             self._running[child] = None
         return list(group.sequences)
 
-    # --- rows ----------------------------------------------------------------------------------------------------
-
-    def _open_row(self, sequence: Sequence) -> RowSpec:
-        sequence.row = self._free_rows.pop()
-        request = sequence.group.request
-        params = request.params
-        remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
-        holds_back_eos = params.min_tokens > 0 and not params.ignore_eos
-        return RowSpec(
-            row=sequence.row,
-            params=params,
-            seed=sequence.group.seed,
-            choice=sequence.choice,
-            prompt_token_ids=request.prompt_token_ids if remembers_prompt else (),
-            output_token_ids=tuple(sequence.tokens[sequence.num_prompt :]),
-            eos_token_ids=self._eos if holds_back_eos else (),
-        )
-
-    def _release_row(self, sequence: Sequence) -> None:
-        if sequence.row != NO_ROW:
-            self._rows_to_close.append(sequence.row)
-            self._free_rows.append(sequence.row)
-            sequence.row = NO_ROW
-
 
 def pack_salt(tenant: str, cache_salt: str) -> bytes:
     """An exact key of who may share blocks: no two (tenant, salt) pairs give the same bytes."""
@@ -456,24 +433,9 @@ def _may_owe_blocks(sequence: Sequence) -> bool:
     return sequence.num_in_flight > 0 and record is not None and record.ttl is not None
 
 
-def _prompt_logprobs(sequence: Sequence, begin: int, count: int, start: int) -> PromptLogprobSpec | None:
-    """What this chunk can tell of the prompt: position p gives the log-probability of token p + 1.
-
-    A recomputed chunk does not tell again what is known (`done` entries, the first being None).
-    """
+def _slots_of(sequence: Sequence) -> int:
+    """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
     group = sequence.group
-    top = group.request.params.prompt_logprobs
-    if top is None or sequence.choice != 0:
-        return None
-    first = max(begin, group.prompt_logprobs_planned)
-    last = min(begin + count, sequence.num_prompt - 1)
-    if first >= last:
-        return None
-    group.prompt_logprobs_planned = last
-    targets = np.asarray(group.request.prompt_token_ids[first + 1 : last + 1], dtype=np.int32)
-    return PromptLogprobSpec(group.request.id, start + first - begin, targets, top)
-
-
-def _most_logprobs(sampled: Iterable[Sequence]) -> int | None:
-    wanted = [s.group.request.params.logprobs for s in sampled]
-    return max((w for w in wanted if w is not None), default=None)
+    if group.forked and group.search is None:
+        return 1
+    return group.num_slots if sequence is group.sequences[0] else 0

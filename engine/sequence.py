@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
+from engine.beams import BeamSearch, Finished
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -82,6 +83,11 @@ class Sequence:
         self.tokens.append(token_id)
         self.num_output += 1
 
+    def accept_known(self, token_id: int) -> None:
+        """A token that no step had announced: beams choose theirs when the result is here."""
+        self.planned_len += 1
+        self.accept(token_id)
+
     @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""
@@ -111,6 +117,8 @@ class Group:
     record: Record | None = None  # what others may continue from; None once it is closed, or when nobody may
     parent: Record | None = None  # what it continues from, if that is there
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
+    search: BeamSearch | None = None  # of beams
+    ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
@@ -120,7 +128,8 @@ class Group:
     @property
     def num_slots(self) -> int:
         """Running slots it takes: before the fork it already holds those of its later choices."""
-        return self.request.params.n
+        beams = self.request.params.beams
+        return self.request.params.n if beams is None else beams.width
 
     @property
     def finished(self) -> bool:

@@ -37,6 +37,18 @@ class OutputMode(enum.Enum):
     FINAL = "final"
 
 
+MAX_BEAM_WIDTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling: the best `n` of `width` beams are returned."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: Literal[True, False, "never"] = False
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen. Ranges are the server's to check; the engine asserts them."""
@@ -62,8 +74,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # alternatives per sampled token; 0: the sampled one alone
     prompt_logprobs: int | None = None
+    beams: BeamParams | None = None
 
     def __post_init__(self) -> None:
+        assert self.beams is None or self.n <= self.beams.width
         assert self.n >= 1 and self.max_tokens >= 0 and 0 <= self.min_tokens <= self.max_tokens
         assert self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
         assert self.repetition_penalty > 0
@@ -79,7 +93,7 @@ class Lineage:
 
     parent: str  # id of the parent's record
     choice: int
-    at: int
+    at: int  # 0: nothing of it is in the prompt, or it is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ class Request:
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
         assert self.keep_record or self.retain is None
-        assert self.lineage is None or 0 < self.lineage.at <= len(self.prompt_token_ids)
+        assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------
@@ -143,7 +157,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of token_ids, if asked for
     finish_reason: FinishReason | None = None
     stop_reason: StopReason = None
-    cumulative_logprob: float | None = None  # set with finish_reason if logprobs were asked for
+    cumulative_logprob: float | None = None  # set with finish_reason if logprobs were asked for, or of a beam
+    beam_score: float | None = None  # of a beam, with finish_reason: the same with the length penalty
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +293,18 @@ class PromptLogprobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSpec:
+    """Asks for the best continuations of a group's beams: samples [first_sample, first_sample + R) of the step."""
+
+    request_id: str
+    params: SamplingParams
+    first_sample: int
+    scores: FloatArray  # [R] summed log-probabilities so far
+    num_candidates: int
+    held_back: tuple[int, ...]  # end tokens that must not come yet
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step for the device thread.
 
@@ -300,10 +327,11 @@ class StepPlan:
     close_rows: tuple[int, ...]  # sampler rows that no later step names under their old meaning
     open_rows: tuple[RowSpec, ...]
     sample_tokens: IntArray  # [N] index in [0, T) whose logits are sampled
-    sample_rows: IntArray  # [N] sampler row of each
+    sample_rows: IntArray  # [N] sampler row of each; -1: a beam's, which is not sampled
     sample_positions: IntArray  # [N] absolute position of the sampled token: keys its random number
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
+    beams: tuple[BeamSpec, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -327,7 +355,19 @@ class StepResult:
     bad_rows: BoolArray  # [N] logits held a NaN: the row's request fails, nobody else's
     logprobs: LogprobArrays | None
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
+    beams: tuple[BeamCandidates, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it
+
+
+@dataclass(frozen=True, slots=True)
+class BeamCandidates:
+    """The best continuations of one group's beams, best first; only allowed ones. `bad`: logits held a NaN."""
+
+    scores: FloatArray  # [K] the beam's score and the token's log-probability
+    rows: IntArray  # [K] which of the group's beams
+    tokens: IntArray  # [K]
+    logprobs: FloatArray  # [K] the raw model's, of the token
+    bad: bool = False
 
 
 class PendingStep(Protocol):

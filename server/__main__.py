@@ -8,12 +8,18 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig, ServerConfig
 from server.interfaces import EngineLike, TextLike
+from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.options import parse
 from server.serve import configure_logging, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["bench"]:
+        from bench.command import main as bench  # a client, of which a server needs nothing
+
+        sys.exit(bench(arguments[1:]))
     engine_config, server_config = parse(arguments)
     configure_logging(server_config.log_level)
     sys.exit(_run(engine_config, server_config))
@@ -26,8 +32,9 @@ def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         built = await build_engine(engine_config, metrics)
         return built.engine, built.text
 
+    leases = LeaseTimes(engine_config.default_ttl, engine_config.max_ttl)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(server_config, load))
+        return runner.run(serve(server_config, leases, load))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

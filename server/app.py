@@ -8,21 +8,33 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import models, operations, tokens
+from server import continuations, models, operations, responses, stored_responses, tokens
 from server.auth import Gate, Keys
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
+from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
+from server.stored import ResponseStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
 _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+    ("GET", "/v1/responses/{id}", stored_responses.retrieve),
+    ("DELETE", "/v1/responses/{id}", stored_responses.delete),
+    ("GET", "/v1/responses/{id}/input_items", stored_responses.input_items),
+    ("POST", "/v1/responses/{id}/cancel", stored_responses.cancel),
+    ("GET", "/v1/continuations", continuations.list_records),
+    ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
+    ("PATCH", "/v1/continuations/{id:.+}", continuations.change),
+    ("DELETE", "/v1/continuations/{id:.+}", continuations.delete),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{id:.+}", models.retrieve_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -36,7 +48,9 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
 ]
 
 
-def make_app(engine: EngineLike, text: TextLike, config: ServerConfig, keys: Keys, metrics: Metrics) -> web.Application:
+def make_app(
+    engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: Keys, metrics: Metrics
+) -> web.Application:
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
     metrics.load = engine.load
@@ -45,9 +59,11 @@ def make_app(engine: EngineLike, text: TextLike, config: ServerConfig, keys: Key
         engine=engine,
         text=text,
         config=config,
+        leases=leases,
         gate=gate,
         metrics=metrics,
         model_names=names,
+        stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context))

@@ -10,23 +10,23 @@ from aiohttp import web
 from engine.types import ChoiceDelta, Request
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
-from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.context import ANSWER_ID, CONTEXT, Context
 from server.generation import (
     Prompt,
-    check_not_empty,
     check_stream_options,
     collect,
     engine_requests,
     json_response,
     open_stream,
     send_stream,
-    truncated,
+    terms_of,
     usage_object,
 )
 from server.intake import read_object
+from server.lineage import chat_prompt
 from server.logprobs import Spelling, chat_logprobs, finite, prompt_logprobs
 from server.names import new_id
-from server.prompts import chat_prompt
+from server.report import Report, report_of
 from server.wire import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -46,19 +46,20 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         head["service_tier"] = body.service_tier
     check_stream_options(body)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
-    ids = truncated(await chat_prompt(context, body), body, context.engine.info.max_model_len)
-    prompt = check_not_empty(Prompt(ids), "messages")
-    [request] = engine_requests(context, http, body, answer_id, [prompt], params, None)
+    terms = terms_of(context, http, body, default_tokens=None)
+    prompt = await chat_prompt(context, terms, body)
+    [request] = engine_requests(context, body, answer_id, [prompt], params, terms)
     headers = fields.ignored_header(ignored)
-    with context.names.claim(http[TENANT], body.request_id, answer_id):
-        if body.stream:
-            return await _stream(http, context, body, head, request, headers)
-        [result] = await collect(context.engine, [request])
+    report = report_of(request)
+    if body.stream:
+        return await _stream(http, context, body, head, request, report, headers)
+    [result] = await collect(context.engine, [request])
     shape = ChatShape(context, body, prompt)
     choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
     usage = usage_object([result.usage] if result.usage is not None else [])
+    told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
     extras = shape.extras(result.prompt_logprobs)
-    return json_response({**head, "choices": choices, "usage": usage, **extras}, headers)
+    return json_response({**head, "choices": choices, "usage": usage, **extras, **told}, headers)
 
 
 async def _stream(
@@ -67,11 +68,12 @@ async def _stream(
     body: ChatBody,
     head: dict[str, Any],
     request: Request,
+    report: Report,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    stream, chunk_head = open_stream(context, body, head)
+    stream, chunk_head, report = open_stream(context, body, head, report)
     shape = ChatShape(context, body, Prompt(request.prompt_token_ids))
-    source = stream.add_source(ChatChunks(shape, chunk_head, request.params.n))
+    source = stream.add_source(ChatChunks(shape, chunk_head, request.params.n, report))
     return await send_stream(context.engine, http, [request], [source], stream, headers)
 
 
@@ -128,8 +130,8 @@ class ChatChunks(Chunks):
     plain_prefix = '{"index":%d,"delta":{"content":'
     plain_suffix = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
-    def __init__(self, shape: ChatShape, head: dict[str, Any], n: int) -> None:
-        super().__init__(head, range(n), shape.detailed)
+    def __init__(self, shape: ChatShape, head: dict[str, Any], n: int, report: Report) -> None:
+        super().__init__(head, range(n), shape.detailed, report)
         self._shape = shape
 
     def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs: PromptLogprobs) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from engine.types import ChoiceDelta, TokenLogprob
+from engine.types import ChoiceDelta, Delta, TokenLogprob
+from server.report import Report
 
 PromptLogprobs = Sequence[TokenLogprob | None] | None
 
@@ -20,20 +21,32 @@ class Chunks:
     plain_prefix: str
     plain_suffix: bytes
 
-    def __init__(self, head: dict[str, Any], indices: Sequence[int], detailed: bool) -> None:
+    def __init__(self, head: dict[str, Any], indices: Sequence[int], detailed: bool, report: Report) -> None:
         """`indices` are the client's indices of this request's choices; `detailed` choices tell of every token."""
+        self._report = report
         self._head = head
         self._indices = indices
         self._detailed = detailed
         self._opening = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self._prefixes = [self._opening + (self.plain_prefix % index).encode() for index in indices]
 
-    def first(self, choices: Sequence[ChoiceDelta], prompt_logprobs: PromptLogprobs) -> bytes:
-        objects = [self.choice(choice, True, prompt_logprobs) for choice in choices]
-        head = {**self._head, "choices": objects, **self.extras(prompt_logprobs)}
-        return b"data: " + orjson.dumps(head) + b"\n\n"
+    def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
+        if opening is not None:
+            logprobs = opening.prompt_logprobs
+            objects = [self.choice(choice, True, logprobs) for choice in choices]
+            beside = {**self.extras(logprobs), **self._report.continuation(opening)}
+        elif ending is not None:
+            objects, beside = [self.choice(choice, False, None) for choice in choices if self._visible(choice)], {}
+        else:
+            return self._middle(choices)
+        if ending is not None:
+            beside.update(self._report.retained(ending))
+        if not objects and not beside:
+            return b""
+        return b"data: " + orjson.dumps({**self._head, "choices": objects, **beside}) + b"\n\n"
 
-    def event(self, choices: Sequence[ChoiceDelta]) -> bytes:
+    def _middle(self, choices: Sequence[ChoiceDelta]) -> bytes:
+        """An event that only tells of its choices."""
         if len(choices) == 1 and not self._detailed and choices[0].finish_reason is None:
             choice = choices[0]
             if not choice.text:
@@ -56,5 +69,5 @@ class Chunks:
         return {}
 
 
-def usage_event(head: dict[str, Any], usage: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps({**head, "choices": [], "usage": usage}) + b"\n\n"
+def usage_event(head: dict[str, Any], usage: dict[str, Any], beside: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps({**head, "choices": [], "usage": usage, **beside}) + b"\n\n"

@@ -11,7 +11,7 @@ from aiohttp import web
 from engine.types import ChoiceDelta, Request, TokenLogprob
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
-from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.context import ANSWER_ID, CONTEXT, Context
 from server.generation import (
     Prompt,
     check_stream_options,
@@ -20,12 +20,14 @@ from server.generation import (
     json_response,
     open_stream,
     send_stream,
+    terms_of,
     usage_object,
 )
 from server.intake import read_object
+from server.lineage import completion_prompts
 from server.logprobs import Spelling, completion_logprobs, finite, prompt_logprobs
 from server.names import new_id
-from server.prompts import completion_prompts
+from server.report import Report, report_of
 from server.wire import CompletionBody
 
 
@@ -41,19 +43,22 @@ async def completions(http: web.Request) -> web.StreamResponse:
     }
     check_stream_options(body)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
-    prompts = await completion_prompts(context, body)
-    requests = engine_requests(context, http, body, answer_id, prompts, params, sampling.COMPLETION_DEFAULT_TOKENS)
+    terms = terms_of(context, http, body, sampling.COMPLETION_DEFAULT_TOKENS)
+    prompts = await completion_prompts(context, terms, body)
+    requests = engine_requests(context, body, answer_id, prompts, params, terms)
     headers = fields.ignored_header(ignored)
-    with context.names.claim(http[TENANT], body.request_id, answer_id):
-        if body.stream:
-            return await _stream(http, context, body, head, prompts, requests, headers)
-        results = await collect(context.engine, requests)
+    # Only a single prompt may have a parent or a lease.
+    report = report_of(requests[0])
+    if body.stream:
+        return await _stream(http, context, body, head, prompts, requests, report, headers)
+    results = await collect(context.engine, requests)
     objects = []
     for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-        chunks = CompletionChunks(context, body, head, prompt, index, params.n)
+        chunks = CompletionChunks(context, body, head, prompt, index, params.n, report)
         objects += [chunks.choice(choice, True, result.prompt_logprobs) for _, choice in sorted(result.choices.items())]
     usage = usage_object([result.usage for result in results if result.usage is not None])
-    return json_response({**head, "choices": objects, "usage": usage}, headers)
+    beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
+    return json_response({**head, "choices": objects, "usage": usage, **beside}, headers)
 
 
 async def _stream(
@@ -63,11 +68,12 @@ async def _stream(
     head: dict[str, Any],
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
+    report: Report,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    stream, chunk_head = open_stream(context, body, head)
+    stream, chunk_head, report = open_stream(context, body, head, report)
     sources = [
-        stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n))
+        stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n, report))
         for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
     ]
     return await send_stream(context.engine, http, requests, sources, stream, headers)
@@ -80,10 +86,17 @@ class CompletionChunks(Chunks):
     plain_suffix = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
     def __init__(
-        self, context: Context, body: CompletionBody, head: dict[str, Any], prompt: Prompt, prompt_index: int, n: int
+        self,
+        context: Context,
+        body: CompletionBody,
+        head: dict[str, Any],
+        prompt: Prompt,
+        prompt_index: int,
+        n: int,
+        report: Report,
     ) -> None:
         indices = range(prompt_index * n, (prompt_index + 1) * n)
-        super().__init__(head, indices, body.logprobs is not None or body.return_token_ids)
+        super().__init__(head, indices, body.logprobs is not None or body.return_token_ids, report)
         self._body = body
         self._prompt = prompt
         self._tokenizer = context.text.tokenizer

@@ -12,8 +12,9 @@ from engine.config import ServerConfig
 from server.auth import Gate
 from server.errors import ApiError
 from server.interfaces import EngineLike, TextLike
+from server.leases import LeaseTimes
 from server.metrics import Metrics
-from server.names import RunningNames
+from server.stored import ResponseStore, RunningResponses
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class Context:
     engine: EngineLike
     text: TextLike
     config: ServerConfig
+    leases: LeaseTimes
     gate: Gate
     metrics: Metrics
     model_names: tuple[str, ...]
+    stored: ResponseStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
-    names: RunningNames = field(default_factory=RunningNames)
+    running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def served_name(self, model: str | None) -> str:
@@ -40,6 +43,7 @@ class Context:
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
 # Of a request, set by the middleware before any handler runs.
 TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
+ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
 ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)
 
 

@@ -5,6 +5,8 @@ The message is complete in itself, since clients print nothing else; `details` h
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,8 @@ from aiohttp import web
 from engine.errors import EngineError
 
 RETRY_SECONDS = "1"
+_LONGEST_RETRY = 60
+_IN_VAIN = {"x-should-retry": "false"}
 
 _TYPES = {
     401: "authentication_error",
@@ -27,7 +31,13 @@ _TYPES = {
 _ENGINE_STATUS = {
     "invalid_value": 400,
     "context_length_exceeded": 400,
+    "retention_too_large": 400,
+    "continuation_parent_not_found": 404,
+    "continuation_parent_expired": 404,
+    "continuation_parent_failed": 409,
+    "request_id_in_use": 409,
     "queue_full": 429,
+    "insufficient_retention": 429,
     "deadline_exceeded": 504,
     "draining": 503,
     "loading": 503,
@@ -55,7 +65,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.details = dict(details or {})
-        self.headers = {**_retry_headers(status, code), **(headers or {})}
+        self.headers = {**_retry_headers(status, code, self.details), **(headers or {})}
 
     @property
     def type(self) -> str:
@@ -75,13 +85,23 @@ class ApiError(Exception):
         return web.Response(body=self.body(), status=self.status, content_type="application/json", headers=self.headers)
 
 
-def _retry_headers(status: int, code: str) -> dict[str, str]:
+def _retry_headers(status: int, code: str, details: Mapping[str, Any]) -> dict[str, str]:
     """OpenAI's client repeats 409, 429 and 5xx: tell it when, or that it would be in vain."""
     if status == 503 or code in ("queue_full", "rate_limit_exceeded"):
         return {"Retry-After": RETRY_SECONDS}
-    if code == "deadline_exceeded":
-        return {"x-should-retry": "false"}
+    if code == "request_id_in_use" and details.get("status") == "running":
+        return {"Retry-After": RETRY_SECONDS}
+    if code == "insufficient_retention":
+        return {**_IN_VAIN, "Retry-After": _seconds_until(details.get("earliest_expiry"))}
+    if code in ("deadline_exceeded", "continuation_parent_failed", "request_id_in_use"):
+        return _IN_VAIN
     return {}
+
+
+def _seconds_until(moment: float | None) -> str:
+    """Whole seconds from 1 to 60, the longest that clients wait; None: nobody knows when."""
+    wait = _LONGEST_RETRY if moment is None else math.ceil(moment - time.time())
+    return str(min(max(wait, 1), _LONGEST_RETRY))
 
 
 def invalid(message: str, param: str | None) -> ApiError:
@@ -96,11 +116,12 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
-def from_engine(error: EngineError) -> ApiError:
-    """An aborted request that still has a listener was cut off by the server's own end."""
+def from_engine(error: EngineError, param: str | None = None) -> ApiError:
+    """`param` names the field at fault where the engine cannot know it. An aborted request that still has a listener
+    was cut off by the server's own end."""
     code = "draining" if error.code == "aborted" else error.code
     status = _ENGINE_STATUS.get(code, 500)
-    return ApiError(status, code, error.message, param=error.param, details=error.details)
+    return ApiError(status, code, error.message, param=error.param or param, details=error.details)
 
 
 def internal(answer_id: str) -> ApiError:

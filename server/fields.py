@@ -26,12 +26,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "beam_width": (),
     "catalogue": (),
-    "continuation_at": ("end",),
-    "continuation_choice": (0,),
-    "continuation_fallback": ("", []),
-    "continuation_of": (),
-    "continuation_suffix": ("",),
-    "continuation_token_ids": ([],),
     "early_stopping": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -39,7 +33,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "response_format": ({"type": "text"},),
-    "retain": (False,),
     "return_hidden_states": (False,),
     "structured_outputs": (),
     "tool_choice": ("none", "auto"),
@@ -60,6 +53,28 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "echo": ((False,), "it belongs to /v1/completions"),
         "suffix": (("",), "it belongs to /v1/completions"),
         "prompt": (("", []), "chat takes `messages`; a prompt goes to /v1/completions"),
+    },
+    wire.ResponseBody: {
+        "add_special_tokens": ((False,), "the chat template writes the special tokens"),
+        **dict.fromkeys(
+            ("continuation_of", "continuation_suffix", "continuation_token_ids", "continuation_fallback"),
+            (("", []), "a response continues another by `previous_response_id`"),
+        ),
+        "continuation_at": (("end",), "a response continues the end of another"),
+        "continuation_choice": ((0,), "a response is one answer"),
+        "conversation": ((), "this server keeps no conversations; use `previous_response_id`"),
+        "echo": ((False,), "it belongs to /v1/completions"),
+        "logprobs": ((False,), 'use `include: ["message.output_text.logprobs"]`'),
+        "max_completion_tokens": ((), "use `max_output_tokens`"),
+        "max_tokens": ((), "use `max_output_tokens`"),
+        "messages": (([],), "responses take `input`; messages go to /v1/chat/completions"),
+        "n": ((1,), "a response is one answer"),
+        "prompt": (("", []), "this server keeps no prompts; send `instructions` and `input`"),
+        "prompt_logprobs": ((), "it belongs to /v1/completions and /v1/chat/completions"),
+        "response_format": (({"type": "text"},), "use `text.format`"),
+        "return_token_ids": ((False,), "it belongs to /v1/completions and /v1/chat/completions"),
+        "suffix": (("",), "it belongs to /v1/completions"),
+        "truncate_prompt_tokens": ((), "use `truncation`"),
     },
 }
 # Names that other servers use for something of ours.
@@ -83,9 +98,10 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
     known = set(body.__struct_fields__)
     ignored = []
     for name, value in raw.items():
-        if name in known:
+        elsewhere = name in _ELSEWHERE.get(body, {})
+        if name in known and not elsewhere:
             continue
-        if name in _REFUSED or name in _ELSEWHERE.get(body, {}):
+        if elsewhere or name in _REFUSED:
             _refuse_unless_idle(name, value, body)
         elif meant := _near_miss(name, known):
             message = f"`{wire.shorten(name)}` is not a parameter of this endpoint; did you mean `{meant}`?"

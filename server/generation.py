@@ -1,13 +1,12 @@
 """What completions and chat share: from typed body to engine requests, and from deltas to a whole answer.
 
-The handlers' order is always the same: read the body, tokenise, check, claim the name, submit, then either collect
-or stream; leaving the `with` block of a Job aborts whatever has not finished, whichever way it was left.
+The handlers' order is always the same: read the body, check, tokenise, submit, then either collect or stream; leaving
+the `with` block of a Job aborts whatever has not finished, whichever way it was left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -17,22 +16,27 @@ import orjson
 from aiohttp import web
 
 from engine.errors import EngineError
-from engine.types import ChoiceDelta, Delta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
-from server import sampling
+from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, Retain, SamplingParams, TokenLogprob, Usage
+from server import leases, sampling
 from server.chunks import usage_event
-from server.context import TENANT, Context
+from server.context import ARRIVED, TENANT, Context
 from server.errors import from_engine, invalid
 from server.interfaces import EngineLike
-from server.sse import EventStream, Source
+from server.names import check_name
+from server.report import Report
+from server.sse import Done, EventStream, Source
 from server.wire import GenerationBody
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenised prompt; `text` is what `echo` gives back."""
+    """A tokenised prompt, and where it comes from."""
 
     token_ids: tuple[int, ...]
-    text: str = ""
+    text: str = ""  # what `echo` gives back
+    lineage: Lineage | None = None  # of a continuation, even if nothing of its parent is in it
+    cache_salt: str = ""  # the parent's
+    origin: object = None  # what the tokens were made from, for whoever continues
 
 
 class _EndedSink(Protocol):
@@ -82,6 +86,7 @@ class Collector:
         self.choices: dict[int, ChoiceDelta] = {}
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
         self.usage: Usage | None = None
+        self.delivery = Delta("")  # the last one; with OutputMode.FINAL the only one
         self.finished = False
 
     def __call__(self, delta: Delta) -> None:
@@ -89,7 +94,7 @@ class Collector:
             self.prompt_logprobs = delta.prompt_logprobs
         for choice in delta.choices:
             self.choices[choice.index] = choice
-        self.usage, self.finished = delta.usage, delta.finished
+        self.delivery, self.usage, self.finished = delta, delta.usage, delta.finished
         if self._done.done():
             return
         if delta.error is not None:
@@ -109,15 +114,22 @@ async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Colle
     return collectors
 
 
-def open_stream(context: Context, body: GenerationBody, head: dict[str, Any]) -> tuple[EventStream, dict[str, Any]]:
-    """A stream, and the head of its chunks. Where the last chunk tells the usage, the others say that it is null."""
+def open_stream(
+    context: Context, body: GenerationBody, head: dict[str, Any], report: Report
+) -> tuple[EventStream, dict[str, Any], Report]:
+    """A stream, the head of its chunks, and what they report.
+
+    Where a last chunk tells the usage, it tells of the lease too, and the others say that the usage is null.
+    """
+    keep_alive = context.config.sse_keep_alive_interval
     if body.stream_options is None or not body.stream_options.include_usage:
-        return EventStream(lambda usages: b"", context.config.sse_keep_alive_interval), head
+        return EventStream(Done(lambda endings: b""), keep_alive), head, report
 
-    def last_event(usages: Sequence[Usage]) -> bytes:
-        return usage_event(head, usage_object(usages))
+    def last_event(endings: Sequence[Delta]) -> bytes:
+        usages = [ending.usage for ending in endings if ending.usage is not None]
+        return usage_event(head, usage_object(usages), report.retained(endings[-1]))
 
-    return EventStream(last_event, context.config.sse_keep_alive_interval), {**head, "usage": None}
+    return EventStream(Done(last_event), keep_alive), {**head, "usage": None}, replace(report, leased=False)
 
 
 async def send_stream(
@@ -134,34 +146,66 @@ async def send_stream(
         return await stream.run(http, headers)
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a body says of its engine requests, apart from prompt and sampling."""
+
+    tenant: str
+    name: str | None
+    priority: int
+    deadline: float | None  # on the engine's clock
+    cache_salt: str
+    retain: Retain | None
+    keep_record: bool
+    default_tokens: int | None  # the endpoint's max_tokens; None: all the room there is
+
+
+def terms_of(context: Context, http: web.Request, body: GenerationBody, default_tokens: int | None) -> Terms:
+    """`timeout` counts from the request's arrival, whatever it has to wait for first."""
+    timeout = sampling.timeout_seconds(body.timeout)
+    return Terms(
+        tenant=http[TENANT],
+        name=None if body.request_id is None else check_name(body.request_id),
+        priority=sampling.priority(body.priority, context.gate.lowest_priority),
+        deadline=None if timeout is None else http[ARRIVED] + timeout,
+        cache_salt=body.cache_salt or "",
+        retain=leases.retain(body, context.leases, default_tokens),
+        keep_record=body.store is not False,
+        default_tokens=default_tokens,
+    )
+
+
 def engine_requests(
     context: Context,
-    http: web.Request,
     body: GenerationBody,
     answer_id: str,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    default_tokens: int | None,
+    terms: Terms,
 ) -> list[Request]:
-    """One engine request per prompt, named after the answer."""
-    timeout = sampling.timeout_seconds(body.timeout)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    priority = sampling.priority(body.priority, context.gate.lowest_priority)
+    """One engine request per prompt, named after the answer. The client's own name belongs to the first."""
+    if terms.retain is not None and len(prompts) > 1:
+        raise invalid("`retain` needs a single prompt: send each prompt in a request of its own.", "retain")
     requests = []
     for index, prompt in enumerate(prompts):
         try:
-            fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, default_tokens)
+            fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, terms.default_tokens)
         except EngineError as error:
             raise from_engine(error) from error
         requests.append(
             Request(
                 id=answer_id if index == 0 else f"{answer_id}-{index}",
-                tenant=http[TENANT],
+                tenant=terms.tenant,
                 prompt_token_ids=prompt.token_ids,
                 params=fitted,
-                priority=priority,
-                deadline=deadline,
-                cache_salt=body.cache_salt or "",
+                priority=terms.priority,
+                deadline=terms.deadline,
+                cache_salt=terms.cache_salt or prompt.cache_salt,
+                name=terms.name if index == 0 else None,
+                lineage=prompt.lineage,
+                retain=terms.retain,
+                keep_record=terms.keep_record,
+                origin=prompt.origin,
             )
         )
     return requests

@@ -13,6 +13,11 @@ from server.wire import parse_object
 
 async def read_object(request: web.Request, context: Context) -> dict[str, Any]:
     """The JSON object of a request, without its null fields."""
+    return {name: value for name, value in (await read_with_nulls(request, context)).items() if value is not None}
+
+
+async def read_with_nulls(request: web.Request, context: Context) -> dict[str, Any]:
+    """The JSON object of a request, where null says something."""
     check_head(request, context)
     try:
         data = await request.read()

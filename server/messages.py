@@ -5,6 +5,7 @@ Whatever this server puts into a message is accepted back; nulls and unknown fie
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.errors import ApiError, invalid, missing
@@ -15,22 +16,23 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 _STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 
 
-def conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def conversation(messages: list[dict[str, Any]] | None, name: str = "messages") -> list[dict[str, Any]]:
+    """The messages in the field `name`."""
     if messages is None:
-        raise missing("messages", "`messages` is missing: send a list of {role, content}.")
+        raise missing(name, f"`{name}` is missing: send a list of {{role, content}}.")
     if not messages:
-        raise invalid("`messages` is empty; send at least one message.", "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        raise invalid(f"`{name}` is empty; send at least one message.", name)
+    return [_message(message, f"{name}[{index}]") for index, message in enumerate(messages)]
 
 
-def text_length(messages: list[dict[str, Any]]) -> int:
+def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
     """Characters, near enough to tell a long conversation from a short one."""
     return sum(len(str(message)) for message in messages)
 
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     given = {name: value for name, value in message.items() if value is not None}
-    role = _string(given, "role", path)
+    role = string_at(given, "role", path)
     if role not in ROLES:
         raise invalid(f"`{path}.role` must be one of {', '.join(ROLES)}, not {shorten(repr(role))}.", f"{path}.role")
     plain: dict[str, Any] = {"role": role}
@@ -42,7 +44,7 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
         raise missing(f"{path}.content")
     for name in _STRINGS:
         if name in given:
-            plain[name] = _string(given, name, path)
+            plain[name] = string_at(given, name, path)
     if given.get("tool_calls"):
         plain["tool_calls"] = _tool_calls(given["tool_calls"], f"{path}.tool_calls")
     return plain
@@ -52,47 +54,47 @@ def _content(content: Any, path: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong_type(path, "a string or a list of parts")
+        raise wrong_type(path, "a string or a list of parts")
     return [{"type": "text", "text": _part(part, f"{path}[{index}]")} for index, part in enumerate(content)]
 
 
 def _part(part: Any, path: str) -> str:
     if not isinstance(part, dict):
-        raise _wrong_type(path, "an object with `type` and `text`")
-    kind = _string(part, "type", path)
+        raise wrong_type(path, "an object with `type` and `text`")
+    kind = string_at(part, "type", path)
     if kind not in _TEXT_PARTS:
         raise invalid(
             f"`{path}.type` is {shorten(repr(kind))}; this model reads text alone: send parts of type 'text'.",
             f"{path}.type",
         )
-    return _string(part, _TEXT_PARTS[kind], path)
+    return string_at(part, _TEXT_PARTS[kind], path)
 
 
 def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
     """Calls the assistant made. `arguments` may be anything: a model may have written broken JSON there."""
     if not isinstance(calls, list):
-        raise _wrong_type(path, "a list")
+        raise wrong_type(path, "a list")
     plain = []
     for index, call in enumerate(calls):
         at = f"{path}[{index}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise _wrong_type(f"{at}.function", "an object with `name` and `arguments`")
-        name = _string(function, "name", f"{at}.function")
+            raise wrong_type(f"{at}.function", "an object with `name` and `arguments`")
+        name = string_at(function, "name", f"{at}.function")
         arguments = function.get("arguments")
         shown = {"name": name, "arguments": {} if arguments is None else arguments}
         plain.append({"id": call.get("id"), "type": "function", "function": shown})
     return plain
 
 
-def _string(given: dict[str, Any], name: str, path: str) -> str:
+def string_at(given: dict[str, Any], name: str, path: str) -> str:
     value = given.get(name)
     if value is None:
         raise missing(f"{path}.{name}")
     if not isinstance(value, str):
-        raise _wrong_type(f"{path}.{name}", "a string")
+        raise wrong_type(f"{path}.{name}", "a string")
     return value
 
 
-def _wrong_type(param: str, wanted: str) -> ApiError:
+def wrong_type(param: str, wanted: str) -> ApiError:
     return ApiError(400, "invalid_type", f"`{param}` must be {wanted}.", param=param)

@@ -1,6 +1,6 @@
-"""Metrics under vLLM's names. The engine reports each step and each ended request; here that is plain arithmetic,
-and the exposition format is made when somebody asks: a step of 64 sequences must not cost 64 calls into a client
-library."""
+"""Metrics under vLLM's names, and under `bequest:` for what vLLM has not. The engine reports each step and each ended
+request; here that is plain arithmetic, and the exposition format is made when somebody asks: a step of 64 sequences
+must not cost 64 calls into a client library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from engine.types import EngineLoad, RequestStats, StepStats
+from engine.types import EngineLoad, Grade, GradeLoad, RequestStats, Source, StepStats
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01)
 _TOKEN_SECONDS = (*_STEP_SECONDS, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -24,6 +24,8 @@ _REQUEST_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0,
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _REASONS = ("stop", "length", "abort", "error")
+_SOURCES: tuple[Source, ...] = ("blocks", "host", "prefix_cache", "recompute")
+_GRADES: tuple[Grade, ...] = ("running", "leased", "warm", "tokens")
 
 
 class Histogram:
@@ -58,6 +60,10 @@ class Metrics(Collector):
         self._preemptions = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
+        self._swapped_out = 0
+        self._swapped_in = 0
+        self._inherited_tokens = 0
+        self._continuations = dict.fromkeys(_SOURCES, 0)
         self._finished = dict.fromkeys(_REASONS, 0)
         self._first_token = Histogram(_FIRST_SECONDS)
         self._inter_token = Histogram(_TOKEN_SECONDS)
@@ -78,6 +84,8 @@ class Metrics(Collector):
         self._prompt_tokens += stats.prompt_tokens
         self._generation_tokens += stats.generated_tokens
         self._preemptions += stats.preempted
+        self._swapped_out += stats.swapped_out
+        self._swapped_in += stats.swapped_in
         self._step.observe(stats.seconds)
         for seconds in stats.first_token_seconds:
             self._first_token.observe(seconds)
@@ -88,6 +96,9 @@ class Metrics(Collector):
         self._finished[stats.reason] += 1
         self._prefix_queries += stats.prompt_tokens
         self._prefix_hits += stats.cached_tokens
+        if stats.inheritance is not None:
+            self._continuations[stats.inheritance.source] += 1
+            self._inherited_tokens += stats.inheritance.inherited_tokens
         self._end_to_end.observe(stats.total_seconds)
         self._queue.observe(stats.queue_seconds)
         self._prefill.observe(stats.prefill_seconds)
@@ -102,33 +113,59 @@ class Metrics(Collector):
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._gauges()
+        load = self.load()
+        yield from self._gauges(load)
+        yield from self._retained(load)
         yield from self._counters()
         yield from self._histograms()
 
-    def _gauges(self) -> Iterator[Metric]:
-        load = self.load()
+    def _gauges(self, load: EngineLoad) -> Iterator[Metric]:
+        leases = load.retained.get("leased", GradeLoad()).records
         usage = load.used_blocks / load.usable_blocks if load.usable_blocks else 0.0
         for name, text, value in (
-            ("num_requests_running", "Sequences that run.", load.running),
-            ("num_requests_waiting", "Sequences that wait to run.", load.waiting),
-            ("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
+            ("vllm:num_requests_running", "Sequences that run.", load.running),
+            ("vllm:num_requests_waiting", "Sequences that wait to run.", load.waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
+            ("bequest:host_blocks", "Blocks of the host pool.", load.usable_host_blocks),
+            ("bequest:host_blocks_used", "Blocks of the host pool in use.", load.used_host_blocks),
+            ("bequest:leases", "Leases.", leases),
+            ("bequest:retention_budget_blocks", "Blocks that leases may hold.", load.retention_budget),
+            ("bequest:retention_charged_blocks", "Of those, held by or promised to leases.", load.retention_charged),
         ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self.model_name], value)
+            yield gauge
+
+    def _retained(self, load: EngineLoad) -> Iterator[Metric]:
+        """What can be continued from, by grade."""
+        for name, text in (("records", "Requests"), ("tokens", "Their tokens"), ("blocks", "Their blocks")):
+            gauge = GaugeMetricFamily(
+                f"bequest:retained_{name}", f"{text} that can be continued from.", labels=["model_name", "grade"]
+            )
+            for grade in _GRADES:
+                gauge.add_metric([self.model_name, grade], getattr(load.retained.get(grade, GradeLoad()), name))
             yield gauge
 
     def _counters(self) -> Iterator[Metric]:
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens computed.", self._prompt_tokens),
-            ("generation_tokens", "Tokens generated.", self._generation_tokens),
-            ("num_preemptions", "Times a sequence gave up its blocks to others.", self._preemptions),
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self._prefix_queries),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", self._prefix_hits),
+            ("vllm:prompt_tokens", "Prompt tokens computed.", self._prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated.", self._generation_tokens),
+            ("vllm:num_preemptions", "Times a sequence gave up its blocks to others.", self._preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", self._prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found there, inherited ones included.", self._prefix_hits),
+            ("bequest:inherited_tokens", "Tokens of parents never computed again.", self._inherited_tokens),
+            ("bequest:swapped_out_blocks", "Blocks moved to the host pool.", self._swapped_out),
+            ("bequest:swapped_in_blocks", "Blocks moved back.", self._swapped_in),
         ):
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([self.model_name], value)
             yield counter
+        continuations = CounterMetricFamily(
+            "bequest:continuations", "Continuations that ended, by source.", labels=["model_name", "source"]
+        )
+        for source, count in self._continuations.items():
+            continuations.add_metric([self.model_name, source], count)
+        yield continuations
         success = CounterMetricFamily(
             "vllm:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
         )

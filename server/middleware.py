@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
 from engine.errors import EngineError
-from server.context import ANSWER_ID, CONTEXT, TENANT
+from server.context import ANSWER_ID, ARRIVED, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
 from server.names import header_id, new_id
 from server.wire import shorten
@@ -19,6 +20,7 @@ _log = logging.getLogger("bequest.server")
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request[ARRIVED] = time.monotonic()
     try:
         gate = request.app[CONTEXT].gate
         if preflight := gate.preflight(request):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.errors import EngineError
 from engine.text import ChatTemplate, no_template_error
 from server.context import Context
 from server.errors import ApiError, from_engine, invalid, missing
+from server.extension import Conversation
 from server.generation import Prompt, check_not_empty, truncated
+from server.interfaces import ChatTemplateLike
 from server.messages import conversation, text_length
 from server.sampling import check_ids, context_exceeded
-from server.wire import ChatBody, CompletionBody, TokenizeBody
+from server.wire import ChatBody, CompletionBody, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
 _Result = TypeVar("_Result")
@@ -40,20 +43,17 @@ def check_length(context: Context, text: str) -> None:
         raise from_engine(context_exceeded(limit, -(-len(text) // longest), 1))
 
 
-async def completion_prompts(context: Context, body: CompletionBody) -> list[Prompt]:
-    """`prompt` is a string, a list of token ids, or a list of either."""
-    given = body.prompt
+async def plain_prompts(
+    context: Context, body: CompletionBody, given: PromptField | Sequence[int] | None, name: str = "prompt"
+) -> list[Prompt]:
+    """The prompts that are `given` in the field `name`."""
     if given is None:
-        raise missing("prompt", "`prompt` is missing: send a string, a list of token ids, or a list of either.")
-    if isinstance(given, str):
-        items: list[Any] = [given]
-    elif given and all(isinstance(item, int) for item in given):
-        items = [given]
-    else:
-        items = given
-    params = ["prompt"] if items is not given else [f"prompt[{index}]" for index in range(len(items))]
+        raise missing(name, f"`{name}` is missing: send a string, a list of token ids, or a list of either.")
+    single = isinstance(given, str) or (len(given) > 0 and all(isinstance(item, int) for item in given))
+    items: list[Any] = [given] if single else list(given)
+    params = [name] if single else [f"{name}[{index}]" for index in range(len(items))]
     if not items:
-        raise invalid("`prompt` is an empty list; send at least one token or string.", "prompt")
+        raise invalid(f"`{name}` is an empty list; send at least one token or string.", name)
     for param, item in zip(params, items, strict=True):
         if isinstance(item, int):
             raise ApiError(400, "invalid_type", f"`{param}` is a bare token id among other prompts.", param=param)
@@ -81,14 +81,40 @@ def _completion_prompt(context: Context, body: CompletionBody, given: str | list
     return Prompt(kept, context.text.tokenizer.decode(list(kept), skip_special_tokens=False))
 
 
-async def chat_prompt(context: Context, body: ChatBody | TokenizeBody) -> list[int]:
-    """The conversation through the chat template; templates write their own special tokens."""
+@dataclass(frozen=True, slots=True)
+class TemplateUse:
+    """How messages become text: a template, and what the client said about its use."""
+
+    template: ChatTemplateLike
+    source: str | None  # the client's own template
+    kwargs: Mapping[str, Any]
+    opened: bool  # the answer's turn is opened after the last message
+    continued: bool  # the last message is the beginning of the answer
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        text = self.template.render(
+            messages,
+            add_generation_prompt=self.opened,
+            continue_final_message=self.continued,
+            template=self.source,
+            **self.kwargs,
+        )
+        return Conversation(tuple(messages), text, self.source, self.kwargs, continued=self.continued)
+
+
+def template_use(
+    context: Context, body: ChatBody | TokenizeBody, last_role: str, before: Conversation | None = None
+) -> TemplateUse:
+    """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
+    rendered as it was `before`, unless the client says otherwise."""
+    source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
+    if before is not None:
+        source, kwargs = source or before.template, {**before.template_kwargs, **kwargs}
     template = context.text.chat_template
     if template is None:
-        if body.chat_template is None:
+        if source is None:
             raise from_engine(no_template_error())
         template = ChatTemplate("")
-    messages = conversation(body.messages)
     continued = body.continue_final_message
     opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
     if continued and opened:
@@ -97,32 +123,39 @@ async def chat_prompt(context: Context, body: ChatBody | TokenizeBody) -> list[i
             "continued or followed by a new one.",
             "continue_final_message",
         )
-    if continued and messages[-1]["role"] != "assistant":
+    if continued and last_role != "assistant":
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
-    kwargs = _template_kwargs(body.chat_template_kwargs)
-    tokenizer = context.text.tokenizer
+    return TemplateUse(template, source, kwargs, opened, continued)
 
-    def work() -> list[int]:
-        text = template.render(
-            messages,
-            add_generation_prompt=opened,
-            continue_final_message=continued,
-            template=body.chat_template,
-            **kwargs,
-        )
+
+async def rendered_chat(
+    context: Context, body: ChatBody | TokenizeBody, given: list[dict[str, Any]] | None, name: str = "messages"
+) -> tuple[Conversation, list[int]]:
+    """The messages `given` in the field `name` through the chat template, which writes its own special tokens."""
+    messages = conversation(given, name)
+    use = template_use(context, body, messages[-1]["role"])
+
+    def work() -> tuple[Conversation, list[int]]:
+        rendered = use.render(messages)
         if isinstance(body, ChatBody) and body.truncate_prompt_tokens is None:
-            check_length(context, text)
-        return tokenizer.encode(text, bool(body.add_special_tokens))
+            check_length(context, rendered.prompt_text)
+        return rendered, context.text.tokenizer.encode(rendered.prompt_text, bool(body.add_special_tokens))
 
-    # A template of the client's may loop for long, however short the messages.
-    chars = _INLINE_CHARS + 1 if body.chat_template else text_length(messages)
+    return await off_loop_rendering(context, use, messages, work)
+
+
+async def off_loop_rendering(
+    context: Context, use: TemplateUse, messages: Sequence[Mapping[str, Any]], work: Callable[[], _Result]
+) -> _Result:
+    """Runs `work`, which renders `messages`. A template of the client's may loop for long, however short they are."""
+    chars = _INLINE_CHARS + 1 if use.source else text_length(messages)
     try:
         return await off_loop(context, chars, work)
     except EngineError as error:
         raise from_engine(error) from error
 
 
-def _template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+def template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """Extra variables for the template; those that have fields of their own are not set this way."""
     own = {"messages", "tools", "template", "add_generation_prompt", "continue_final_message", "self"}
     for name in kwargs or {}:

@@ -25,6 +25,7 @@ from engine.errors import ModelError
 from server.app import AppRunner, make_app
 from server.auth import Keys, is_loopback, load_keys
 from server.interfaces import EngineLike, TextLike
+from server.leases import LeaseTimes
 from server.loading import loading_front
 from server.metrics import Metrics
 
@@ -44,7 +45,7 @@ def configure_logging(level: str) -> None:
     )
 
 
-async def serve(config: ServerConfig, load: Loader) -> int:
+async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     """Runs the server to its end; returns the exit code."""
     began = time.monotonic()
     try:
@@ -64,7 +65,7 @@ async def serve(config: ServerConfig, load: Loader) -> int:
         gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
         _raise_file_limit()
         _warn_if_open(config, keys)
-        runner = AppRunner(make_app(engine, text, config, keys, metrics))
+        runner = AppRunner(make_app(engine, text, config, leases, keys, metrics))
         await runner.setup()
         try:
             await web.SockSite(runner, listener, backlog=_BACKLOG).start()

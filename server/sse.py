@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 from msgspec import structs
 
-from engine.types import ChoiceDelta, Delta, TokenLogprob, Usage
+from engine.types import ChoiceDelta, Delta, TokenLogprob
 from server.errors import ApiError, from_engine, internal
 
 _log = logging.getLogger("bequest.server")
@@ -35,15 +35,36 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 class ChunkFormat(Protocol):
     """Writes the events of one engine request."""
 
-    def first(self, choices: Sequence[ChoiceDelta], prompt_logprobs: Sequence[TokenLogprob | None] | None) -> bytes:
-        """The first event, which names every choice."""
+    def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
+        """An event; empty if there is nothing a client would see.
 
-    def event(self, choices: Sequence[ChoiceDelta]) -> bytes:
-        """A later event; empty if there is nothing a client would see."""
+        `opening` is the first delivery, given with the first event, which names every choice; `ending` is the last
+        delivery, given with the last event. What else these two deliveries tell is the event's to tell.
+        """
 
 
-# Makes the event before [DONE] from the usage of each source; empty if the client did not ask for it.
-UsageFormat = Callable[[Sequence[Usage]], bytes]
+class Ending(Protocol):
+    """Writes what follows the last event of every source."""
+
+    def finished(self, endings: Sequence[Delta]) -> bytes:
+        """The end of a whole answer; `endings` has the last delivery of each source."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The end of an answer that something went wrong with."""
+
+
+class Done:
+    """The ending of chunks: [DONE], whatever happened."""
+
+    def __init__(self, usage_event: Callable[[Sequence[Delta]], bytes]) -> None:
+        """`usage_event` makes the last chunk; empty if the client did not ask for it."""
+        self._usage_event = usage_event
+
+    def finished(self, endings: Sequence[Delta]) -> bytes:
+        return self._usage_event(endings) + _DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + _DONE
 
 
 class _Held:
@@ -78,7 +99,8 @@ class Source:
         self._stream = stream
         self._chunks = chunks
         self._held: dict[int, _Held] = {}
-        self._prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+        self._opening: Delta | None = None  # the first delivery, until its event is written
+        self._ending: Delta | None = None  # the last one, likewise
         self._begun = False  # the first event has been written
         self.finished = False
 
@@ -104,12 +126,12 @@ class Source:
         if delta.error is not None:
             stream.fail(from_engine(delta.error))
         else:
-            assert delta.usage is not None
-            stream.finish(delta.usage)
+            self._ending = delta
+            stream.finish(delta)
 
     def _hold(self, delta: Delta) -> None:
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = delta.prompt_logprobs
+        if self._opening is None and not self._begun:
+            self._opening = delta
         for choice in delta.choices:
             held = self._held.get(choice.index)
             if held is None:
@@ -118,18 +140,18 @@ class Source:
 
     @property
     def holds(self) -> bool:
-        return bool(self._held)
+        return bool(self._held or self._ending)
 
     def flush(self) -> bytes:
         """The event of everything held."""
-        if not self._held:
+        if not self._held and self._ending is None:
             return b""
         choices = [held.merged() for _, held in sorted(self._held.items())]
         self._held.clear()
-        if self._begun:
-            return self._chunks.event(choices)
+        opening, self._opening = self._opening, None
+        ending, self._ending = self._ending, None
         self._begun = True
-        return self._chunks.first(choices, self._prompt_logprobs)
+        return self._chunks.event(choices, opening, ending)
 
 
 class _Connection:
@@ -161,11 +183,11 @@ class _Connection:
 class EventStream:
     """One streamed answer: its sources, and the connection they share."""
 
-    def __init__(self, usage_event: UsageFormat, keep_alive: float) -> None:
-        self._usage_event = usage_event
+    def __init__(self, ending: Ending, keep_alive: float) -> None:
+        self._ending = ending
         self._keep_alive = keep_alive
         self._sources: list[Source] = []
-        self._usage: list[Usage] = []
+        self._endings: list[Delta] = []
         self._error: ApiError | None = None
         self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection: _Connection | None = None  # None: the response has not begun
@@ -191,8 +213,8 @@ class EventStream:
             self._wrote = True
             self._connection.write(event)
 
-    def finish(self, usage: Usage) -> None:
-        self._usage.append(usage)
+    def finish(self, ending: Delta) -> None:
+        self._endings.append(ending)
         if self._ended and not self.blocked:
             self._write_end()
         self.wake()
@@ -265,7 +287,7 @@ class EventStream:
 
     @property
     def _ended(self) -> bool:
-        return self._error is not None or len(self._usage) == len(self._sources)
+        return self._error is not None or len(self._endings) == len(self._sources)
 
     def _write_end(self) -> None:
         """Everything that is left, the last events and the end of the body, in one write."""
@@ -273,10 +295,7 @@ class EventStream:
             return
         self._closed = True
         events = [source.flush() for source in self._sources]
-        if self._error is not None:
-            events.append(b"data: " + self._error.body() + b"\n\n")
-        else:
-            events.append(self._usage_event(self._usage))
-        events.append(_DONE)
+        ending = self._ending
+        events.append(ending.finished(self._endings) if self._error is None else ending.failed(self._error))
         assert self._connection is not None
         self._connection.write_last(b"".join(events))

@@ -9,7 +9,7 @@ from server.context import CONTEXT
 from server.errors import invalid, missing
 from server.generation import json_response
 from server.intake import read_object
-from server.prompts import chat_prompt, encode, off_loop
+from server.prompts import encode, off_loop, rendered_chat
 from server.sampling import check_ids
 from server.wire import DetokenizeBody, TokenizeBody
 
@@ -21,7 +21,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if body.messages is not None:
         if body.prompt is not None:
             raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
-        tokens = await chat_prompt(context, body)
+        _, tokens = await rendered_chat(context, body, body.messages)
     elif body.prompt is not None:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         [tokens] = await encode(context, [body.prompt], special)

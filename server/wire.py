@@ -56,6 +56,13 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     timeout: float | None = None
 
+    continuation_of: str | None = None
+    continuation_at: int | str | None = None
+    continuation_choice: int | None = None
+    continuation_suffix: str | None = None
+    continuation_token_ids: list[int] | None = None
+    retain: bool | dict[str, Any] | None = None
+
     # Advisory: cannot change the output.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -68,10 +75,15 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
+# A string, a list of token ids, or a list of either.
+PromptField = str | list[int | str | list[int]]
+
+
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
-    prompt: str | list[int | str | list[int]] | None = None
+    prompt: PromptField | None = None
     echo: bool = False
     logprobs: int | None = None
+    continuation_fallback: str | list[int] | None = None
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -82,6 +94,25 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    continuation_fallback: list[dict[str, Any]] | None = None
+
+
+class ResponseBody(GenerationBody, frozen=True, kw_only=True):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    truncation: str | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # Advisory
+    reasoning: dict[str, Any] | None = None
+    max_tool_calls: int | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +147,7 @@ _COMPLAINT = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`(?: - 
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in a body, without its null fields."""
+    """The JSON object in a body."""
     if not data.strip():
         raise ApiError(400, "invalid_json", "The body is empty; send a JSON object.")
     try:
@@ -124,8 +155,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "invalid_json", f"The body is not valid JSON: {_why_malformed(error)}.") from None
     if not isinstance(value, dict):
-        raise ApiError(400, "invalid_type", f"The body must be a JSON object, not {_describe(value)}.")
-    return {name: item for name, item in value.items() if item is not None}
+        raise ApiError(400, "invalid_type", f"The body must be a JSON object, not {describe(value)}.")
+    return value
 
 
 def convert(fields: dict[str, Any], body: type[Body]) -> Body:
@@ -156,7 +187,7 @@ def _type_error(complaint: str, fields: dict[str, Any]) -> ApiError:
     param = _param(match["path"] or "")
     wanted = [_WORDS.get(name, name) for name in match["want"].split(" | ") if name != "null"]
     found, value = _lookup(fields, match["path"] or "")
-    got = _describe(value) if found else _WORDS.get(match["got"], match["got"])
+    got = describe(value) if found else _WORDS.get(match["got"], match["got"])
     return ApiError(400, "invalid_type", f"`{param}` must be {' or '.join(wanted)}, not {got}.", param=param)
 
 
@@ -177,7 +208,7 @@ def _lookup(fields: dict[str, Any], path: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value in an error message: what it is and, where short, what it says."""
     if value is None:
         return "null"

@@ -101,6 +101,45 @@ def test_completion_with_logprobs(server: Server, model: str) -> None:
     assert "".join(choice.logprobs.tokens) == choice.text
 
 
+def test_a_continuation_is_what_the_whole_text_would_have_been(server: Server, model: str) -> None:
+    completions = server.client().completions
+    text = "The three largest cities of France are"
+    first = completions.create(model=model, prompt=text, max_tokens=20, temperature=0, extra_body={"retain": True})
+    asked = {"continuation_of": first.id, "continuation_suffix": " In short:"}
+    second = completions.create(model=model, prompt="", max_tokens=8, temperature=0, extra_body=asked)
+    assert second.continuation["source"] == "blocks"  # type: ignore[attr-defined]
+    assert second.continuation["at"] == first.retained["tokens"]  # type: ignore[attr-defined]
+    text += first.choices[0].text + asked["continuation_suffix"]
+    whole = completions.create(model=model, prompt=text, max_tokens=8, temperature=0)
+    assert second.choices[0].text == whole.choices[0].text
+
+
+def test_a_chat_goes_on_from_its_parents_tokens(server: Server, model: str) -> None:
+    chats = server.client().chat.completions
+    first = chats.create(model=model, messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    more = {"role": "user", "content": "And of Italy?"}
+    second = chats.create(model=model, messages=[more], temperature=0, extra_body={"continuation_of": first.id})  # type: ignore[list-item]
+    assert first.usage is not None and second.continuation["at"] == first.usage.total_tokens - 1  # type: ignore[attr-defined]
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    whole = chats.create(model=model, messages=[*QUESTION, answer, more], temperature=0)  # type: ignore[list-item]
+    assert second.choices[0].message.content == whole.choices[0].message.content
+    assert second.usage is not None and whole.usage is not None
+    assert second.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_a_response_goes_on_from_its_parents_tokens(server: Server, model: str) -> None:
+    responses = server.client().responses
+    first = responses.create(model=model, input="What is the capital of France?", temperature=0)
+    assert "Paris" in first.output_text and first.usage is not None
+    with responses.stream(model=model, input="And of Italy?", previous_response_id=first.id, temperature=0) as stream:
+        second = stream.get_final_response()
+    assert second.continuation["source"] == "blocks"  # type: ignore[attr-defined]
+    assert second.continuation["inherited_tokens"] == first.usage.total_tokens - 1  # type: ignore[attr-defined]
+    history = [*QUESTION, *first.output, {"role": "user", "content": "And of Italy?"}]
+    whole = responses.create(model=model, input=history, temperature=0, store=False)  # type: ignore[arg-type]
+    assert whole.output_text == second.output_text
+
+
 def test_the_start_up_log_tells_phases_and_memory(server: Server) -> None:
     log = "".join(server.log)
     for phase in ("libraries", "tokenizer", "weights", "cache"):

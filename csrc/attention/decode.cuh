@@ -279,6 +279,9 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   const uint32_t ring_address = shared_address(ring);
 
   StepReader<D> reader(a, warp, lane, head);
+  // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
+  // before.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
   int stage = 0;
@@ -313,7 +316,8 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
 template <int D>
 void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream) {
   const auto kernel = soft_cap ? decode_kernel<D, true> : decode_kernel<D, false>;
-  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes},
+  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes,
+                       Overlap::kPrevious},
                 stream, a);
 }
 

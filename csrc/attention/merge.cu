@@ -105,6 +105,8 @@ template <int D>
 __global__ void __launch_bounds__(kWarps * 32)
     merge_kernel(const __grid_constant__ AttentionArgs a, const int4* merges) {
   __shared__ LaneState<D> shared[kWarps][32];
+  // The product that follows may ask for its weights meanwhile.
+  asm volatile("griddepcontrol.launch_dependents;");
   const int num_merges = __ldg(a.work_list);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   asm volatile("griddepcontrol.wait;" ::: "memory");

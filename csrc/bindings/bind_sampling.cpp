@@ -30,6 +30,11 @@ void bind_sampler(py::module_& m) {
                            prompt, outputs);
            })
       .def("close_row", &Sampler::close_row)
+      .def("constrain_row",
+           [](Sampler& self, int32_t row, std::shared_ptr<Catalogue> catalogue, Ids end_tokens,
+              const Ids& outputs) {
+             self.constrain_row(row, std::move(catalogue), std::move(end_tokens), outputs);
+           })
       .def("resolve", [](const Sampler& self, Address ids,
                          int64_t count) { self.resolve(pointer<int32_t>(ids), count); })
       .def(

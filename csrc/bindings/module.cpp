@@ -25,6 +25,7 @@ PYBIND11_MODULE(_C, m) {
   bind_ops(m);
   bind_attention(m);
   bind_cuda_attention(m);
+  bind_beams(m);
   bind_sampling(m);
 #ifdef BEQUEST_WITH_CUDA
   bind_cuda_ops(m);

@@ -48,6 +48,11 @@ void Sampler::close_row(int32_t row) {
   rows_[row].reset();
 }
 
+void Sampler::constrain_row(int32_t row, std::shared_ptr<const Catalogue> catalogue,
+                            std::vector<int32_t> end_tokens, std::span<const int32_t> outputs) {
+  at(row).constrain(std::move(catalogue), std::move(end_tokens), outputs, vocab_size_);
+}
+
 SamplingRow& Sampler::at(int32_t row) {
   if (row < 0 || row >= static_cast<int32_t>(rows_.size()) || !rows_[row])
     fail("sampler: row " + std::to_string(row) + " is not open");

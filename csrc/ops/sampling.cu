@@ -14,8 +14,8 @@ namespace {
 // -----------------------------------------------------------------------------
 
 __device__ bool edits(const SamplerRow& row) {
-  return row.allowed >= 0 || row.num_bad_words > 0 || row.num_bias > 0 || row.counts_capacity > 0 ||
-         (row.num_outputs < row.min_tokens && row.num_held_back > 0);
+  return row.allowed >= 0 || row.rule != nullptr || row.num_bad_words > 0 || row.num_bias > 0 ||
+         row.counts_capacity > 0 || (row.num_outputs < row.min_tokens && row.num_held_back > 0);
 }
 
 __device__ void mask_bad_words(RowCluster& logits, const SamplerRow& row) {
@@ -80,7 +80,7 @@ __device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const
   RowRange range;
   const auto keep = [&](float (&x)[kUnit], int unit) {
     const int first = logits.begin() + unit * kUnit;
-    const unsigned mask = allowed ? allowed[first / kUnit] : 0xffu;
+    const unsigned mask = row.rule ? 0 : allowed ? allowed[first / kUnit] : 0xffu;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       if (first + i < logits.end()) range.add(x[i]);
@@ -91,6 +91,24 @@ __device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const
   logits.for_each_loaded(from, aligned, keep, [] {});
   __syncthreads();
   return range;
+}
+
+// Puts back what may follow the row's node; nothing else is in the slice. REQUIRES: the row has a catalogue.
+template <class T>
+__device__ void admit_next_of_item(RowCluster& logits, const T* from, const SamplerRow& row) {
+  const CatalogueRule rule = *row.rule;
+  const CatalogueView& tree = rule.tree;
+  if (!tree.contains(row.node)) return;
+  const auto* allowed = row.allowed >= 0 ? row.storage + row.allowed : nullptr;
+  const auto admit = [&](int token) {
+    float* x = logits.find(token);
+    if (x && (!allowed || (allowed[token / 32] >> (token % 32) & 1)))
+      *x = __fadd_rn(widen(from[token]), 0.0f);
+  };
+  const int end = tree.end(row.node);
+  for (int i = tree.begin(row.node) + threadIdx.x; i < end; i += kRowThreads) admit(tree.tokens[i]);
+  if (!tree.is_terminal(row.node)) return;
+  for (int i = threadIdx.x; i < rule.num_ends; i += kRowThreads) admit(rule.end_tokens[i]);
 }
 
 // --- the choice
@@ -215,6 +233,7 @@ __device__ Choice choose_staged(RowCluster& logits, const T* from, bool aligned,
   RowRange mine = stage(logits, from, aligned, row);
   if (edits(row)) {
     if (!logits.all_reduce(mine).finite()) return {0, true};
+    if (row.rule != nullptr) admit_next_of_item(logits, from, row);
     edit(logits, row);
     mine = logits.scan();
   }
@@ -284,6 +303,7 @@ __device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_tok
       tail[row.tail_len++] = token;
     }
   }
+  if (row.rule != nullptr && row.node >= 0) row.node = row.rule->tree.child(row.node, token);
   ++row.num_outputs;
   last_token = token;
 }

@@ -1,8 +1,8 @@
 // Chooses the next token of each row.
 //
-// In this order: allowed tokens, bad words, tokens held back until min_tokens, logit bias; repetition (prompt
-// and outputs), frequency and presence (outputs) penalties; temperature; min_p, top_k, top_p; the draw.
-// Below a temperature of 1e-5 the best token is taken instead, the lowest id among equals.
+// In this order: allowed tokens, the catalogue, bad words, tokens held back until min_tokens, logit bias;
+// repetition (prompt and outputs), frequency and presence (outputs) penalties; temperature; min_p, top_k,
+// top_p; the draw. Below a temperature of 1e-5 the best token is taken instead, the lowest id among equals.
 //
 // A row's token depends on its own logits, parameters, history and position alone, bit for bit.
 #pragma once
@@ -37,6 +37,9 @@ class Sampler {
   void open_row(int32_t row, SamplingRowParams params, std::span<const int32_t> prompt,
                 std::span<const int32_t> outputs);
   void close_row(int32_t row);
+  // Only items of the catalogue from here on: SamplingRow::constrain.
+  void constrain_row(int32_t row, std::shared_ptr<const Catalogue> catalogue, std::vector<int32_t> end_tokens,
+                     std::span<const int32_t> outputs);
 
   // Replaces -(row + 1) by the row's last token, in place.
   void resolve(int32_t* ids, int64_t count) const;

@@ -10,6 +10,7 @@
 
 #include "core/dtype.h"
 #include "core/stream.h"
+#include "ops/catalogue.h"
 
 namespace bequest::cuda {
 
@@ -43,7 +44,9 @@ struct SamplerRow {
   int32_t counts;           // (token, times among the outputs) [counts_capacity], one per distinct token
   int32_t counts_capacity;  // 0: no penalties
   int32_t num_counts;
-  int32_t reserved[4];
+  const CatalogueRule* rule;  // in device memory; null: no catalogue
+  int32_t node;               // in its tree; -1: the item was ended
+  int32_t reserved;
 };
 static_assert(sizeof(SamplerRow) == 128);
 

@@ -32,6 +32,14 @@ void check_params(const SamplingRowParams& p, int32_t vocab_size) {
   check_ids(p.held_back, vocab_size, "stop tokens");
 }
 
+void keep_only(std::span<const int32_t> tokens, float* logits, int32_t vocab_size) {
+  std::vector<float> kept;
+  kept.reserve(tokens.size());
+  for (const int32_t token : tokens) kept.push_back(logits[token]);
+  std::fill(logits, logits + vocab_size, kMasked);
+  for (size_t i = 0; i < kept.size(); ++i) logits[tokens[i]] = kept[i];
+}
+
 }  // namespace
 
 SamplingRow::SamplingRow(SamplingRowParams params, int32_t vocab_size, std::span<const int32_t> prompt,
@@ -60,7 +68,21 @@ void SamplingRow::remember(int32_t token) {
   tail_.push_back(token);
 }
 
+void SamplingRow::constrain(std::shared_ptr<const Catalogue> catalogue, std::vector<int32_t> end_tokens,
+                            std::span<const int32_t> outputs, int32_t vocab_size) {
+  check(catalogue->vocab_size() <= vocab_size, "sampler: the catalogue is of a larger vocabulary");
+  check_ids(end_tokens, vocab_size, "end tokens");
+  catalogue_ = std::move(catalogue);
+  end_tokens_ = std::move(end_tokens);
+  for (const int32_t token : outputs) follow(token);
+}
+
+void SamplingRow::follow(int32_t token) {
+  if (catalogue_ && node_ >= 0) node_ = catalogue_->child(node_, token);
+}
+
 void SamplingRow::record(int32_t token) {
+  follow(token);
   if (params_.penalises()) count(token, 1);
   remember(token);
   ++num_outputs_;
@@ -68,7 +90,7 @@ void SamplingRow::record(int32_t token) {
 }
 
 bool SamplingRow::edits() const {
-  return params_.allowed || !params_.bad_words.empty() || !params_.logit_bias.empty() ||
+  return params_.allowed || catalogue_ || !params_.bad_words.empty() || !params_.logit_bias.empty() ||
          params_.penalises() || (num_outputs_ < params_.min_tokens && !params_.held_back.empty());
 }
 
@@ -78,14 +100,17 @@ void SamplingRow::edit(float* logits, int32_t vocab_size) const {
   penalise(logits);
 }
 
+std::vector<int32_t> SamplingRow::next_of_item() const {
+  if (node_ < 0) return {};
+  const auto children = catalogue_->children(node_);
+  std::vector<int32_t> tokens(children.begin(), children.end());
+  if (catalogue_->is_terminal(node_)) tokens.insert(tokens.end(), end_tokens_.begin(), end_tokens_.end());
+  return tokens;
+}
+
 void SamplingRow::mask(float* logits, int32_t vocab_size) const {
-  if (params_.allowed) {
-    std::vector<float> kept;
-    kept.reserve(params_.allowed->size());
-    for (const int32_t token : *params_.allowed) kept.push_back(logits[token]);
-    std::fill(logits, logits + vocab_size, kMasked);
-    for (size_t i = 0; i < kept.size(); ++i) logits[(*params_.allowed)[i]] = kept[i];
-  }
+  if (params_.allowed) keep_only(*params_.allowed, logits, vocab_size);
+  if (catalogue_) keep_only(next_of_item(), logits, vocab_size);
   for (const auto& word : params_.bad_words) {
     const size_t before = word.size() - 1;
     if (before <= tail_.size() && std::equal(word.begin(), word.end() - 1, tail_.end() - before))

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "ops/catalogue.h"
 
 namespace bequest {
 
@@ -38,6 +41,11 @@ class SamplingRow {
   SamplingRow(SamplingRowParams params, int32_t vocab_size, std::span<const int32_t> prompt,
               std::span<const int32_t> outputs);
 
+  // From here on only items of the catalogue are sampled, and where one is complete `end_tokens`. `outputs`:
+  // what was sampled of an item so far.
+  void constrain(std::shared_ptr<const Catalogue> catalogue, std::vector<int32_t> end_tokens,
+                 std::span<const int32_t> outputs, int32_t vocab_size);
+
   const SamplingRowParams& params() const { return params_; }
   // -1 before the first.
   int32_t last_token() const { return last_token_; }
@@ -59,6 +67,8 @@ class SamplingRow {
   void count(int32_t token, int32_t outputs);
   void remember(int32_t token);
   void mask(float* logits, int32_t vocab_size) const;
+  std::vector<int32_t> next_of_item() const;
+  void follow(int32_t token);
   void penalise(float* logits) const;
 
   SamplingRowParams params_;
@@ -68,6 +78,9 @@ class SamplingRow {
   std::vector<int32_t> tail_;  // the last longest_bad_word_ - 1 tokens, prompt included
   std::vector<Count> counts_;  // one per distinct token; empty without penalties
   std::unordered_map<int32_t, int32_t> count_index_;
+  std::shared_ptr<const Catalogue> catalogue_;  // null: none
+  std::vector<int32_t> end_tokens_;
+  int32_t node_ = Catalogue::kRoot;  // -1: the item was ended
 };
 
 }  // namespace bequest

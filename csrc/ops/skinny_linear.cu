@@ -1,24 +1,16 @@
-// A warp has R rows of W and walks along k, 512 bytes of each row at a time; the T rows of x come from L1.
-// The first weights are asked for before the kernel waits for its predecessor: they depend on nothing, and so
-// the start of each product hides behind the end of what comes before it. Bound by the bytes of W: N K 2 over
-// the bandwidth.
+// One to four rows: a warp has R rows of W and walks along k, 512 bytes of each row at a time; the T rows of
+// x come from L1. The first weights are asked for before the kernel waits for its predecessor: they depend on
+// nothing, and so the start of each product hides behind the end of what comes before it. Bound by the bytes
+// of W: N K 2 over the bandwidth.
 #include "core/cuda.cuh"
-#include "ops/skinny_linear_cuda.h"
+#include "ops/skinny_linear.cuh"
 
 namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kWidth = 8;        // bfloat16 of one 16-byte access
+constexpr int kWidth = kSkinnyWidth;
 constexpr int64_t kWide = 8192;  // from this many outputs on, two rows per warp still fill the chip
-
-__device__ __forceinline__ uint4 load_once(const uint4* p) {
-  uint4 v;
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "l"(p));
-  return v;
-}
 
 __device__ __forceinline__ void unpack(const uint4& packed, float (&x)[kWidth]) {
   const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
@@ -107,7 +99,7 @@ void launch_rows(const SkinnyLinearParams& p, Stream stream) {
 }  // namespace
 
 void skinny_linear(const SkinnyLinearParams& p, Stream stream) {
-  check(p.num_tokens >= 1 && p.num_tokens <= kMostSkinnyRows, "skinny_linear: 1 to 4 rows");
+  check(p.num_tokens >= 1 && p.num_tokens <= kMostSkinnyRows, "skinny_linear: 1 to 32 rows");
   check(p.in_features >= 1 && p.in_features % kSkinnyDepthUnit == 0,
         "skinny_linear: K is no multiple of 256");
   check(is_aligned(p.x, 16) && is_aligned(p.weight, 16),
@@ -119,8 +111,10 @@ void skinny_linear(const SkinnyLinearParams& p, Stream stream) {
       return launch_rows<2>(p, stream);
     case 3:
       return launch_rows<3>(p, stream);
-    default:
+    case 4:
       return launch_rows<4>(p, stream);
+    default:
+      return skinny_linear_mma(p, stream);
   }
 }
 

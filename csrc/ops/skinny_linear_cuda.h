@@ -7,8 +7,8 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kMostSkinnyRows = 4;
-inline constexpr int kSkinnyDepthUnit = 256;  // a warp's 32 lanes × 8 bfloat16
+inline constexpr int kMostSkinnyRows = 32;
+inline constexpr int kSkinnyDepthUnit = 256;  // 32 accesses of 8 bfloat16
 
 struct SkinnyLinearParams {
   const void* x;       // [T, K] bfloat16, contiguous, aligned to 16 bytes
@@ -20,8 +20,8 @@ struct SkinnyLinearParams {
   int64_t in_features;
 };
 
-// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostSkinnyRows; K is a multiple of
-// kSkinnyDepthUnit.
+// A row's result depends on the row alone, and on whether there are more than four. REQUIRES: 1 <= T <=
+// kMostSkinnyRows; K is a multiple of kSkinnyDepthUnit.
 void skinny_linear(const SkinnyLinearParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -11,6 +11,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // The nucleus is searched by value until the bracket holds so few tokens that sorting them is cheap.
 constexpr int64_t kSortable = 512;
+constexpr int64_t kChunk = 1024;
 constexpr int kMaxPasses = 8;  // many equal logits never get fewer
 
 // A lower bound of the k-th largest: the k-th largest of maxima of disjoint sets. With eight sets or more for
@@ -60,9 +61,14 @@ Bracket narrow(const float* x, int64_t n, float max, float inverse_temperature, 
 void select_top(const float* x, int64_t n, int64_t k, float floor, SelectScratch& scratch) {
   auto& candidates = scratch.candidates;
   k = std::min(k, n);
-  candidates.resize(n);
   const float lower = std::max(floor, lower_bound_of_kth(x, n, k, scratch));
-  candidates.resize(collect(x, n, lower, kInfinity, candidates.data()));
+  candidates.clear();
+  Candidate found[kChunk];  // few are found: clearing room for all would cost more than finding them
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const int64_t count = collect(x + begin, std::min(kChunk, n - begin), lower, kInfinity, found);
+    for (int64_t i = 0; i < count; ++i)
+      candidates.push_back({found[i].value, found[i].id + static_cast<int32_t>(begin)});
+  }
   if (static_cast<int64_t>(candidates.size()) <= k) return;
   std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), better);
   candidates.resize(k);

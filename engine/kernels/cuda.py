@@ -142,15 +142,27 @@ def rms_norm(
     return out
 
 
-MOST_SKINNY_ROWS = 4  # csrc/ops/skinny_linear_cuda.h
+MOST_SKINNY_ROWS = 32  # csrc/ops/skinny_linear_cuda.h
 _SKINNY_DEPTH_UNIT = 256
+# Where our kernels end before cuBLAS. A large weight keeps it busy enough to be as near to the bandwidth as they are;
+# with a second tile of rows they keep up only where there are few outputs.
+_SMALL_WEIGHT = 8 << 20  # elements
+_NARROW_WEIGHT = 2048  # outputs
+
+
+def _is_skinny(x: Tensor, weight: Tensor) -> bool:
+    num_tokens, depth = x.shape
+    if x.dtype is not torch.bfloat16 or depth % _SKINNY_DEPTH_UNIT != 0:
+        return False
+    if num_tokens <= 4 or weight.numel() > _SMALL_WEIGHT:
+        return 0 < num_tokens <= 4
+    return num_tokens <= 16 or (num_tokens <= MOST_SKINNY_ROWS and weight.shape[0] < _NARROW_WEIGHT)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]: our own kernel for a few bfloat16 rows, cuBLAS for the rest."""
+    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]: our own kernels for a few bfloat16 rows, cuBLAS for the rest."""
     num_tokens, depth = x.shape
-    skinny = 0 < num_tokens <= MOST_SKINNY_ROWS and depth % _SKINNY_DEPTH_UNIT == 0 and x.dtype is torch.bfloat16
-    if not skinny:
+    if not _is_skinny(x, weight):
         return F.linear(x, weight, bias)
     num_outputs = weight.shape[0]
     out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from engine import _C
+from engine.kernels.catalogue import CatalogueRule
 from engine.kernels.cuda import logit_rows
 from engine.types import IntArray, RowSpec, SamplingParams
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
-_UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i 16x")
+_UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i Qi4x")
 _CLOSED, _GREEDY, _DRAWS = 0, 1, 2
 # Steps launched past a sequence's end record a token each before they are discarded.
 _DISCARDED_STEPS = 16
@@ -112,14 +113,19 @@ class CudaSampler:
         self._device = device
         self._rows = torch.zeros(num_rows * _C.cuda_sampler_row_bytes, dtype=torch.uint8, device=device)
         self.last_tokens = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
-        self._open: dict[int, Tensor | None] = {}  # the storage of each open row
+        # What an open row refers to: its storage and its catalogue.
+        self._open: dict[int, tuple[Tensor | None, CatalogueRule | None]] = {}
         self._updates: dict[
             int, tuple[bytes, IntArray]
         ] = {}  # per row the last one: record but for its payload's place
 
-    def open_row(self, spec: RowSpec) -> None:
-        """Takes effect at the next flush or sampling. Errors as in the CPU's sampler."""
+    def open_row(self, spec: RowSpec, rule: CatalogueRule | None = None) -> None:
+        """Takes effect at the next flush or sampling. Errors as in the CPU's sampler.
+
+        With a rule the row samples items of a catalogue, then end tokens, and is bad after those.
+        """
         self._check(spec)
+        assert rule is None or rule.catalogue.vocab_size <= self._vocab_size
         params = spec.params
         lists = _lay_out(spec, self._vocab_size)
         storage = torch.empty(lists.size, dtype=torch.int32, device=self._device) if lists.size else None
@@ -137,15 +143,16 @@ class CudaSampler:
             *(params.presence_penalty, params.frequency_penalty, params.repetition_penalty, spec.choice),
             *(_GREEDY if greedy else _DRAWS, params.min_tokens, len(spec.output_token_ids)),
             *lists.layout,
+            *((0, 0) if rule is None else (rule.address, rule.catalogue.walk(spec.output_token_ids))),
         )
-        self._open[spec.row] = storage
+        self._open[spec.row] = (storage, rule)
         self._updates[spec.row] = (record, lists.content)
 
     def close_row(self, row: int) -> None:
         if row not in self._open:
             raise _C.Error(f"sampler: row {row} is not open")
         del self._open[row]
-        record = _UPDATE.pack(row, -1, 0, 0, 0, 0, *(0.0,) * 3, 0, *(0.0,) * 3, 0, _CLOSED, *(0,) * 15)
+        record = _UPDATE.pack(row, -1, 0, 0, 0, 0, *(0.0,) * 3, 0, *(0.0,) * 3, 0, _CLOSED, *(0,) * 15, 0, 0)
         self._updates[row] = (record, _ints())
 
     def pack_updates(self) -> tuple[bytes, int] | None:

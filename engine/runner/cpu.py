@@ -10,8 +10,9 @@ import torch
 from engine.kernels import cpu as kernels
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
+from engine.runner.beams import CpuBeams
 from engine.runner.sampling import RowSampler
-from engine.types import LogprobArrays, StepPlan, StepResult
+from engine.types import BeamCandidates, LogprobArrays, StepPlan, StepResult
 
 # Logits of prompt log-probabilities are made this many rows at a time: [rows, V] float32 stays small.
 _LOGIT_ROWS = 64
@@ -25,6 +26,7 @@ class CpuRunner:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
         self._sampler = RowSampler(max_rows, model.config.vocab_size)
+        self._beams = CpuBeams(model.config.vocab_size)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
@@ -43,8 +45,8 @@ class CpuRunner:
             )
             for spec in plan.prompt_logprobs
         )
-        tokens, bad, logprobs = self._sample(plan, hidden)
-        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, time.perf_counter() - started)
+        tokens, bad, logprobs, beams = self._sample(plan, hidden)
+        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, time.perf_counter() - started)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""
@@ -74,15 +76,18 @@ class CpuRunner:
             attention=plans,
         )
 
-    def _sample(self, plan: StepPlan, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None]:
+    def _sample(
+        self, plan: StepPlan, hidden: torch.Tensor
+    ) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None, tuple[BeamCandidates, ...]]:
         if not len(plan.sample_tokens):
-            return np.empty(0, np.int32), np.empty(0, np.bool_), None
+            return np.empty(0, np.int32), np.empty(0, np.bool_), None, ()
         # Choices that part ways here share their row of logits: compute each row once.
         rows, which = np.unique(plan.sample_tokens, return_inverse=True)
         logits = self._model.logits(hidden[torch.from_numpy(rows)])  # [R, V]
         if len(rows) < len(which):
             logits = logits[torch.from_numpy(which)]  # [N, V]
-        return self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs)
+        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs)
+        return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
 
     def _prompt_logprobs(self, hidden: torch.Tensor, targets: np.ndarray, top: int) -> LogprobArrays:
         parts = [

@@ -18,11 +18,12 @@ from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorksp
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
+from engine.runner.cuda_beams import CudaBeams
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
-from engine.types import LogprobArrays, PromptLogprobSpec, StepPlan
+from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 _UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
@@ -33,6 +34,15 @@ class RunnerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_blocks_per_sequence: int
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences in one step: a group of beams may be wider than what runs otherwise."""
+        return max(self.max_num_seqs, MAX_BEAM_WIDTH)
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self.max_num_batched_tokens, self.max_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,8 @@ class CudaRunner:
                 num_q_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
-                max_sequences=limits.max_num_seqs,
-                max_tokens=limits.max_num_batched_tokens,
+                max_sequences=limits.max_rows,
+                max_tokens=limits.max_tokens,
                 dtype=kv_cache.dtype,
                 window=window,
                 device=self._device,
@@ -73,7 +83,8 @@ class CudaRunner:
             for window in config.windows
         }
         self._staging = Staging(self._layout(), self._device)
-        self._results = ResultBuffers(limits.max_num_seqs, self._device)
+        self._results = ResultBuffers(limits.max_rows, self._device)
+        self._beams = CudaBeams(config.vocab_size, self._device)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
         # All of the above was made on the default stream, which this runner's stream does not wait for.
@@ -135,7 +146,7 @@ class CudaRunner:
 
     def _layout(self) -> StagingLayout:
         limits = self._limits
-        tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+        tokens, seqs = limits.max_tokens, limits.max_rows
         lists = [
             Field(f"work_list_{window}", (workspace.list_len,), torch.int32)
             for window, workspace in self._workspaces.items()
@@ -254,7 +265,8 @@ class CudaRunner:
                 self._results.logprobs(num_samples, plan.num_logprobs),
             )
         prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
-        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt)
+        beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
+        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""

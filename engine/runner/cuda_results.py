@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cuda import DeviceLogprobs
+from engine.runner.cuda_beams import PendingCandidates
 from engine.runner.staging import Field, StagingLayout
 from engine.types import LogprobArrays, StepResult
 
@@ -17,7 +18,7 @@ _TURNS = 4  # steps whose results may be on their way or unread at once
 class PendingResults:
     """A launched step. `wait` may be called from another thread, once."""
 
-    __slots__ = ("_arrays", "_began", "_copied", "_num_logprobs", "_num_samples", "_prompt", "_step")
+    __slots__ = ("_arrays", "_beams", "_began", "_copied", "_num_logprobs", "_num_samples", "_prompt", "_step")
 
     def __init__(
         self,
@@ -28,8 +29,10 @@ class PendingResults:
         num_samples: int,
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
+        beams: PendingCandidates | None,
     ) -> None:
         self._step = step
+        self._beams = beams
         self._began = began
         self._copied = copied
         self._arrays = arrays
@@ -51,7 +54,8 @@ class PendingResults:
         tokens, bad = self._arrays["tokens"][:num].copy(), self._arrays["bad"][:num].copy()
         # Between two events of one stream: waiting for the step before it does not count.
         seconds = self._began.elapsed_time(self._copied) / 1e3
-        return StepResult(self._step, tokens, bad, logprobs, self._prompt, seconds)
+        beams = () if self._beams is None else self._beams.read()
+        return StepResult(self._step, tokens, bad, logprobs, self._prompt, beams, seconds)
 
 
 class ResultBuffers:
@@ -96,6 +100,7 @@ class ResultBuffers:
         num_samples: int,
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
+        beams: PendingCandidates | None,
     ) -> PendingResults:
         """Queues the copy back on the current stream. `began` was recorded there when the step was."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
@@ -105,7 +110,7 @@ class ResultBuffers:
         self._pinned[turn][:used].copy_(self._device_buffer[:used], non_blocking=True)
         copied = torch.cuda.Event(enable_timing=True)
         copied.record()
-        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt)
+        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams)
 
     def _view(self, name: str) -> Tensor:
         return self._layout.view(self._device_buffer, name)

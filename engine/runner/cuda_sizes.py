@@ -50,6 +50,6 @@ class Ladder:
         if num_tokens == num_sequences and num_samples <= num_tokens and num_tokens <= self._decode[-1]:
             padded = self._decode[bisect_left(self._decode, num_tokens)]
             return StepSize(padded, padded, prefill=False)
-        if num_tokens > self._mixed[-1]:
+        if num_tokens > self._mixed[-1] or num_samples > self._max_num_seqs:
             return None
         return StepSize(self._mixed[bisect_left(self._mixed, num_tokens)], self._max_num_seqs, prefill=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from engine.kernels import cpu as kernels
@@ -31,8 +32,14 @@ class RowSampler:
     def sample(
         self, logits: torch.Tensor, rows: IntArray, positions: IntArray, num_logprobs: int | None
     ) -> tuple[IntArray, BoolArray, LogprobArrays | None]:
-        """Tokens for logits [N, V]. The log-probabilities are the raw model's, whatever the row's parameters do."""
-        tokens, bad = self._sampler.sample(logits, rows, positions)
+        """Tokens for logits [N, V]; 0 for row -1, a beam's, all of which come last.
+
+        The log-probabilities are the raw model's, whatever the row's parameters do.
+        """
+        num = len(rows) - int(np.count_nonzero(rows < 0))
+        tokens, bad = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
+        if num:
+            tokens[:num], bad[:num] = self._sampler.sample(logits[:num], rows[:num], positions[:num])
         if num_logprobs is None:
             return tokens, bad, None
         return tokens, bad, self.logprobs(logits, tokens, num_logprobs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -104,3 +105,11 @@ async def ask(engine: AsyncEngine, asked: Request) -> Answer:
 
 async def ask_all(engine: AsyncEngine, requests: Sequence[Request]) -> list[Answer]:
     return await asyncio.gather(*(ask(engine, r) for r in requests))
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Waits for something another thread brings about."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        await asyncio.sleep(0.001)

@@ -17,9 +17,8 @@ from engine.errors import (
     RetentionTooLarge,
 )
 from engine.types import Lineage, Request, Retain, SamplingParams
-from tests.engine.harness import Answer, Setup, ask, ask_all, request, running
+from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
-from tests.engine.test_lifecycle import until
 
 BASE = Setup(num_blocks=200, block_size=4, num_lease_blocks=90, num_host_blocks=60)
 
@@ -70,6 +69,18 @@ async def test_a_branch_computes_its_suffix() -> None:
             assert second.inheritance is not None and second.inheritance.source == "blocks"
             assert second.inheritance.computed_tokens == (2 if at < 27 else 3)
             assert second.token_ids[0] == expected_tokens(asked.prompt_token_ids, 5)
+
+
+async def test_a_child_with_nothing_of_its_parent_is_a_recompute() -> None:
+    """Of a parent that is there, and of one that is not; whatever the prefix index saves."""
+    async with running(BASE) as (engine, _):
+        first = await parent_of(engine)
+        for parent in (first.id, "gone"):
+            asked = request(list(range(30, 50)), params(5), lineage=Lineage(parent, 0, 0))
+            second = await ask(engine, asked)
+            assert second.token_ids[0] == expected_tokens(asked.prompt_token_ids, 5)
+            assert second.inheritance is not None and second.inheritance.source == "recompute"
+            assert second.inheritance.inherited_tokens + second.inheritance.computed_tokens == 20
 
 
 async def test_a_prompt_alone_can_be_leased() -> None:
@@ -179,7 +190,7 @@ async def test_a_lease_that_cannot_be_honoured_is_refused_at_once() -> None:
 
 
 async def test_an_open_ended_lease_grows_until_the_budget_ends() -> None:
-    setup = Setup(num_blocks=2000, block_size=4, num_lease_blocks=700, max_model_len=4000)
+    setup = Setup(num_blocks=2000, block_size=4, num_lease_blocks=650, max_model_len=4000)
     async with running(setup) as (engine, _):
         open_ended = Retain(60, open_ended=True)
         grown = await ask(engine, request([9], params(1500), retain=open_ended))
@@ -302,7 +313,7 @@ async def test_a_cheap_continuation_passes_a_long_prompt() -> None:
             order.append(name)
 
         long = asyncio.ensure_future(noted(request(range(300), params(1)), "long"))
-        await until(lambda: engine.load().running > 0)
+        await until(lambda: engine.load().running)
         short = asyncio.ensure_future(noted(child_of(engine, first.id, [3], count=2), "child"))
         await asyncio.sleep(0)
         runner.gate.set()

@@ -18,18 +18,10 @@ from engine.errors import (
     QueueFull,
 )
 from engine.types import Delta, SamplingParams
-from tests.engine.harness import EOS, Setup, ask, ask_all, request, running
+from tests.engine.harness import EOS, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
-
-
-async def until(condition, seconds: float = 10.0) -> None:
-    """Waits for something another thread brings about."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])

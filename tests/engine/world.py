@@ -17,8 +17,9 @@ from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
-from engine.scheduler import Launch, SchedulerLimits, pack_salt
+from engine.scheduler import SchedulerLimits, pack_salt
 from engine.sequence import NO_ROW, Group, Status
+from engine.step import Launch
 from engine.types import Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import EOS, request
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
@@ -173,7 +174,8 @@ class World:
         self.check_promises()
         if launch is None:
             return False
-        assert launch.plan.num_tokens <= self.shape.limits.max_num_batched_tokens
+        limits = self.shape.limits
+        assert launch.plan.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.seen["preempted"] += launch.num_preempted
         self.seen["swapped out"] += len(launch.plan.swaps_out)
         self.seen["swapped in"] += len(launch.plan.swaps_in)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.kernels import cuda as ops
 from engine.kernels import cuda_attention as cuda
 
 pytestmark = pytest.mark.gpu
@@ -267,6 +268,36 @@ def test_repeated_calls_share_a_workspace() -> None:
     check_rows(case, step, first)
     for _ in range(3):
         assert torch.equal(run(case, step, plan), first)
+
+
+def test_overlapping_kernels_keep_their_order() -> None:
+    """It starts while the last keys are still being written, and what reads its output starts while it is merged."""
+    case = Case(((1, 700), (1, 1), (1, 3000), (1, 17), (1, 640)))
+    step = make_step(case)
+    plan = workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
+    last = step.seq_lens - 1
+    blocks = step.block_tables[np.arange(len(last)), last // case.block_size]
+    slots = torch.from_numpy(blocks.astype(np.int64) * case.block_size + last % case.block_size).to(DEVICE)
+    new = torch.randn(20, 2, len(last), case.num_kv_heads, case.head_dim, device=DEVICE).to(case.dtype)
+    weight = torch.randn(1024, case.num_q_heads * case.head_dim, device=DEVICE).to(case.dtype)
+
+    def steps(synchronize: bool) -> list[Tensor]:
+        results = []
+        for k, v in new:
+            out = torch.empty(case.num_tokens, case.num_q_heads, case.head_dim, dtype=case.dtype, device=DEVICE)
+            for kernel in (
+                lambda k=k, v=v: ops.write_kv(k, v, step.kv_cache, LAYER, slots),
+                lambda out=out: cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, out=out),
+                lambda out=out: results.append(ops.linear(out.flatten(1), weight)),
+            ):
+                kernel()
+                if synchronize:
+                    torch.cuda.synchronize()
+        return results
+
+    apart = torch.stack(steps(synchronize=True))
+    for _ in range(5):
+        assert torch.equal(torch.stack(steps(synchronize=False)), apart)
 
 
 DECODE_STEPS = tuple(

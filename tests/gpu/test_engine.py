@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.llm import LLM, Completion
 from engine.types import SamplingParams
+from tests.engine.model_leases import check_leases_survive
 from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
 from tests.engine.test_nan import check_nan_fails_its_request_alone, poisoned_model
 from tests.tiny_models import make_reference
@@ -117,3 +118,9 @@ def test_prompt_logprobs(tiny_model: Callable[[str], Path]) -> None:
 
 def test_nan_fails_its_request_alone(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     check_nan_fails_its_request_alone(config(poisoned_model(tiny_model("llama-head-64"), tmp_path), dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+async def test_leases_go_to_the_host_and_come_back(pipelined: bool, tiny_model: Callable[[str], Path]) -> None:
+    fields = {"dtype": "float32", "num_blocks": 40, "host_cache_gb": 0.1, "pipelined": pipelined}
+    await check_leases_survive(config(tiny_model("llama-head-64"), **fields))

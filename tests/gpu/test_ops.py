@@ -293,8 +293,10 @@ def test_graph_replay_equals_eager() -> None:
     assert torch.equal(graph_cache, eager_cache)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 17])
-@pytest.mark.parametrize(("outputs", "depth"), [(1, 256), (7, 512), (1024, 1024), (4099, 3072), (8195, 768), (64, 100)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33])
+@pytest.mark.parametrize(
+    ("outputs", "depth"), [(1, 256), (7, 512), (1024, 1024), (1021, 3072), (2051, 3072), (8195, 768), (64, 100)]
+)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear(num_tokens: int, outputs: int, depth: int, with_bias: bool) -> None:
     x = randn(num_tokens, depth, dtype=torch.bfloat16, seed=1)
@@ -305,15 +307,21 @@ def test_linear(num_tokens: int, outputs: int, depth: int, with_bias: bool) -> N
     assert error < 4e-3  # rounding the result to bfloat16
 
 
-def test_linear_rows_do_not_depend_on_the_batch() -> None:
-    x = randn(4, 1024, dtype=torch.bfloat16, seed=1)
-    weight = randn(3001, 1024, dtype=torch.bfloat16, seed=2)
+@pytest.mark.parametrize(
+    ("counts", "outputs"),
+    [(range(1, 5), 3001), (range(1, 5), 9001), (range(5, 33), 1001), (range(5, 17), 3001), (range(5, 17), 7001)],
+)
+def test_linear_rows_do_not_depend_on_the_batch(counts: range, outputs: int) -> None:
+    """Within the range of row counts that one of our kernels serves."""
+    x = randn(counts[-1], 1024, dtype=torch.bfloat16, seed=1)
+    weight = randn(outputs, 1024, dtype=torch.bfloat16, seed=2)
     whole = ops.linear(x, weight)
-    for row in range(4):
-        assert torch.equal(ops.linear(x[row : row + 1], weight)[0], whole[row])
+    for count in counts:
+        assert torch.equal(ops.linear(x[-count:], weight), whole[-count:])
 
 
-def test_a_chain_of_overlapping_kernels_keeps_its_order() -> None:
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_chain_of_overlapping_kernels_keeps_its_order(rows: int) -> None:
     """Each kernel starts while the one before it ends: what it reads must be finished all the same."""
     hidden, inner = 1024, 3072
     up = randn(2 * inner, hidden, dtype=torch.bfloat16, seed=1, scale=hidden**-0.5)
@@ -326,7 +334,7 @@ def test_a_chain_of_overlapping_kernels_keeps_its_order() -> None:
             x = ops.linear(ops.silu_mul(ops.linear(ops.rms_norm(x, weight, 1e-6, residual), up)), down)
         return x + residual
 
-    start = randn(1, hidden, dtype=torch.bfloat16, seed=3)
+    start = randn(rows, hidden, dtype=torch.bfloat16, seed=3)
     torch.cuda.synchronize()
     first = chain(start)
     for _ in range(50):

@@ -13,11 +13,13 @@ from aiohttp import web
 from engine.config import ServerConfig
 from server.app import AppRunner, make_app
 from server.auth import load_keys
+from server.leases import LeaseTimes
 from server.metrics import Metrics
 from tests.server.fakes import FakeEngine, FakeText
 from tests.server.front import Front
 
 Starter = Callable[..., Any]
+LEASES = LeaseTimes(default=300.0, longest=86400.0)
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ async def start() -> AsyncIterator[Starter]:
         text, metrics = FakeText(), Metrics()
         settings = ServerConfig(**config)
         keys = load_keys(settings.api_key, settings.api_keys)
-        runner = AppRunner(make_app(engine, text, settings, keys, metrics), shutdown_timeout=0.1)
+        runner = AppRunner(make_app(engine, text, settings, LEASES, keys, metrics), shutdown_timeout=0.1)
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))
         await web.SockSite(runner, listener).start()

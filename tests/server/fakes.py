@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest
 from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from tests.server.fake_records import FakeRecords
 
 BOS, EOS = 256, 257
 PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
@@ -65,12 +66,14 @@ class Run:
     request: Request
     sink: Sink
     deltas: Iterator[Delta]
+    begun: bool = False
 
 
-class FakeEngine:
+class FakeEngine(FakeRecords):
     """Plays the deltas of `script` one per loop iteration; with `held` only when `advance` says so."""
 
     def __init__(self, script: Callable[[Request], Iterator[Delta]] | None = None) -> None:
+        super().__init__()
         self.info = ModelInfo(
             name="fake/model",
             architecture="Fake",
@@ -95,20 +98,23 @@ class FakeEngine:
         if self.refusal is not None:
             raise self.refusal
         assert request.id not in self.runs, "ids are unique"
+        self.begin(request)
         self.submitted.append(request)
         self.runs[request.id] = Run(request, sink, self.script(request))
         asyncio.get_running_loop().call_soon(self._play, request.id)
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
-        self.runs.pop(request_id, None)
+        if run := self.runs.pop(request_id, None):
+            self.abandon(run.request)
 
     def advance(self, request_id: str | None = None) -> bool:
         """Delivers the next delta of one request, or of all; False if nothing runs."""
         for key in [request_id] if request_id else list(self.runs):
             run = self.runs.get(key)
             if run is not None:
-                delta = next(run.deltas)
+                delta = self.follow(run.request, next(run.deltas), first=not run.begun)
+                run.begun = True
                 if delta.finished:
                     del self.runs[key]
                 run.sink(delta)

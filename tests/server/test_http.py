@@ -241,7 +241,7 @@ async def test_metrics(front: Front) -> None:
     front.metrics.load = lambda: EngineLoad(running=3, waiting=2, used_blocks=5, usable_blocks=20)
     front.metrics.on_step(
         StepStats(
-            prompt_tokens=7, generated_tokens=2, preempted=1,
+            prompt_tokens=7, generated_tokens=2, preempted=1, swapped_out=5, swapped_in=6,
             seconds=0.004, first_token_seconds=(0.05,), inter_token_seconds=(0.0009, 0.001, 99.0),
         )
     )  # fmt: skip

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.types import ChoiceDelta, Delta, Usage
 from server.chunks import Chunks
-from server.sse import EventStream, _Connection
+from server.report import Report
+from server.sse import Done, EventStream, _Connection
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 # Each step: whether the client takes bytes during it, and what each choice gains (None: nothing).
@@ -49,8 +50,8 @@ def test_events_add_up(steps: list[tuple[bool, list[str | None]]], opened_after:
 
 async def play(steps: list[tuple[bool, list[str | None]]], opened_after: int) -> None:
     wire = Wire()
-    stream = EventStream(lambda usage: b"", keep_alive=0)
-    source = stream.add_source(PlainChunks({"id": "x"}, range(2), detailed=False))
+    stream = EventStream(Done(lambda endings: b""), keep_alive=0)
+    source = stream.add_source(PlainChunks({"id": "x"}, range(2), detailed=False, report=Report()))
     told = ["", ""]
     for number, (takes, gains) in enumerate(steps):
         if number == opened_after:

@@ -17,6 +17,7 @@ from engine.config import ServerConfig
 from engine.errors import ModelError
 from server.metrics import Metrics
 from server.serve import serve
+from tests.server.conftest import LEASES
 from tests.server.fakes import FakeEngine, FakeText
 
 
@@ -36,7 +37,7 @@ class Process:
 
         self.engine.stop = remember  # type: ignore[method-assign]
         caplog.set_level("INFO", "bequest")
-        self.ended = asyncio.create_task(serve(ServerConfig(port=0, **config), self._load))
+        self.ended = asyncio.create_task(serve(ServerConfig(port=0, **config), LEASES, self._load))
 
     async def _load(self, metrics: Metrics) -> Any:
         return self.engine, FakeText()
@@ -138,7 +139,7 @@ async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: P
             (ServerConfig(port=0, api_keys="/nowhere"), "No such file"),
         ):
             caplog.clear()
-            assert await serve(config, load) == 1
+            assert await serve(config, LEASES, load) == 1
             assert message in caplog.text and "Traceback" not in caplog.text
 
 
@@ -152,7 +153,7 @@ async def test_while_the_model_loads_live_is_up_and_the_rest_says_loading() -> N
         await loaded.wait()
         return FakeEngine(), FakeText()
 
-    ended = asyncio.create_task(serve(ServerConfig(port=port), load))
+    ended = asyncio.create_task(serve(ServerConfig(port=port), LEASES, load))
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
 
         async def get(path: str) -> tuple[int, Any, str | None]:

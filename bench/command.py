@@ -1,0 +1,152 @@
+"""`bequest bench`: runs the modes at each concurrency, checks them against each other, and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tqdm import tqdm
+
+from bench import plot
+from bench.checks import check
+from bench.client import BenchError, Client
+from bench.options import TwoStageOptions, parse
+from bench.report import Failure, Row, as_json, summarise, table
+from bench.two_stage import Abilities, JobResult, Mode, TwoStage, probe
+from bench.workload import make_workload
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run found out, so far."""
+
+    model: str
+    abilities: Abilities
+    rows: list[Row] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status."""
+    options = parse(arguments)
+    try:
+        _check_outputs(options)
+        outcome = asyncio.run(two_stage(options))
+    except BenchError as error:
+        print(f"bequest bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return _report(outcome, options)
+
+
+async def two_stage(options: TwoStageOptions) -> Outcome:
+    levels = [(concurrency, max(options.jobs, concurrency)) for concurrency in options.concurrency]
+    async with Client(options.base_url, options.api_key) as client:
+        model = await _choose_model(client, options)
+        workload = await make_workload(client, model, options, max(jobs for _, jobs in levels))
+        abilities = await probe(client, model, workload, options)
+        for note in abilities.notes:
+            print(f"note: {note}", file=sys.stderr)
+        modes = [mode for mode in Mode if abilities.continuation or not mode.continues]
+        if not options.resend_cached:
+            modes.remove(Mode.RESEND_CACHED)
+        bench = TwoStage(client, model, workload, options, abilities)
+        outcome = Outcome(model, abilities)
+        with tqdm(total=len(modes) * sum(jobs for _, jobs in levels), unit="job", disable=None) as bar:
+            for concurrency, jobs in levels:
+                await _level(bench, modes, concurrency, jobs, outcome, bar)
+    return outcome
+
+
+async def _level(
+    bench: TwoStage, modes: Sequence[Mode], concurrency: int, jobs: int, outcome: Outcome, bar: Any
+) -> None:
+    """All modes at one concurrency, re-sending first: the others are compared with it."""
+    references: dict[int, JobResult] = {}
+    resend: Row | None = None
+    for mode in modes:
+        bar.set_description(f"{concurrency} at once, {mode.value}")
+        if bar.disable:  # no terminal: a line for the log
+            print(f"{concurrency} at once, {mode.value}: {jobs} jobs", file=sys.stderr, flush=True)
+        try:
+            results = await bench.run(mode, concurrency, jobs, bar.update)
+            if mode is Mode.RESEND:
+                references = {result.number: result for result in results}
+            differences = await check(bench, mode, results, references)
+        except BenchError as error:
+            outcome.failures.append(Failure(concurrency, mode, str(error)))
+            continue
+        row = summarise(concurrency, mode, results, differences, resend)
+        resend = row if mode is Mode.RESEND else resend
+        outcome.rows.append(row)
+
+
+async def _choose_model(client: Client, options: TwoStageOptions) -> str:
+    """The model's name, once its context is known to be long enough; servers that do not tell refuse the jobs."""
+    listed = (await client.call("GET", "/v1/models")).get("data") or []
+    names = [model["id"] for model in listed]
+    if options.model is None and not names:
+        raise BenchError("the server lists no models: name one with --model")
+    if options.model is not None and options.model not in names:
+        raise BenchError(f"the server has no model '{options.model}' (--model), but {', '.join(names) or 'none'}")
+    name = options.model or names[0]
+    room = listed[names.index(name)].get("max_model_len")
+    if room is not None and room < options.context_tokens:
+        raise BenchError(
+            f"a job needs {options.context_tokens} tokens of context, and {name} has {room}: "
+            "lower --prompt-tokens or --stage1-tokens"
+        )
+    return str(name)
+
+
+def _check_outputs(options: TwoStageOptions) -> None:
+    """A run of minutes must not end in a file that cannot be written."""
+    if options.plot:
+        plot.need_matplotlib()
+    for flag, path in (("--json", options.json), ("--plot", options.plot)):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise BenchError(f"{flag} {path}: the folder does not exist")
+
+
+def _report(outcome: Outcome, options: TwoStageOptions) -> int:
+    beams = outcome.abilities.beams
+    second = f"{options.width} beams of {options.tokens}" if beams else f"{options.tokens} greedy tokens"
+    title = (
+        f"{outcome.model}: {options.prompt_tokens} tokens, {options.stage1_tokens} sampled, "
+        f"{options.suffix_tokens} appended, then {second}"
+    )
+    if outcome.rows:
+        print(f"{title}\n\n{table(outcome.rows, beams)}")
+    for failure in outcome.failures:
+        print(f"failed: {failure.mode.value} at {failure.concurrency}: {failure.error}", file=sys.stderr)
+    failing = sum(row.differences.failing(options.tolerance) for row in outcome.rows)
+    if failing:
+        print(f"\n{failing} of the answers are not what they must be:", file=sys.stderr)
+        for row in outcome.rows:
+            _tell_differences(row)
+    if options.json:
+        settings = asdict(options) | {"model": outcome.model, "beams": beams}
+        del settings["api_key"], settings["json"], settings["plot"]
+        figures = as_json(outcome.rows, outcome.failures, settings, outcome.abilities.notes)
+        Path(options.json).write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
+    if options.plot and outcome.rows:
+        plot.draw(outcome.rows, options.plot, title)
+    return 1 if failing or outcome.failures else 0
+
+
+def _tell_differences(row: Row) -> None:
+    wrong = row.differences
+    told = [
+        (wrong.stage1, "sampled other tokens in stage 1 than re-sending did"),
+        (wrong.stage2, "answered stage 2 otherwise than a fresh request with the same tokens"),
+        (wrong.leases, "had no lease, or were not continued with suffix + 1 tokens from blocks or host"),
+    ]
+    for count, what in told:
+        if count:
+            print(f"  {row.mode.value} at {row.concurrency}: {count} of {row.jobs} {what}", file=sys.stderr)

@@ -1,0 +1,157 @@
+"""The command line of `bequest bench`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_DESCRIPTION = """\
+Two-stage generation against a running server. Each job has a prompt of its own; stage 1 samples from it, a short
+suffix is appended, and stage 2 reads a few tokens off: 32 beams of 3, or 3 greedy tokens where the server has no beams.
+What is measured is stage 2, in these modes:
+
+  re-send              everything again as a new prompt, with no help from the prefix cache
+  re-send, prefix hit  the same with the prefix cache's help (--resend-cached)
+  continuation         `continuation_of` stage 1
+  lease under pressure `continuation_of` a stage 1 that was retained, after other requests have used the cache
+
+Stage 1 is seeded, so all modes must give the same tokens; a lease must be continued with nothing but suffix + 1 tokens
+computed. Exit status: 0, or 1 if anything differed or a mode failed, or 2 if the run could not start."""
+
+_EPILOG = """\
+  bequest bench two-stage                                      against http://127.0.0.1:8000
+  bequest bench two-stage --concurrency 1 --jobs 4 --resend-cached
+  bequest bench two-stage --base-url http://host:8000 --model name --json two_stage.json --plot two_stage.png"""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoStageOptions:
+    base_url: str
+    api_key: str | None
+    model: str | None
+    jobs: int
+    concurrency: tuple[int, ...]
+    prompt_tokens: int
+    stage1_tokens: int
+    suffix_tokens: int
+    width: int
+    tokens: int
+    pressure: int
+    resend_cached: bool
+    tolerance: float
+    seed: int
+    json: str | None
+    plot: str | None
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence of a job."""
+        return self.prompt_tokens + self.stage1_tokens + self.suffix_tokens + self.tokens
+
+
+def parse(arguments: Sequence[str]) -> TwoStageOptions:
+    """The options of `bequest bench ARGUMENTS`; ends the process with a message for wrong ones."""
+    parser = argparse.ArgumentParser("bequest bench", description="Measures a running server.")
+    commands = parser.add_subparsers(dest="command", metavar="two-stage", required=True)
+    two_stage = commands.add_parser(
+        "two-stage",
+        help="continuation against sending everything again",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_server(two_stage)
+    _add_load(two_stage)
+    _add_output(two_stage)
+    given = vars(parser.parse_args(arguments))
+    del given["command"]
+    return TwoStageOptions(**given)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--base-url", metavar="URL", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)"
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get("BEQUEST_API_KEY"),
+        help="default: BEQUEST_API_KEY of the environment, if set",
+    )
+    group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+
+    def add(flag: str, least: int, default: int, text: str) -> None:
+        group.add_argument(
+            flag, metavar="N", type=_Integer(least), default=default, help=f"{text} (default: {default})"
+        )
+
+    add("--jobs", 1, 16, "jobs of each mode at each concurrency; never fewer than the concurrency")
+    group.add_argument(
+        "--concurrency",
+        metavar="N,N,…",
+        type=_levels,
+        default=(1, 8, 64),
+        help="how many jobs run at once, a level after the other (default: 1,8,64)",
+    )
+    add("--prompt-tokens", 1, 500, "length of a prompt")
+    add("--stage1-tokens", 1, 200, "tokens sampled in stage 1")
+    add("--suffix-tokens", 0, 5, "tokens appended to what stage 1 gave")
+    add("--width", 1, 32, "beams of stage 2; 1: greedy")
+    add("--tokens", 1, 3, "tokens of stage 2")
+    add("--pressure", 0, 4, "other requests between the stages of each leased job, each with a fresh prompt")
+    group.add_argument("--resend-cached", action="store_true", help="measure re-sending with prefix hits too")
+    group.add_argument(
+        "--tolerance",
+        metavar="X",
+        type=_not_negative,
+        default=0.0,
+        help="log-probabilities this close are ties, whose order may differ; for bfloat16 on a GPU, where the last "
+        "bits depend on the batch (default: 0, everything must be equal)",
+    )
+    add("--seed", 0, 0, "chooses the prompts and seeds stage 1")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", metavar="FILE", help="write the settings and the figures to this file")
+    group.add_argument("--plot", metavar="FILE.png", help="draw the figures (needs matplotlib)")
+
+
+class _Integer:
+    """An integer of at least `least`; its repr is what argparse calls it."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def __call__(self, text: str) -> int:
+        value = int(text)
+        if value < self._least:
+            raise argparse.ArgumentTypeError(f"must be at least {self._least}, not {value}")
+        return value
+
+    def __repr__(self) -> str:
+        return "integer"
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    try:
+        levels = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between, such as 1,8,64, not {text!r}") from None
+    if min(levels) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {min(levels)}")
+    return levels
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, not {text}")
+    return value

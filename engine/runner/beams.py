@@ -1,0 +1,77 @@
+"""The candidates of beam search, from a step's logits. Device thread only."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.kernels import cpu_beams
+from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
+from engine.types import BeamCandidates, BeamSpec, BoolArray, FloatArray, IntArray
+
+_MOST_CONSTRAINTS = 1024  # of recent requests, kept from step to step
+
+
+class Constraints:
+    """What the beams of recent requests may continue with, in the memory of the device."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._made: OrderedDict[tuple[str, tuple[int, ...]], BeamConstraint] = OrderedDict()
+
+    def of(self, spec: BeamSpec) -> BeamConstraint | None:
+        params = spec.params
+        if params.allowed_token_ids is None and not params.logit_bias and not spec.held_back:
+            return None
+        key = (spec.request_id, spec.held_back)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = BeamConstraint(
+                self._vocab_size,
+                self._device,
+                allowed_token_ids=params.allowed_token_ids,
+                logit_bias=params.logit_bias,
+                forbidden=spec.held_back,
+            )
+            if len(self._made) > _MOST_CONSTRAINTS:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return made
+
+
+def pack(specs: Sequence[BeamSpec], constraints: Constraints) -> PackedGroups:
+    return pack_groups([BeamGroup(len(s.scores), s.num_candidates, constraints.of(s)) for s in specs])
+
+
+def scores_of(specs: Sequence[BeamSpec]) -> FloatArray:
+    """[R] of all groups, one after the other: as their samples are."""
+    return np.concatenate([spec.scores for spec in specs])
+
+
+def unpack(
+    specs: Sequence[BeamSpec], score: FloatArray, row: IntArray, token: IntArray, logprob: FloatArray, bad: BoolArray
+) -> tuple[BeamCandidates, ...]:
+    """The candidates of each group from [G, K] arrays, which are padded with token -1; `bad` is [R]."""
+    first = specs[0].first_sample
+    parts = []
+    for g, spec in enumerate(specs):
+        num = int(np.count_nonzero(token[g] >= 0))
+        begin = spec.first_sample - first
+        spoilt = bool(bad[begin : begin + len(spec.scores)].any())
+        parts.append(BeamCandidates(score[g, :num], row[g, :num], token[g, :num], logprob[g, :num], spoilt))
+    return tuple(parts)
+
+
+class CpuBeams:
+    def __init__(self, vocab_size: int) -> None:
+        self._constraints = Constraints(vocab_size, torch.device("cpu"))
+
+    def candidates(self, logits: torch.Tensor, specs: Sequence[BeamSpec]) -> tuple[BeamCandidates, ...]:
+        """From logits [N, V] of the step's samples, the last R of which are beams'."""
+        rows = logits[specs[0].first_sample :]
+        found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints))
+        return unpack(specs, found.score, found.row, found.token, found.logprob, found.bad)

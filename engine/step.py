@@ -1,0 +1,193 @@
+"""From scheduled chunks to a StepPlan: what each chunk leads to, and whom its result concerns.
+
+Owned by the event-loop thread. A chunk that completes its sequence's tokens ends in a sample, in the candidates of a
+beam, or in the end of a request that wanted only its prompt computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine._C import prepare_batch
+from engine.beams import BeamSearch
+from engine.sampler_rows import SamplerRows
+from engine.sequence import NO_ROW, Group, Sequence
+from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
+
+BlockPairs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions [begin, begin + count) of a sequence, to be computed."""
+
+    sequence: Sequence
+    begin: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """What happens to blocks before the step: (source, destination) pairs."""
+
+    swaps_out: BlockPairs
+    swaps_in: BlockPairs
+    copies: BlockPairs
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A plan and whom it concerns: needed again when its result comes."""
+
+    plan: StepPlan
+    sampled: tuple[Sequence, ...]  # as plan.sample_rows, up to the beams'
+    prompt_ended: tuple[Group, ...]  # whose last prompt token this step computes without sampling (max_tokens 0)
+    prompt_logprobs: tuple[Group, ...]  # as plan.prompt_logprobs
+    beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
+    num_prompt_tokens: int
+    num_preempted: int
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What the chunks of a step lead to: samples, ends of prompts, log-probabilities of prompts."""
+
+    sampled: list[Sequence] = field(default_factory=list)
+    sample_tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    opened: list[RowSpec] = field(default_factory=list)
+    ended: list[Group] = field(default_factory=list)
+    specs: list[PromptLogprobSpec] = field(default_factory=list)
+    spec_groups: list[Group] = field(default_factory=list)
+    beam_tokens: dict[Group, list[int]] = field(default_factory=dict)  # as sample_tokens, of each group's beams
+    num_prompt_tokens: int = 0
+
+
+class StepMaker:
+    def __init__(
+        self, rows: SamplerRows, part_ways: Callable[[Sequence], list[Sequence]], *, prefix_caching: bool
+    ) -> None:
+        """`part_ways` gives the choices of a sequence whose prefill ends: itself, or all of its group."""
+        self._rows = rows
+        self._part_ways = part_ways
+        self._prefix_caching = prefix_caching
+        self._step = 0
+
+    def make(self, chunks: list[Chunk], moves: BlockMoves, num_preempted: int) -> Launch:
+        batch = prepare_batch(
+            [c.sequence.table for c in chunks],
+            [c.sequence.tokens for c in chunks],
+            [c.begin for c in chunks],
+            [c.count for c in chunks],
+            [c.sequence.row for c in chunks],
+        )
+        closing = self._rows.take_closed()
+        outcome = _Outcome()
+        for chunk, start in zip(chunks, batch.query_start.tolist(), strict=False):
+            self._conclude(outcome, chunk, start)
+        self._step += 1
+        beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
+        plan = StepPlan(
+            step=self._step,
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            query_start=batch.query_start,
+            seq_lens=batch.seq_lens,
+            slot_mapping=batch.slot_mapping,
+            block_tables=batch.block_tables,
+            swaps_out=_pairs(moves.swaps_out),
+            swaps_in=_pairs(moves.swaps_in),
+            block_copies=_pairs(moves.copies),
+            close_rows=closing,
+            open_rows=tuple(outcome.opened),
+            sample_tokens=np.asarray(outcome.sample_tokens + beam_tokens, dtype=np.int32),
+            sample_rows=np.asarray([s.row for s in outcome.sampled] + [NO_ROW] * len(beam_tokens), dtype=np.int32),
+            sample_positions=np.asarray(outcome.positions + [0] * len(beam_tokens), dtype=np.int32),
+            num_logprobs=_most_logprobs(outcome),
+            prompt_logprobs=tuple(outcome.specs),
+            beams=_beam_specs(outcome),
+        )
+        return Launch(
+            plan,
+            tuple(outcome.sampled),
+            tuple(outcome.ended),
+            tuple(outcome.spec_groups),
+            tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
+            outcome.num_prompt_tokens,
+            num_preempted,
+        )
+
+    def _conclude(self, outcome: _Outcome, chunk: Chunk, start: int) -> None:
+        """What a chunk, at token `start` of the step, leads to."""
+        sequence, end = chunk.sequence, chunk.begin + chunk.count
+        if chunk.begin < sequence.num_prompt or chunk.count > 1:
+            # Known tokens: whoever comes next may share them. A sampled token is committed when it is known.
+            if self._prefix_caching:
+                sequence.table.commit(sequence.tokens, min(end, len(sequence.tokens)))
+            outcome.num_prompt_tokens += max(0, min(end, sequence.num_prompt) - chunk.begin)
+            if (spec := _prompt_logprobs(chunk, start)) is not None:
+                outcome.specs.append(spec)
+                outcome.spec_groups.append(sequence.group)
+        if end < sequence.planned_len:
+            return
+        last = start + chunk.count - 1
+        if sequence.group.search is not None and sequence.wants_sample:
+            sequence.group.forked = True
+            outcome.beam_tokens.setdefault(sequence.group, []).append(last)
+            return
+        choices = self._part_ways(sequence)
+        if not sequence.wants_sample:
+            outcome.ended.append(sequence.group)
+            return
+        for choice in choices:
+            if choice.row == NO_ROW:
+                outcome.opened.append(self._rows.open(choice))
+            outcome.sampled.append(choice)
+            outcome.sample_tokens.append(last)
+            outcome.positions.append(choice.planned_len)
+            choice.note_sampling()
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
+    return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
+
+
+def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
+    specs = []
+    first = len(outcome.sample_tokens)
+    for group, tokens in outcome.beam_tokens.items():
+        search = group.search
+        assert search is not None and len(tokens) == len(search.running)
+        held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
+        specs.append(
+            BeamSpec(group.request.id, group.request.params, first, search.scores, search.num_candidates, held_back)
+        )
+        first += len(tokens)
+    return tuple(specs)
+
+
+def _prompt_logprobs(chunk: Chunk, start: int) -> PromptLogprobSpec | None:
+    """What this chunk can tell of the prompt: position p gives the log-probability of token p + 1.
+
+    A recomputed chunk does not tell again what is known (`done` entries, the first being None).
+    """
+    sequence, group = chunk.sequence, chunk.sequence.group
+    top = group.request.params.prompt_logprobs
+    if top is None or sequence.choice != 0:
+        return None
+    first = max(chunk.begin, group.prompt_logprobs_planned)
+    last = min(chunk.begin + chunk.count, sequence.num_prompt - 1)
+    if first >= last:
+        return None
+    group.prompt_logprobs_planned = last
+    targets = np.asarray(group.request.prompt_token_ids[first + 1 : last + 1], dtype=np.int32)
+    return PromptLogprobSpec(group.request.id, start + first - chunk.begin, targets, top)
+
+
+def _most_logprobs(outcome: _Outcome) -> int | None:
+    groups = [*(sequence.group for sequence in outcome.sampled), *outcome.beam_tokens]
+    wanted = [group.request.params.logprobs for group in groups]
+    return max((w for w in wanted if w is not None), default=None)

@@ -1,0 +1,43 @@
+"""What an answer tells of its parent and of its lease: `continuation` and `retained`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.types import Delta, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one engine request has to tell, beside its choices."""
+
+    leased: bool = False  # a lease was asked for
+
+    def continuation(self, opening: Delta) -> dict[str, Any]:
+        """`opening` is the first delivery."""
+        taken = opening.inheritance
+        if taken is None:
+            return {}
+        told = {
+            "parent": taken.parent,
+            "at": taken.at,
+            "inherited_tokens": taken.inherited_tokens,
+            "computed_tokens": taken.computed_tokens,
+            "source": taken.source,
+        }
+        return {"continuation": told}
+
+    def retained(self, ending: Delta) -> dict[str, Any]:
+        """`ending` is the last delivery."""
+        if not self.leased:
+            return {}
+        lease = ending.retained
+        if lease is None:
+            return {"retained": None, "retained_reason": ending.retention_lost}
+        told = {"id": lease.id, "expires_at": int(lease.expires_at), "tokens": lease.tokens, "blocks": lease.blocks}
+        return {"retained": told}
+
+
+def report_of(request: Request) -> Report:
+    return Report(leased=request.retain is not None)

@@ -1,0 +1,72 @@
+"""The examples of docs/continuation.md, run as they are written, give the answers that are written under them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_end_to_end import Server
+
+PAGE = Path(__file__).parent.parent / "docs" / "continuation.md"
+SAMPLED = {"text", "content"}  # roundings, and so a near tie, may differ from one instruction set to another
+
+
+def examples() -> list[tuple[str, Any]]:
+    """The commands of the page that need a running server, each with the answer under it, if there is one."""
+    found: list[tuple[str, Any]] = []
+    for language, block in re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE):
+        if language == "json":
+            found[-1] = (found[-1][0], json.loads(block))
+        elif "bequest serve" not in block:
+            found.append((block, None))
+    return found
+
+
+def answers_to(command: str, url: str) -> list[Any]:
+    """The JSON objects that a command prints."""
+    script = command.replace("http://127.0.0.1:8000", url)
+    printed = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    decoder, answers = json.JSONDecoder(), []
+    while printed := printed.lstrip():
+        answer, end = decoder.raw_decode(printed)
+        answers.append(answer)
+        printed = printed[end:]
+    return answers
+
+
+def differences(written: Any, got: Any, path: str = "") -> list[str]:
+    """Where `got` does not hold what is written. Fields may be missing from what is written; … stands for anything."""
+    if written == "…" or (path.rpartition(".")[2] in SAMPLED and isinstance(got, str)):
+        return []
+    if isinstance(written, dict) and isinstance(got, dict):
+        return [line for key in written for line in differences(written[key], got.get(key), f"{path}.{key}")]
+    if isinstance(written, list) and isinstance(got, list) and len(written) == len(got):
+        pairs = enumerate(zip(written, got, strict=True))
+        return [line for i, (one, other) in pairs for line in differences(one, other, f"{path}[{i}]")]
+    return [] if written == got else [f"{path}: written {written!r}, got {got!r}"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
+def test_the_examples() -> None:
+    server = Server("--kv-cache-gb", "0.5")
+    try:
+        for command, written in examples():
+            answers = answers_to(command, server.url)
+            assert answers and not any("error" in answer and answer["error"] for answer in answers), (command, answers)
+            if written is not None:
+                assert not (wrong := differences(written, answers[-1])), f"{command}\n" + "\n".join(wrong)
+    finally:
+        server.stop()
+
+
+def test_the_comparison_can_fail() -> None:
+    got = {"a": 1, "text": "one", "list": [{"b": 2}]}
+    assert not differences({"a": 1, "text": "two", "list": [{"b": "…"}]}, got)
+    assert differences({"a": 2}, got) and differences({"c": 1}, got) and differences({"list": []}, got)
+    assert differences({"list": [{"b": 3}]}, got) == [".list[0].b: written 3, got 2"]
