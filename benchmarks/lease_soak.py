@@ -46,7 +46,7 @@ class Lease:
     id: str
     tokens: list[int]
     computed: int
-    until: float  # on time.monotonic: before it the lease must be good
+    until: float  # on time.monotonic: an answer that comes before it must find the lease good
 
 
 @dataclass
@@ -114,11 +114,12 @@ class Client:
         if self.leases:
             lease = self.draw.choice(self.leases)
             ttl = self.draw.choice([2, 60, None])
+            began = time.monotonic()
             async with self.session.patch(f"{self.url}/v1/continuations/{lease.id}", json={"ttl": ttl}) as response:
                 if response.status != 200:
                     await self.refused(response, lease)
                     return
-                lease.until = time.monotonic() + (0 if ttl is None else ttl - 1)
+                lease.until = began + (ttl or 0)
                 self.score.seen["prolonged"] += 1
 
     async def delete(self) -> None:
@@ -154,7 +155,7 @@ class Client:
         tokens = answer["choices"][0]["token_ids"]
         self.score.seen["answered"] += 1
         if parent is not None:
-            self.judge_report(answer, prompt, parent, at, began)
+            self.judge_report(answer, prompt, parent, at)
         if len(tokens) != count:
             self.score.fault(f"{len(tokens)} tokens instead of {count}")
         if self.draw.random() < 0.3:
@@ -164,14 +165,14 @@ class Client:
                 self.score.fault(f"a lease was asked for and not granted: {answer.get('retained')}")
                 return
             whole = [*prompt, *tokens]
-            self.leases.append(Lease(answer["id"], whole, len(whole) - 1, time.monotonic() + ttl - 1))
+            self.leases.append(Lease(answer["id"], whole, len(whole) - 1, began + ttl))
 
-    def judge_report(self, answer: dict[str, Any], prompt: list[int], parent: Lease, at: int, began: float) -> None:
+    def judge_report(self, answer: dict[str, Any], prompt: list[int], parent: Lease, at: int) -> None:
         told = answer["continuation"]
         self.score.seen[told["source"]] += 1
         if told["inherited_tokens"] + told["computed_tokens"] != len(prompt):
             self.score.fault(f"{told} does not add up to {len(prompt)}")
-        if began < parent.until and parent in self.leases:
+        if time.monotonic() < parent.until:
             expected = min(at, parent.computed, len(prompt) - 1)
             if told["inherited_tokens"] != expected or told["source"] not in ("blocks", "host"):
                 self.score.fault(f"a lease of {len(parent.tokens)} tokens gave {told}, not {expected}")

@@ -152,7 +152,7 @@ class Line:
         self.sources.append(told.source)
         if guaranteed is not None:
             assert told.inherited_tokens == guaranteed
-            assert told.source in ("blocks", "host") or guaranteed == 0
+            assert told.source in ("blocks", "host")
         else:
             assert told.source != "host"
 
