@@ -172,7 +172,9 @@ class KvCache:
             return None  # every position has to be computed
         table = estate.borrow(self.pool)
         held = len(table) * self.pool.block_size
-        computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held)
+        # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
+        alike = estate.tokens.common_prefix(sequence.tokens)
+        computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held, alike)
         table.truncate(computed)
         computed = self._copyable(table, computed)
         if computed == 0 and len(sequence.tokens) > 1:

@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from engine._C import BlockPool, BlockTable, count_distinct_blocks
+from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.budget import LeaseBudget
 from engine.errors import EngineError, InsufficientRetention
 from engine.records import KeptChoice, Record
@@ -186,7 +186,9 @@ class Leases:
         estate = creditor.choice(request.lineage.choice)
         if estate is None:
             return 0
-        return min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1) // self._pool.block_size
+        alike = estate.tokens.common_prefix(TokenList(request.prompt_token_ids))
+        most = min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1, alike)
+        return most // self._pool.block_size
 
     def _add_holder(self, record: Record) -> None:
         self._holders.add(record)

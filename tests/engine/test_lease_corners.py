@@ -289,3 +289,23 @@ async def test_engines_with_leases_stop_and_die_cleanly() -> None:
                 with suppress(EngineError):
                     await asyncio.wait_for(one, 5)
             assert engine.retention.leases.budget.num_promised == 0
+
+
+@pytest.mark.parametrize("retain", [None, Retain(60)])
+async def test_a_child_inherits_only_the_tokens_it_has_in_common_with_its_parent(retain: Retain | None) -> None:
+    """Its tokens were read off a parent whose choices have changed places since."""
+    async with running(BASE) as (engine, _):
+        first = await ask(engine, request(range(40, 61), params(6), retain=retain))
+        tokens = [*engine.parent("t", first.id).choices[0].token_ids]
+        for differs_at in (0, 7, 8, 20, 26):
+            prompt = [*tokens[:differs_at], 1, *tokens[differs_at + 1 :]]
+            asked = request(prompt, params(5), lineage=Lineage(first.id, 0, len(tokens)), retain=retain)
+            answer = await ask(engine, asked)
+            assert answer.token_ids[0] == expected_tokens(prompt, 5)
+            assert answer.inheritance is not None and answer.inheritance.inherited_tokens <= differs_at
+            if retain is not None:
+                second = await ask(engine, child := child_of(engine, asked.id, [2]))
+                assert second.token_ids[0] == expected_tokens(child.prompt_token_ids, 5)
+                engine.forget("t", asked.id)
+        if retain is not None:
+            engine.forget("t", first.id)
