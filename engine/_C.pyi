@@ -21,10 +21,11 @@ def advise_large_pages(address: int, num_bytes: int) -> None: ...
 def pack_weight(
     weight: int, weight_dtype: int, packed: int, packed_dtype: int, first_row: int, rows: int, in_features: int
 ) -> None: ...
+def pack_quantised(rows: int, bits: int, packed: int, first_row: int, num_rows: int, in_features: int) -> None: ...
 def linear(
     x: int,
     weight: int,
-    weight_dtype: int,
+    format: int,
     bias: int,
     out: int,
     num_tokens: int,
@@ -32,7 +33,7 @@ def linear(
     in_features: int,
 ) -> None: ...
 def gather_rows(
-    ids: int, weight: int, weight_dtype: int, out: int, num_tokens: int, out_features: int, in_features: int
+    ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
 ) -> None: ...
 def rms_norm(x: int, residual: int, weight: int, out: int, num_tokens: int, hidden: int, eps: float) -> None: ...
 def head_rms_norm(

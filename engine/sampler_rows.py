@@ -26,7 +26,8 @@ class SamplerRows:
             choice=sequence.choice,
             prompt_token_ids=request.prompt_token_ids if remembers_prompt else (),
             output_token_ids=tuple(sequence.tokens[sequence.num_prompt :]),
-            eos_token_ids=self._eos if holds_back_eos else (),
+            held_back=self._eos if holds_back_eos else (),
+            end_token_ids=() if params.catalogue is None else self._eos,
         )
 
     def release(self, sequence: Sequence) -> None:

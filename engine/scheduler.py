@@ -141,8 +141,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Launch | None:
         """The next step, or None when nothing can move."""
-        # Running sequences are never held up by the budget: a group of beams steps as a whole.
-        draft = _Draft(now, budget=max(self.limits.max_num_batched_tokens, len(self._running)))
+        draft = _Draft(now, budget=self.limits.max_num_batched_tokens)
         self.cache.begin_plan()
         decoding, prefilling = self._ready()
         self._schedule(draft, decoding)
@@ -248,8 +247,10 @@ class Scheduler:
         return True
 
     def _schedule_beams(self, draft: _Draft, group: Group) -> bool:
-        """Gives every beam of a group its next token, or none."""
+        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself."""
         beams = group.sequences
+        if len(beams) > draft.budget and draft.chunks:
+            return False
         needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
         while not self.cache.make_room(needed):
             draft.short = True
@@ -267,7 +268,7 @@ class Scheduler:
             draft.chunks.append(Chunk(beam, beam.num_computed, 1))
             draft.used.add(beam)
             beam.num_computed += 1
-        draft.budget -= len(beams)
+        draft.budget = max(0, draft.budget - len(beams))
         return True
 
     def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:

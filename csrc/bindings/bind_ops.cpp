@@ -3,6 +3,7 @@
 #include "ops/gather.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
+#include "ops/quantised.h"
 #include "ops/rope.h"
 
 namespace py = pybind11;
@@ -21,18 +22,25 @@ void bind_ops(py::module_& m) {
       },
       Unlocked());
   m.def(
+      "pack_quantised",
+      [](Address rows, int bits, Address packed, int64_t first_row, int64_t num_rows, int64_t in_features) {
+        pack_quantised(
+            {pointer<const uint8_t>(rows), bits, pointer<void>(packed), first_row, num_rows, in_features});
+      },
+      Unlocked());
+  m.def(
       "linear",
-      [](Address x, Address weight, int weight_dtype, Address bias, Address out, int64_t num_tokens,
+      [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
          int64_t out_features, int64_t in_features) {
-        linear({pointer<const float>(x), pointer<const void>(weight), DType(weight_dtype),
+        linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
                 pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features});
       },
       Unlocked());
   m.def(
       "gather_rows",
-      [](Address ids, Address weight, int weight_dtype, Address out, int64_t num_tokens, int64_t out_features,
+      [](Address ids, Address weight, int format, Address out, int64_t num_tokens, int64_t out_features,
          int64_t in_features) {
-        gather_rows({pointer<const int32_t>(ids), pointer<const void>(weight), DType(weight_dtype),
+        gather_rows({pointer<const int32_t>(ids), pointer<const void>(weight), WeightFormat(format),
                      pointer<float>(out), num_tokens, out_features, in_features});
       },
       Unlocked());

@@ -53,6 +53,15 @@ inline VecF load(const BFloat16* p) {
   return (VecF)((VecU)vmovl_u16((uint16x4_t)h) << 16);  // GCC 12 would widen lane by lane
 #endif
 }
+inline VecF load_half(const uint16_t* p) {  // the bits of float16
+#if defined(BEQUEST_ISA_avx512)
+  return (VecF)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p));
+#elif defined(BEQUEST_ISA_avx2)
+  return (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+  return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#endif
+}
 inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }
 inline void store(BFloat16* p, VecF v) {
   const VecU bits = (VecU)v;

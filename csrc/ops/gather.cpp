@@ -2,10 +2,46 @@
 
 #include <string>
 
+#include "core/half.h"
 #include "core/threads.h"
-#include "ops/linear.h"
+#include "ops/quantised.h"
 
 namespace bequest {
+namespace {
+
+template <class T>
+void gather_plain(const GatherParams& p, int64_t id, float* out) {
+  const T* column =
+      static_cast<const T*>(p.weight) + id / kPanelWidth * p.in_features * kPanelWidth + id % kPanelWidth;
+  for (int64_t k = 0; k < p.in_features; ++k) out[k] = to_float(column[k * kPanelWidth]);
+}
+
+template <int Bits>
+void gather_quantised(const GatherParams& p, int64_t id, float* out) {
+  const int64_t groups = p.in_features / kGroup, column = id % kPanelWidth;
+  const auto* panel = static_cast<const QuantisedGroup<Bits>*>(p.weight) + id / kPanelWidth * groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    const float scale = half_to_float(panel[g].scales[column]);
+    const float offset = half_to_float(panel[g].offsets[column]);
+    for (int64_t k = 0; k < kGroup; ++k)
+      out[g * kGroup + k] = scale * static_cast<float>(panel[g].code(k, column)) + offset;
+  }
+}
+
+void gather_row(const GatherParams& p, int64_t id, float* out) {
+  switch (p.format) {
+    case WeightFormat::kF32:
+      return gather_plain<float>(p, id, out);
+    case WeightFormat::kBF16:
+      return gather_plain<BFloat16>(p, id, out);
+    case WeightFormat::kQ4:
+      return gather_quantised<4>(p, id, out);
+    case WeightFormat::kQ8:
+      return gather_quantised<8>(p, id, out);
+  }
+}
+
+}  // namespace
 
 void gather_rows(const GatherParams& p) {
   for (int64_t t = 0; t < p.num_tokens; ++t) {
@@ -13,16 +49,8 @@ void gather_rows(const GatherParams& p) {
       fail("gather_rows: id " + std::to_string(p.ids[t]) + " is outside the " +
            std::to_string(p.out_features) + " rows");
   }
-  dispatch(p.weight_dtype, [&]<class T>() {
-    parallel_for(p.num_tokens, 4, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        const int64_t panel = p.ids[t] / kPanelWidth;
-        const T* column =
-            static_cast<const T*>(p.weight) + panel * p.in_features * kPanelWidth + p.ids[t] % kPanelWidth;
-        float* out = p.out + t * p.in_features;
-        for (int64_t k = 0; k < p.in_features; ++k) out[k] = to_float(column[k * kPanelWidth]);
-      }
-    });
+  parallel_for(p.num_tokens, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) gather_row(p, p.ids[t], p.out + t * p.in_features);
   });
 }
 

@@ -4,14 +4,14 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "ops/linear.h"
 
 namespace bequest {
 
 struct GatherParams {
   const int32_t* ids;  // [T], in [0, N)
   const void* weight;  // [ceil(N / 16), K, 16], see ops/linear.h
-  DType weight_dtype;
+  WeightFormat format;
   float* out;  // [T, K], contiguous
   int64_t num_tokens;
   int64_t out_features;  // N

@@ -1,6 +1,7 @@
 #include "ops/linear.h"
 
 #include "core/isa.h"
+#include "ops/linear_quantised.h"
 
 namespace bequest {
 
@@ -8,6 +9,8 @@ BEQUEST_DECLARE_PER_ISA(void linear(const LinearParams& p))
 
 void linear(const LinearParams& p) {
   check(p.num_tokens >= 0 && p.out_features >= 1 && p.in_features >= 1, "linear: empty weight");
+  if (p.num_tokens == 0) return;
+  if (p.format == WeightFormat::kQ4 || p.format == WeightFormat::kQ8) return linear_quantised(p);
   BEQUEST_DISPATCH_ISA(linear(p));
 }
 

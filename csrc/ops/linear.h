@@ -17,6 +17,9 @@ namespace bequest {
 
 inline constexpr int64_t kPanelWidth = 16;
 
+// How a packed weight is stored; ops/quantised.h has the last two.
+enum class WeightFormat : int { kF32 = 0, kBF16 = 1, kQ4 = 2, kQ8 = 3 };
+
 inline int64_t num_panels(int64_t out_features) { return (out_features + kPanelWidth - 1) / kPanelWidth; }
 
 struct PackParams {
@@ -35,8 +38,8 @@ void pack_weight(const PackParams& p);
 
 struct LinearParams {
   const float* x;      // [T, K], contiguous
-  const void* weight;  // [ceil(N / 16), K, 16]
-  DType weight_dtype;
+  const void* weight;  // [ceil(N / 16), K, 16], or groups of codes
+  WeightFormat format;
   const float* bias;  // [N], or null
   float* out;         // [T, N], contiguous
   int64_t num_tokens;

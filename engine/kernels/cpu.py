@@ -1,6 +1,7 @@
 """Typed functions over the extension: checks of shapes, and no logic.
 
-On the CPU activations are float32; weights are stored in float32 or bfloat16 and multiplied in float32.
+On the CPU activations are float32; weights are stored in float32, bfloat16 or the codes of a quantised file, and
+multiplied in float32.
 All results depend, to the bit, on a token's own row alone: neither the batch around it nor the number of threads
 changes them. Functions release the GIL. Dims: T tokens, H hidden, N outputs, K inputs, I intermediate, NQ / NKV heads,
 D head dim, P positions, S sequences, NB blocks, L layers, BS tokens per block, MB blocks per row, V vocabulary.
@@ -9,7 +10,6 @@ Host arrays (lengths, tables, rows) are int32, numpy or torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,17 @@ import torch
 from torch import Tensor
 
 from engine import _C
+from engine.kernels.cpu_weights import _DTYPE_CODES, PackedWeight
+from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
+from engine.kernels.cpu_weights import pack_quantised as pack_quantised
+from engine.kernels.cpu_weights import pack_weight as pack_weight
+from engine.kernels.cpu_weights import pack_weights as pack_weights
 from engine.types import BoolArray, FloatArray, IntArray, RowSpec
 
 Error = _C.Error
 WITH_CUDA: bool = _C.with_cuda  # whether this build has the CUDA kernels
 
-PANEL_WIDTH = 16
 _F32 = torch.float32
-_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def set_num_threads(n: int) -> None:
@@ -73,52 +76,6 @@ def _check_heads(tensor: Tensor) -> tuple[int, int, int, int]:
 # --- dense layers -------------------------------------------------------------------------------------------------
 
 
-class PackedWeight:
-    """A weight [N, K] in the layout of the matrix kernel: panels of 16 rows, [ceil(N / 16), K, 16], zero padded."""
-
-    __slots__ = ("_address", "_code", "_storage", "dtype", "in_features", "out_features")
-
-    def __init__(self, out_features: int, in_features: int, dtype: torch.dtype) -> None:
-        assert out_features >= 1 and in_features >= 1 and dtype in _DTYPE_CODES, (out_features, in_features, dtype)
-        self.out_features = out_features
-        self.in_features = in_features
-        self.dtype = dtype
-        num_panels = -(-out_features // PANEL_WIDTH)
-        self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
-        self._address = self._storage.data_ptr()
-        _C.advise_large_pages(self._address, self._storage.nbytes)
-        self._storage[-1].zero_()
-        self._code = _DTYPE_CODES[dtype]
-
-    @property
-    def nbytes(self) -> int:
-        return self._storage.nbytes
-
-    def __repr__(self) -> str:
-        return f"PackedWeight([{self.out_features}, {self.in_features}], {self.dtype})"
-
-
-def pack_weight(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
-    """weight [N, K], float32, bfloat16 or float16, as a checkpoint holds it."""
-    return pack_weights([weight], dtype)
-
-
-def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> PackedWeight:
-    """Weights [Ni, K] stacked along N (fused query, key and value; gate and up), without a copy that joins them."""
-    in_features = weights[0].shape[1]
-    packed = PackedWeight(sum(w.shape[0] for w in weights), in_features, dtype)
-    first_row = 0
-    for weight in weights:
-        assert weight.dim() == 2 and weight.shape[1] == in_features and weight.is_cpu, weight.shape
-        assert weight.dtype in (torch.float32, torch.bfloat16, torch.float16), weight.dtype
-        rows = weight.shape[0]
-        dense = (weight.float() if weight.dtype is torch.float16 else weight).contiguous()
-        code = _DTYPE_CODES[dense.dtype]
-        _C.pack_weight(dense.data_ptr(), code, packed._address, packed._code, first_row, rows, in_features)
-        first_row += rows
-    return packed
-
-
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """x [T, K] · weightᵀ + bias [N] → [T, N], float32."""
     num_tokens = x.shape[0]
@@ -132,7 +89,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
     if bias is not None:
         _check_f32(bias, n)
         bias_address = bias.data_ptr()
-    _C.linear(x.data_ptr(), weight._address, weight._code, bias_address, out.data_ptr(), num_tokens, n, k)
+    _C.linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k)
     return out
 
 
@@ -144,7 +101,7 @@ def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
     _C.gather_rows(
         ids.data_ptr(),
         weight._address,
-        weight._code,
+        weight._format,
         out.data_ptr(),
         num_tokens,
         weight.out_features,
@@ -423,7 +380,7 @@ class Sampler:
 
     def open_row(self, spec: RowSpec) -> None:
         params = spec.params
-        held_back = (*spec.eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
+        held_back = (*spec.held_back, *params.stop_token_ids) if params.min_tokens else ()
         self._sampler.open_row(
             spec.row,
             params.temperature,

@@ -53,6 +53,10 @@ class Backend(Protocol):
         """Matrices [N_i, K] stacked along N, as `linear` and `embedding` want them."""
         ...
 
+    def quantised_matrix(self, weights: Sequence[kernels.QuantisedRows]) -> Matrix | None:
+        """The same of matrices in codes of the same width; None where it multiplies none of these."""
+        ...
+
     def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """A bias, or the weight of a norm."""
         ...
@@ -92,6 +96,9 @@ class CpuBackend:
 
     def matrix(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Matrix:
         return kernels.pack_weights(weights, dtype)
+
+    def quantised_matrix(self, weights: Sequence[kernels.QuantisedRows]) -> Matrix | None:
+        return kernels.pack_quantised(weights)
 
     def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         return values.float().clone()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cuda, cuda_attention
+from engine.kernels.cpu_weights import QuantisedRows
 from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected
 
 
@@ -29,6 +30,9 @@ class CudaBackend:
             stacked[begin : begin + weight.shape[0]].copy_(weight, non_blocking=True)
             begin += weight.shape[0]
         return stacked
+
+    def quantised_matrix(self, weights: Sequence[QuantisedRows]) -> Matrix | None:
+        return None
 
     def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         return values.to(self.device, dtype)

@@ -1,9 +1,9 @@
-"""Tensors of a GGUF file under the names of Hugging Face checkpoints, dequantised to float32."""
+"""Tensors of a GGUF file under the names of Hugging Face checkpoints: as float32, or in the codes of the file."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import gguf.quants
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
+from engine.kernels.cpu_weights import QuantisedRows
 from engine.models.config import DecoderConfig
 from engine.models.gguf_file import GGUFFile, GGUFTensor
 from engine.models.registry import find_gguf_variant
@@ -36,6 +37,7 @@ READ_ELSEWHERE = "rope_freqs.weight"  # by gguf_config.py
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
 # to run side by side.
 VALUES_AT_ONCE = 65536
+CODE_BITS: dict[GGMLQuantizationType, Literal[4, 8]] = {GGMLQuantizationType.Q4_1: 4, GGMLQuantizationType.Q8_0: 8}
 UNQUANTISED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.F64)
 
 
@@ -60,12 +62,21 @@ class GGUFSource:
         return self._tensors[name].shape
 
     def load(self, name: str) -> Tensor:
-        tensor = torch.from_numpy(dequantise(self._tensors[name]))
+        return self._in_our_order(name, torch.from_numpy(dequantise(self._tensors[name])))
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        tensor = self._tensors[name]
+        bits = CODE_BITS.get(tensor.type)
+        if bits is None:
+            return None
+        return QuantisedRows(bits, self._in_our_order(name, torch.from_numpy(tensor.packed().copy())))
+
+    def _in_our_order(self, name: str, rows: Tensor) -> Tensor:
         if self._interleaved_rope and ".q_proj." in name:
-            return pair_halves(tensor, self._config.num_heads, self._config.rotary_dim)
+            return pair_halves(rows, self._config.num_heads, self._config.rotary_dim)
         if self._interleaved_rope and ".k_proj." in name:
-            return pair_halves(tensor, self._config.num_kv_heads, self._config.rotary_dim)
-        return tensor
+            return pair_halves(rows, self._config.num_kv_heads, self._config.rotary_dim)
+        return rows
 
 
 def hf_name(name: str) -> str:

@@ -21,6 +21,14 @@ class Loader:
     dtype: torch.dtype
 
     def matrix(self, names: Sequence[str]) -> Matrix:
+        """Stacked along the output. A float32 matrix stays in the codes of a quantised file, which are its values."""
+        if self.dtype is torch.float32:
+            codes = [self.source.load_codes(f"{name}.weight") for name in names]
+            quantised = [part for part in codes if part is not None]
+            if len(quantised) == len(names) and len({part.bits for part in quantised}) == 1:
+                kept = self.backend.quantised_matrix(quantised)
+                if kept is not None:
+                    return kept
         return self.backend.matrix([self.source.load(f"{name}.weight") for name in names], self.dtype)
 
     def vector(self, names: Sequence[str]) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.kernels.cpu_weights import QuantisedRows
 from engine.models.config import DecoderConfig
 from engine.models.weights import WeightSource
 
@@ -69,6 +70,9 @@ class PaddedHeads:
                 return self._pad(tensor.float() * math.sqrt(self._head_dim / self._padded), dim=0)
             case _:
                 return tensor
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        return None
 
     def _pad(self, tensor: Tensor, dim: int) -> Tensor:
         """Zeros behind dimension `dim`."""

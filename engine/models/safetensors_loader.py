@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.kernels.cpu_weights import QuantisedRows
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -49,6 +50,9 @@ class SafetensorsSource:
     def load(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        return None
 
     def _refuse_non_float(self) -> None:
         kinds = {name: part.get_dtype() for name, part in self._slices.items()}

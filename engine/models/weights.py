@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.kernels.cpu_weights import QuantisedRows
 from engine.models.config import DecoderConfig
 
 MOST_NAMED = 10  # tensors that an error lists
@@ -33,6 +34,10 @@ class WeightSource(Protocol):
 
     def load(self, name: str) -> Tensor:
         """The tensor, in any float type; may be a view of the file."""
+        ...
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        """A matrix in the codes of the file, where it is quantised in a way that kernels read; else None."""
         ...
 
 

@@ -44,6 +44,7 @@ class Answer:
     inheritance: Inheritance | None = None
     retained: Retained | None = None
     retention_lost: str | None = None
+    beam_scores: dict[int, float | None] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)  # of choice 0
     num_deltas: int = 0
 
@@ -95,6 +96,7 @@ async def ask(engine: AsyncEngine, asked: Request) -> Answer:
                 tokens[:] = choice.token_ids
             if choice.finish_reason is not None:
                 answer.finish[choice.index] = (choice.finish_reason, choice.stop_reason)
+                answer.beam_scores[choice.index] = choice.beam_score
             if choice.index == 0:
                 answer.logprobs.extend(p.logprob for p in choice.logprobs or ())
         answer.usage = delta.usage

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.types import LogprobArrays, RowSpec, StepPlan, StepResult
+from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
 
 VOCAB = 997
+BEAM_VOCAB = 40  # the first tokens of it: enough for beams to part and meet
 _EMPTY = -7  # a slot nothing was written to
 
 
@@ -28,6 +29,26 @@ def next_token(history: Sequence[int] | np.ndarray, seed: int, choice: int, gree
     state = (int(mixed) ^ key) & (2**64 - 1)
     state = (state ^ (state >> 31)) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
     return (state ^ (state >> 29)) % VOCAB
+
+
+def next_logprobs(history: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Log-probabilities of the beams' vocabulary after `history`: like a model's, and without ties."""
+    seed = next_token(history, 0, 0, greedy=True)
+    values = np.random.default_rng([seed, len(history)]).normal(size=BEAM_VOCAB)
+    return (values - np.log(np.exp(values).sum())).astype(np.float32)
+
+
+def best_continuations(
+    histories: Sequence[np.ndarray] | Sequence[list[int]], scores: np.ndarray, most: int, held_back: Sequence[int]
+) -> BeamCandidates:
+    """The candidates that a runner owes to beams with these histories."""
+    raw = np.stack([next_logprobs(history) for history in histories])  # [R, V]
+    ranked = raw + scores[:, None]
+    ranked[:, list(held_back)] = -np.inf
+    order = np.argsort(-ranked.ravel(), kind="stable")[:most]
+    order = order[np.isfinite(ranked.ravel()[order])]
+    rows, tokens = np.divmod(order, BEAM_VOCAB)
+    return BeamCandidates(ranked.ravel()[order], rows.astype(np.int32), tokens.astype(np.int32), raw.ravel()[order])
 
 
 def expected_tokens(
@@ -86,6 +107,7 @@ class PagedFakeRunner:
             np.asarray(bad, np.bool_),
             None if plan.num_logprobs is None else _fake_logprobs(np.asarray(tokens, np.int32), plan.num_logprobs),
             tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
+            tuple(self._candidates(plan, spec) for spec in plan.beams),
         )
 
     def close(self) -> None:
@@ -106,6 +128,10 @@ class PagedFakeRunner:
         for index, row, position in zip(
             plan.sample_tokens.tolist(), plan.sample_rows.tolist(), plan.sample_positions.tolist(), strict=True
         ):
+            if row < 0:  # a beam's
+                tokens.append(0)
+                bad.append(False)
+                continue
             history = self._history(plan, index)
             assert position == len(history), "a sampled token's position is the number of tokens before it"
             spec = self.rows[row]
@@ -114,6 +140,14 @@ class PagedFakeRunner:
             tokens.append(token)
             bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
         return tokens, bad
+
+    def _candidates(self, plan: StepPlan, spec: BeamSpec) -> BeamCandidates:
+        histories = [
+            self._history(plan, int(plan.sample_tokens[spec.first_sample + row])) for row in range(len(spec.scores))
+        ]
+        if self.bad_prompt_token is not None and any(self.bad_prompt_token in h.tolist() for h in histories):
+            return BeamCandidates(*(np.empty(0, np.float32),) * 4, bad=True)  # type: ignore[arg-type]
+        return best_continuations(histories, spec.scores, spec.num_candidates, spec.held_back)
 
     def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
         sequence = int(np.searchsorted(plan.query_start, token_index, side="right")) - 1

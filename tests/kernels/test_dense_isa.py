@@ -12,6 +12,7 @@ import pytest
 from engine.kernels import cpu as kernels
 
 HERE = Path(__file__).parent
+SUITES = ("dense_linear", "dense_ops", "quantised_linear")
 
 
 def run(instruction_set: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,7 @@ def run(instruction_set: str, *arguments: str) -> subprocess.CompletedProcess[st
 def test_dense_kernels_with_avx2() -> None:
     seen = run("avx2", "-c", "from engine.kernels import cpu as kernels; print(kernels.isa())")
     assert seen.stdout.strip() == "avx2", seen.stderr
-    suite = run("avx2", "-m", "pytest", str(HERE / "test_dense_linear.py"), str(HERE / "test_dense_ops.py"))
+    suite = run("avx2", "-m", "pytest", *(str(HERE / f"test_{name}.py") for name in SUITES))
     assert suite.returncode == 0, suite.stdout
 
 

@@ -16,13 +16,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from engine.errors import ModelError
 from engine.models.gguf_config import parse_gguf_config
 from engine.models.gguf_file import GGUFFile, GGUFTensor
-from engine.models.gguf_loader import dequantise, hf_name, pair_halves
+from engine.models.gguf_loader import GGUFSource, dequantise, hf_name, pair_halves
 from engine.models.load import load_model, open_checkpoint
 from tests.models.paged import PagedSequences
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import LLAMA3, SHAPE
 
-F32, F16, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
+F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
+Q4_1, Q8_0 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
 TOKENS = list(range(3, 40))
 
 
@@ -34,11 +35,25 @@ def assert_same_logits(path: Path, reference: Any) -> None:
     assert (actual - expected).abs().max() / expected.abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("kind", [F32, F16, Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [F32, F16, Q4_1, Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_round_trip(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
     reference = write_tiny_gguf(name, tmp_path / "model.gguf", kind)
     assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+@pytest.mark.parametrize("kind", [Q4_1, Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["llama", "llama-biases-tied-mha-gelu"])
+def test_codes_of_the_file_give_the_bits_of_its_values(
+    name: str, kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_gguf(name, tmp_path / "model.gguf", kind)
+    in_codes = load_model(tmp_path / "model.gguf")
+    monkeypatch.setattr(GGUFSource, "load_codes", lambda source, tensor: None)
+    in_values = load_model(tmp_path / "model.gguf")
+    assert in_codes.weight_bytes < in_values.weight_bytes / 3
+    logits = [PagedSequences(it.model, 1, len(TOKENS)).run(0, TOKENS, chunk=7) for it in (in_codes, in_values)]
+    assert torch.equal(*logits)
 
 
 def test_biases_of_rotated_rows_and_tied_output(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+// float16 as 16 bits, where no vector of it is at hand.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace bequest {
+
+inline float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16;
+  const uint32_t exponent = half >> 10 & 31, mantissa = half & 0x3ffu;
+  if (exponent == 0) {  // a multiple of 2^-24
+    const float value = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
+    return sign ? -value : value;
+  }
+  const uint32_t wide = exponent == 31 ? 255 : exponent + 112;
+  const uint32_t bits = sign | wide << 23 | mantissa << 13;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+}  // namespace bequest

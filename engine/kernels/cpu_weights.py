@@ -1,0 +1,103 @@
+"""Weights in the layouts of the CPU's matrix kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engine import _C
+
+PANEL_WIDTH = 16
+GROUP = 32  # values of a row that share a scale
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+# Codes of the formats in csrc/ops/linear.h, and bytes of a panel's group in csrc/ops/quantised.h.
+_QUANTISED_FORMATS = {4: (2, 320), 8: (3, 576)}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedRows:
+    """A matrix [N, K] as a GGUF file holds it, in groups of 32 values: Q4_1 has codes of 4 bits, Q8_0 of 8."""
+
+    bits: Literal[4, 8]
+    rows: Tensor  # [N, bytes of K / 32 groups] uint8
+
+    @property
+    def in_features(self) -> int:
+        return self.rows.shape[1] // (20 if self.bits == 4 else 34) * GROUP
+
+
+class PackedWeight:
+    """A weight [N, K] in the layout of the matrix kernel: panels of 16 rows, [ceil(N / 16), …], zero padded.
+
+    A panel is [K, 16] of `dtype`; with `bits` it is K / 32 groups of codes of so many bits, whose values are float32.
+    """
+
+    __slots__ = ("_address", "_format", "_storage", "bits", "dtype", "in_features", "out_features")
+
+    def __init__(
+        self, out_features: int, in_features: int, dtype: torch.dtype, bits: Literal[4, 8] | None = None
+    ) -> None:
+        assert out_features >= 1 and in_features >= 1 and dtype in _DTYPE_CODES, (out_features, in_features, dtype)
+        self.out_features = out_features
+        self.in_features = in_features
+        self.dtype = dtype
+        self.bits = bits
+        num_panels = -(-out_features // PANEL_WIDTH)
+        if bits is None:
+            self._format = _DTYPE_CODES[dtype]
+            self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
+        else:
+            assert dtype is torch.float32 and in_features % GROUP == 0, (dtype, in_features)
+            self._format, group_bytes = _QUANTISED_FORMATS[bits]
+            self._storage = torch.empty(num_panels, in_features // GROUP, group_bytes, dtype=torch.uint8)
+        self._address = self._storage.data_ptr()
+        _C.advise_large_pages(self._address, self._storage.nbytes)
+        self._storage[-1].zero_()
+
+    @property
+    def nbytes(self) -> int:
+        return self._storage.nbytes
+
+    def __repr__(self) -> str:
+        stored = str(self.dtype) if self.bits is None else f"codes of {self.bits} bits"
+        return f"PackedWeight([{self.out_features}, {self.in_features}], {stored})"
+
+
+def pack_weight(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
+    """weight [N, K], float32, bfloat16 or float16, as a checkpoint holds it."""
+    return pack_weights([weight], dtype)
+
+
+def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> PackedWeight:
+    """Weights [Ni, K] stacked along N (fused query, key and value; gate and up), without a copy that joins them."""
+    in_features = weights[0].shape[1]
+    packed = PackedWeight(sum(w.shape[0] for w in weights), in_features, dtype)
+    first_row = 0
+    for weight in weights:
+        assert weight.dim() == 2 and weight.shape[1] == in_features and weight.is_cpu, weight.shape
+        assert weight.dtype in (torch.float32, torch.bfloat16, torch.float16), weight.dtype
+        rows = weight.shape[0]
+        dense = (weight.float() if weight.dtype is torch.float16 else weight).contiguous()
+        code = _DTYPE_CODES[dense.dtype]
+        _C.pack_weight(dense.data_ptr(), code, packed._address, packed._format, first_row, rows, in_features)
+        first_row += rows
+    return packed
+
+
+def pack_quantised(weights: Sequence[QuantisedRows]) -> PackedWeight:
+    """Weights [Ni, K] of the same codes stacked along N, kept in these codes: they are the float32 values exactly."""
+    bits, in_features = weights[0].bits, weights[0].in_features
+    packed = PackedWeight(sum(weight.rows.shape[0] for weight in weights), in_features, torch.float32, bits)
+    first_row = 0
+    for weight in weights:
+        assert weight.bits == bits and weight.in_features == in_features, weight
+        assert weight.rows.dtype is torch.uint8 and weight.rows.is_cpu, weight.rows.dtype
+        dense = weight.rows.contiguous()
+        num_rows = dense.shape[0]
+        _C.pack_quantised(dense.data_ptr(), bits, packed._address, first_row, num_rows, in_features)
+        first_row += num_rows
+    return packed
