@@ -21,18 +21,27 @@ def _address(array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def _depth(first_child: IntArray) -> int:
+    """Levels below the root. They stand one after the other: the children of a level's last inner node end the next."""
+    depth, end = 0, 1
+    while (next_end := int(first_child[min(end, first_child.size - 1)])) > end:
+        depth, end = depth + 1, next_end
+    return depth
+
+
 class Catalogue:
     """Items [N, D] int32, padded with -1; an item may be the beginning of another, and may come twice.
 
     Error on an empty item or set, on tokens outside [0, vocab_size) and on tokens behind padding. Releases the GIL.
     """
 
-    __slots__ = ("_tree",)
+    __slots__ = ("_tree", "depth")
 
     def __init__(self, items: IntArray, vocab_size: int, num_threads: int = 1) -> None:
         num_items, width = items.shape
         assert items.dtype == np.int32 and items.flags.c_contiguous, (items.dtype, items.strides)
         self._tree = _C.Catalogue(_address(items), 0, num_items, width, vocab_size, num_threads)
+        self.depth = _depth(self._tree.first_child)  # tokens of the longest item
 
     @classmethod
     def from_ragged(
@@ -45,6 +54,7 @@ class Catalogue:
         catalogue = cls.__new__(cls)
         num_items = offsets.size - 1
         catalogue._tree = _C.Catalogue(_address(tokens), _address(offsets), num_items, 0, vocab_size, num_threads)
+        catalogue.depth = _depth(catalogue._tree.first_child)
         return catalogue
 
     @property

@@ -18,7 +18,7 @@ class SamplerRows:
         request = sequence.group.request
         params = request.params
         remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
-        holds_back_eos = params.min_tokens > 0 and not params.ignore_eos
+        holds_back_eos = params.min_tokens > 0 and params.ends_at_eos
         return RowSpec(
             row=sequence.row,
             params=params,

@@ -41,6 +41,7 @@ class OutputMode(enum.Enum):
 
 
 MAX_BEAM_WIDTH = 1024
+MAX_BEAM_CANDIDATES = 4096  # of one request in one step: see BeamSearch.num_candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """The end of a catalogue's item is always an end: nothing can follow it."""
+        return not self.ignore_eos or self.catalogue is not None
 
 
 @dataclass(frozen=True, slots=True)

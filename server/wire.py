@@ -43,7 +43,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -55,6 +55,13 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     timeout: float | None = None
+
+    use_beam_search: bool = False
+    beam_width: int | None = None
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    catalogue: str | None = None
 
     continuation_of: str | None = None
     continuation_at: int | str | None = None

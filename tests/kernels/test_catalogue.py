@@ -34,7 +34,7 @@ def ragged(items: Sequence[Item], vocab: int, threads: int) -> Catalogue:
 def check_tree(catalogue: Catalogue, items: set[Item]) -> None:
     """Every node, from the root down."""
     prefixes = {item[:n] for item in items for n in range(len(item) + 1)}
-    assert catalogue.num_items == len(items)
+    assert catalogue.num_items == len(items) and catalogue.depth == max(map(len, items))
     nodes = {}
     for prefix in prefixes:
         node = catalogue.walk(prefix)
