@@ -107,3 +107,9 @@ def test_files_stay_short() -> None:
         if path.suffix in (".py", ".h", ".cpp", ".cu") and (lines := len(path.read_text().splitlines())) > 500
     }
     assert not long
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "csrc" / "bindings").glob("*.cpp")), ids=lambda path: path.name)
+def test_objects_are_registered_with_the_gil(path: Path) -> None:
+    """A call_guard on py::init covers pybind11's own bookkeeping too: two threads then corrupt its table of objects."""
+    assert not re.search(r"(\}\)|py::init<[^()]*>\(\)),\s*py::call_guard", path.read_text())
