@@ -17,7 +17,7 @@ import numpy.typing as npt
 from engine.catalogue import Catalogue
 from engine.types import IntArray
 from server.errors import ApiError, invalid
-from server.wire import shorten
+from server.wire import shorten, why_malformed
 
 _ROWS = 1 << 16  # of an array, at once
 _ITEMS = 1 << 12  # of a list, at once
@@ -38,7 +38,7 @@ class CatalogueBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
 
 
-_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError)
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _body_decoder = msgspec.json.Decoder(CatalogueBody)
 _item_decoder = msgspec.json.Decoder(Item)
 
@@ -170,10 +170,8 @@ def _malformed(error: Exception, root: str = "") -> ApiError:
     """`root` is the path of what was decoded: the body itself, or one of its items."""
     subject = root or "The body"
     if not isinstance(error, msgspec.ValidationError):
-        reason = (
-            str(error).removeprefix("JSON is malformed: ") if isinstance(error, msgspec.DecodeError) else "not UTF-8"
-        )
-        return ApiError(400, "invalid_json", f"{subject} is not valid JSON: {reason}.", param=root or None)
+        message = f"{subject} is not valid JSON: {why_malformed(error)}."
+        return ApiError(400, "invalid_json", message, param=root or None)
     what, _, path = str(error).partition(" - at `$")
     where = (root + path.rstrip("`")).removeprefix(".")
     codes = {"missing required": "missing_required_parameter", "unknown field": "unknown_parameter"}

@@ -160,7 +160,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {_why_malformed(error)}.") from None
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {why_malformed(error)}.") from None
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_type", f"The body must be a JSON object, not {describe(value)}.")
     return value
@@ -177,7 +177,7 @@ def convert(fields: dict[str, Any], body: type[Body]) -> Body:
         raise _type_error(str(error), fields) from None
 
 
-def _why_malformed(error: Exception) -> str:
+def why_malformed(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):

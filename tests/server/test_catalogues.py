@@ -192,6 +192,7 @@ async def test_wrong_items_far_into_an_upload(front: Front) -> None:
         (b'[1]\n""', "items[1]", "invalid_value"),
         (b"[300]\n[", "items[0]", "invalid_value"),
         (b"[" * 100_000, "items[0][0]", "invalid_type"),
+        (b'[1]\n{"tokens": [1], "more": ' + b"[" * 100_000, "items[1]", "invalid_json"),
         (b"[1] [2] x", "items[0]", "invalid_json"),
         (b"", "items", "invalid_value"),
         (b"\n \n", "items", "invalid_value"),
@@ -208,6 +209,7 @@ async def test_wrong_lines_are_named(front: Front, body: bytes, param: str, code
     [
         (b"{", None, "invalid_json"),
         (b"[]", None, "invalid_type"),
+        (b'{"name": "x", "items": ' + b"[" * 100_000, None, "invalid_json"),
         (b'{"name": "x"}', None, "missing_required_parameter"),
         (b'{"items": [[1]]}', "name", "missing_required_parameter"),
         (b'{"name": 5, "items": [[1]]}', "name", "invalid_type"),
