@@ -169,28 +169,31 @@ struct RunningRows {
 // alike.
 __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed, const KeyRange* seen,
                                      float cap, RunningRows state, float* shrink) {
-  VecF sums[kMaxScoreRows];
-  for (int r = 0; r < rows; ++r, scores += kKeyTile) {
-    sums[r] = VecF{};
-    shrink[r] = 0.0f;  // the exponent, until all rows have theirs
-    if (seen[r].begin >= seen[r].end) {
-      for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, VecF{});
-      continue;
-    }
+  for (int r = 0; r < rows; ++r) {
     const float before = state.m[r];
-    const float tile_max = mask_scores(scores, computed, seen[r], cap);
+    const bool sees = seen[r].begin < seen[r].end;
+    const float tile_max = sees ? mask_scores(scores + r * kKeyTile, computed, seen[r], cap) : before;
     const float m = tile_max > before ? tile_max : before;
-    for (int j = computed.begin; j < computed.end; j += kLanes) {
-      const VecF weight = exp_nonpositive(load(scores + j) - m);
-      store(scores + j, weight);
-      sums[r] += weight;
-    }
     shrink[r] = m == before ? 0.0f : before - m;  // -inf stays -inf
     state.m[r] = m;
   }
   for (int r = 0; r < rows; r += kLanes) store(shrink + r, exp_nonpositive(load(shrink + r)));
-  for (int r = 0; r < rows; ++r)
-    store(state.lane_d + r * kLanes, load(state.lane_d + r * kLanes) * shrink[r] + sums[r]);
+  for (int r = 0; r < rows; ++r, scores += kKeyTile) {
+    if (seen[r].begin >= seen[r].end) {
+      for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, VecF{});
+      continue;
+    }
+    const VecF m = broadcast(state.m[r]);
+    VecF sum{};
+#pragma GCC unroll 4
+    for (int j = computed.begin; j < computed.end; j += kLanes) {
+      const VecF weight = exp_nonpositive(load(scores + j) - m);
+      store(scores + j, weight);
+      sum += weight;
+    }
+    float* d = state.lane_d + r * kLanes;
+    store(d, load(d) * shrink[r] + sum);
+  }
 }
 
 constexpr int kShrinks = kMaxScoreRows > kLanes ? kMaxScoreRows : kLanes;  // whole vectors
