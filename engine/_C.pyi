@@ -32,6 +32,17 @@ def linear(
     out_features: int,
     in_features: int,
 ) -> None: ...
+def gated_linear(
+    x: int,
+    weight: int,
+    format: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    out_features: int,
+    in_features: int,
+    activation: int,
+) -> None: ...
 def gather_rows(
     ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
 ) -> None: ...

@@ -86,7 +86,12 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
-            SchedulerLimits(config.max_num_seqs, prepared.max_num_batched_tokens, config.enable_prefix_caching),
+            SchedulerLimits(
+                config.max_num_seqs,
+                prepared.max_num_batched_tokens,
+                config.enable_prefix_caching,
+                prepared.max_num_tokens_alone,
+            ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,
             max_records=config.retained_tokens_records,

@@ -33,7 +33,9 @@ class EngineConfig:
     max_model_len: int | None = option(None, "longest prompt plus completion, in tokens; default: the model's own")
     max_num_seqs: int = option(256, "most sequences that run at once")
     max_num_batched_tokens: int | None = option(
-        None, "most tokens in one step, longer prompts are cut into chunks; default: 256 on a CPU"
+        None,
+        "most tokens in one step, longer prompts are cut into chunks; "
+        "default: 2048 on a GPU; on a CPU 256, or 512 while nothing but prompts is computed",
     )
     block_size: int = option(16, "tokens per cache block")
     num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")

@@ -36,6 +36,13 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     prefix_caching: bool
+    max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
+
+    def tokens_of_step(self, streaming: bool) -> int:
+        """The budget of a step, by whether a running sequence is past its prompt."""
+        if streaming or self.max_num_tokens_alone is None:
+            return self.max_num_batched_tokens
+        return self.max_num_tokens_alone
 
 
 @dataclass(slots=True)
@@ -141,7 +148,8 @@ class Scheduler:
 
     def plan(self, now: float) -> Launch | None:
         """The next step, or None when nothing can move."""
-        draft = _Draft(now, budget=self.limits.max_num_batched_tokens)
+        streaming = any(s.num_computed >= s.num_prompt for s in self._running)
+        draft = _Draft(now, budget=self.limits.tokens_of_step(streaming))
         self.cache.begin_plan()
         decoding, prefilling = self._ready()
         self._schedule(draft, decoding)

@@ -138,22 +138,8 @@ void score_few(const float* q, const KeyRows<T>& rows, const KeyRows<T>& next, K
   }
 }
 
-// The mutable part of one row's state in the running split.
-struct RunningRow {
-  float* o;  // [padded_dim]
-  float* m;
-  float* lane_d;  // [kLanes]
-};
-
-// Turns the scores of `computed` (relative, whole vectors) into weights, 0 outside `seen`, and moves the
-// row's state to the new maximum.
-__attribute__((noinline)) void weigh(float* scores, KeyRange computed, KeyRange seen, float cap,
-                                     RunningRow row, int padded_dim) {
-  VecF zero{};
-  if (seen.begin >= seen.end) {
-    for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, zero);
-    return;
-  }
+// The largest score of a row in `computed` (relative, whole vectors), those outside `seen` made -inf.
+inline float mask_scores(float* scores, KeyRange computed, KeyRange seen, float cap) {
   VecI lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   const bool masked = seen.begin > computed.begin || seen.end < computed.end;
@@ -168,23 +154,49 @@ __attribute__((noinline)) void weigh(float* scores, KeyRange computed, KeyRange 
     if (masked || cap > 0) store(scores + j, s);
     best = max(best, s);
   }
-  const float before = *row.m;
-  const float tile_max = largest_lane(best);
-  const float m = tile_max > before ? tile_max : before;
-  VecF sum{};
-  for (int j = computed.begin; j < computed.end; j += kLanes) {
-    const VecF weight = exp_nonpositive(load(scores + j) - m);
-    store(scores + j, weight);
-    sum += weight;
-  }
-  if (m != before) {  // also false for NaN, whose weights are NaN already
-    const VecF shrink = exp_nonpositive(broadcast(before - m));
-    store(row.lane_d, load(row.lane_d) * shrink);
-    for (int d = 0; d < padded_dim; d += kLanes) store(row.o + d, load(row.o + d) * shrink);
-    *row.m = m;
-  }
-  store(row.lane_d, load(row.lane_d) + sum);
+  return largest_lane(best);
 }
+
+// Running maxima and sums of some rows, in one split.
+struct RunningRows {
+  float* m;       // [rows]
+  float* lane_d;  // [rows, kLanes]
+};
+
+// Turns scores [rows, kKeyTile] of `computed` into weights, 0 outside what each row has `seen`, and moves the
+// rows to their new maxima; shrink [rows] is what their earlier weights are to be multiplied by. No branch
+// asks whether a maximum grew, which nobody could predict. One copy of the code, so that all rows round
+// alike.
+__attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed, const KeyRange* seen,
+                                     float cap, RunningRows state, float* shrink) {
+  for (int r = 0; r < rows; ++r) {
+    const float before = state.m[r];
+    const bool sees = seen[r].begin < seen[r].end;
+    const float tile_max = sees ? mask_scores(scores + r * kKeyTile, computed, seen[r], cap) : before;
+    const float m = tile_max > before ? tile_max : before;
+    shrink[r] = m == before ? 0.0f : before - m;  // -inf stays -inf
+    state.m[r] = m;
+  }
+  for (int r = 0; r < rows; r += kLanes) store(shrink + r, exp_nonpositive(load(shrink + r)));
+  for (int r = 0; r < rows; ++r, scores += kKeyTile) {
+    if (seen[r].begin >= seen[r].end) {
+      for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, VecF{});
+      continue;
+    }
+    const VecF m = broadcast(state.m[r]);
+    VecF sum{};
+#pragma GCC unroll 4
+    for (int j = computed.begin; j < computed.end; j += kLanes) {
+      const VecF weight = exp_nonpositive(load(scores + j) - m);
+      store(scores + j, weight);
+      sum += weight;
+    }
+    float* d = state.lane_d + r * kLanes;
+    store(d, load(d) * shrink[r] + sum);
+  }
+}
+
+constexpr int kShrinks = kMaxScoreRows > kLanes ? kMaxScoreRows : kLanes;  // whole vectors
 
 class TileAttention {
  public:
@@ -284,8 +296,14 @@ class TileAttention {
   View view(int first, int count, int tile_begin) const {
     View v;
     v.any = {kKeyTile, 0};
-    for (int r = 0; r < count; ++r) {
-      const KeyRange keys = visible(job_, (first + r) / group_);
+    int token = first / group_, head = first % group_;
+    for (int r = 0; r < count; ++r, ++head) {
+      if (r > 0 && head < group_) {  // the heads of a token see alike
+        v.seen[r] = v.seen[r - 1];
+        continue;
+      }
+      if (head == group_) ++token, head = 0;
+      const KeyRange keys = visible(job_, token);
       const KeyRange seen = intersect({keys.begin - tile_begin, keys.end - tile_begin}, {0, kKeyTile});
       v.seen[r] = seen;
       if (seen.begin >= seen.end) continue;
@@ -296,12 +314,9 @@ class TileAttention {
     return v;
   }
 
-  void weigh_rows(const View& v, int first, int count, StateRows state) {
-    for (int r = 0; r < count; ++r) {
-      const int64_t row = first + r;
-      weigh(scratch_.scores + r * kKeyTile, v.computed, v.seen[r], p_.soft_cap,
-            {state.o + row * padded_dim_, state.m + row, scratch_.lane_d + row * kLanes}, padded_dim_);
-    }
+  void weigh_rows(const View& v, int first, int count, StateRows state, float* shrink) {
+    weigh(scratch_.scores, count, v.computed, v.seen, p_.soft_cap,
+          {state.m + first, scratch_.lane_d + int64_t{first} * kLanes}, shrink);
   }
 
   template <class T>
@@ -310,12 +325,13 @@ class TileAttention {
     const int64_t values = p_.layout.values_after_keys();
     with_rows<kFewRows>(rows_, [&]<int R>() {
       score_few<R>(scratch_.q, rows, next, v.computed, dim_, scratch_.scores);
-      weigh_rows(v, 0, R, state);
+      float shrink[kShrinks];
+      weigh_rows(v, 0, R, state, shrink);
       for (int j = v.any.begin; j < v.any.end; ++j)
         for (int d = 0; d < dim_; d += kLanes) fetch_ahead(next.at[j] + values + d);
-      multiply<R, Start::kAccumulate>(scratch_.scores + v.any.begin, kKeyTile,
-                                      ScatteredRows<T>{rows.at + v.any.begin, values}, state.o, padded_dim_,
-                                      v.any.end - v.any.begin, padded_dim_ / kLanes);
+      multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
+                  ScatteredRows<T>{rows.at + v.any.begin, values}, state.o, padded_dim_,
+                  v.any.end - v.any.begin, padded_dim_ / kLanes);
     });
   }
 
@@ -336,14 +352,15 @@ class TileAttention {
   void attend_block(int first, int tile_begin, StateRows state) {
     const View v = view(first, R, tile_begin);
     if (v.any.begin >= v.any.end) return;
-    multiply<R, Start::kZero>(
-        scratch_.q + int64_t{first} * dim_, dim_, DenseRows{scratch_.keys + v.computed.begin, kKeyTile},
-        scratch_.scores + v.computed.begin, kKeyTile, dim_, (v.computed.end - v.computed.begin) / kLanes);
-    weigh_rows(v, first, R, state);
-    multiply<R, Start::kAccumulate>(
-        scratch_.scores + v.any.begin, kKeyTile,
-        DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
-        state.o + int64_t{first} * padded_dim_, padded_dim_, v.any.end - v.any.begin, padded_dim_ / kLanes);
+    multiply<R>(FromZero{}, scratch_.q + int64_t{first} * dim_, dim_,
+                DenseRows{scratch_.keys + v.computed.begin, kKeyTile}, scratch_.scores + v.computed.begin,
+                kKeyTile, dim_, (v.computed.end - v.computed.begin) / kLanes);
+    float shrink[kShrinks];
+    weigh_rows(v, first, R, state, shrink);
+    multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
+                DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
+                state.o + int64_t{first} * padded_dim_, padded_dim_, v.any.end - v.any.begin,
+                padded_dim_ / kLanes);
   }
 
   const PagedAttentionParams& p_;

@@ -18,7 +18,14 @@ inline constexpr int kColumnBlock = 2;
 inline constexpr int kColumnBlock = 4;
 #endif
 
-enum class Start { kZero, kAccumulate };
+// What a product starts from: nothing, or its old rows, each times a factor of its own.
+struct FromZero {
+  VecF start(const float*, int) const { return VecF{}; }
+};
+struct FromShrunk {
+  const float* factors;  // [R]
+  VecF start(const float* c, int row) const { return load(c) * factors[row]; }
+};
 
 // Calls f.template operator()<rows>() for 1 <= rows <= kMost.
 template <int kMost, class F>
@@ -42,14 +49,13 @@ struct ScatteredRows {
   const T* row(int64_t k) const { return at[k] + offset; }
 };
 
-// c[R, C * kLanes] (+)= a[R, depth] · b[depth, column .. column + C * kLanes).
-template <int R, int C, Start kStart, class Rows>
-inline void multiply_tile(const float* a, int64_t a_stride, Rows b, int64_t column, float* c,
+// c[R, C * kLanes] = from c + a[R, depth] · b[depth, column .. column + C * kLanes).
+template <int R, int C, class From, class Rows>
+inline void multiply_tile(From from, const float* a, int64_t a_stride, Rows b, int64_t column, float* c,
                           int64_t c_stride, int64_t depth) {
   VecF sum[R][C];
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i)
-      sum[r][i] = kStart == Start::kZero ? VecF{} : load(c + r * c_stride + column + i * kLanes);
+    for (int i = 0; i < C; ++i) sum[r][i] = from.start(c + r * c_stride + column + i * kLanes, r);
   for (int64_t k = 0; k < depth; ++k) {
     VecF row[C];
     for (int i = 0; i < C; ++i) row[i] = load(b.row(k) + column + i * kLanes);
@@ -62,21 +68,21 @@ inline void multiply_tile(const float* a, int64_t a_stride, Rows b, int64_t colu
     for (int i = 0; i < C; ++i) store(c + r * c_stride + column + i * kLanes, sum[r][i]);
 }
 
-// c[R, vectors * kLanes] (+)= a[R, depth] · b[depth, vectors * kLanes].
-template <int R, Start kStart, class Rows>
-inline void multiply(const float* a, int64_t a_stride, Rows b, float* c, int64_t c_stride, int64_t depth,
-                     int vectors) {
+// c[R, vectors * kLanes] = from c + a[R, depth] · b[depth, vectors * kLanes].
+template <int R, class From, class Rows>
+inline void multiply(From from, const float* a, int64_t a_stride, Rows b, float* c, int64_t c_stride,
+                     int64_t depth, int vectors) {
   constexpr int kWide = R <= kRowBlock ? kColumnBlock : kColumnBlock / 2;
   int v = 0;
   for (; v + kWide <= vectors; v += kWide)
-    multiply_tile<R, kWide, kStart>(a, a_stride, b, v * kLanes, c, c_stride, depth);
-  for (; v < vectors; ++v) multiply_tile<R, 1, kStart>(a, a_stride, b, v * kLanes, c, c_stride, depth);
+    multiply_tile<R, kWide>(from, a, a_stride, b, v * kLanes, c, c_stride, depth);
+  for (; v < vectors; ++v) multiply_tile<R, 1>(from, a, a_stride, b, v * kLanes, c, c_stride, depth);
 }
 
 // e^x for x <= 0, to about 1 ulp; 0 below -87.3; NaN is kept, so a broken row shows.
 inline VecF exp_nonpositive(VecF x) {
   const VecF lowest = broadcast(-87.3365f);
-  const VecF clamped = x < lowest ? lowest : x;
+  const VecF clamped = max(lowest, x);
   const VecF shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   const VecF shifted = clamped * 1.44269504f + shift;
   const VecF n = shifted - shift;

@@ -37,6 +37,15 @@ void bind_ops(py::module_& m) {
       },
       Unlocked());
   m.def(
+      "gated_linear",
+      [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
+         int64_t out_features, int64_t in_features, int activation) {
+        linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
+                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features, true,
+                Activation(activation)});
+      },
+      Unlocked());
+  m.def(
       "gather_rows",
       [](Address ids, Address weight, int format, Address out, int64_t num_tokens, int64_t out_features,
          int64_t in_features) {

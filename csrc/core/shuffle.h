@@ -37,11 +37,19 @@ inline void transpose(VecF (&rows)[kLanes]) {
 
 // The largest lane, in log2(kLanes) steps.
 inline float largest_lane(VecF v) {
+#if defined(BEQUEST_ISA_avx512)
+  v = max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
+#else
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
 }
 
 }  // namespace bequest::BEQUEST_ISA

@@ -73,7 +73,16 @@ inline void store(BFloat16* p, VecF v) {
 }
 
 inline VecF broadcast(float x) { return x - VecF{}; }
-inline VecF max(VecF a, VecF b) { return a > b ? a : b; }
+// a > b ? a : b, so b where one is NaN.
+inline VecF max(VecF a, VecF b) {
+#if defined(BEQUEST_ISA_avx512)
+  return (VecF)_mm512_maskz_max_ps(0xffff, a, b);  // GCC 12 would compare and blend
+#elif defined(BEQUEST_ISA_avx2)
+  return (VecF)_mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 inline VecF min(VecF a, VecF b) { return a < b ? a : b; }
 
 // In halves, so that the chain of dependent operations is short.

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/activation.h"
 
 namespace bequest {
 
@@ -45,9 +46,13 @@ struct LinearParams {
   int64_t num_tokens;
   int64_t out_features;  // N
   int64_t in_features;   // K
+  // The first half of the columns are a gate, the others what it lets through, and only f(gate) * up is
+  // written: out is [T, N / 2].
+  bool gated = false;
+  Activation activation = Activation::kSilu;
 };
 
-// REQUIRES: N >= 1, K >= 1; out overlaps nothing else.
+// REQUIRES: N >= 1, K >= 1; out overlaps nothing else. A gated product is over codes, and 32 divides N.
 void linear(const LinearParams& p);
 
 }  // namespace bequest

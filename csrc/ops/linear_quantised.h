@@ -10,7 +10,8 @@ namespace bequest {
 // REQUIRES: a format of codes, 32 divides K, T >= 1; otherwise as linear().
 void linear_quantised(const LinearParams& p);
 
-// Rows × panels that one thread multiplies.
+// Rows × panels that one thread multiplies; of a gated product the panels of the gate, and as many of the
+// other half.
 struct QuantisedItem {
   int64_t row_begin, row_end;
   int64_t panel_begin, panel_end;

@@ -2,6 +2,7 @@
 // once, in L2, and all tiles of rows pass over it.
 #include "ops/linear_quantised.h"
 
+#include "ops/activation_functions.h"
 #include "ops/linear_tiles.h"
 #include "ops/quantised.h"
 
@@ -16,9 +17,13 @@ struct Strip {
   int64_t panels;  // the numbers of panels in wide tiles divide it
   int64_t depth;   // values of k, at most
 
-  explicit Strip(int64_t num_tokens)
-      : panels(num_tokens > 64 ? 6 : 3), depth(num_tokens > 64 ? kDepth : 128) {}
+  explicit Strip(const LinearParams& p)
+      : panels(p.num_tokens > 64 || p.gated ? 6 : 3), depth(p.num_tokens > 64 ? kDepth : 128) {}
+
+  // A pass is a whole number of groups and may be one longer than the depth.
+  int64_t floats() const { return panels * (depth + kGroup) * kPanelWidth; }
 };
+constexpr int64_t kMostGated = 3;  // panels of a gate at a time, here and where rows are few
 
 // Rows that read codes, and panels at once for so many: registers hold their sums, scales, offsets and words.
 #if defined(BEQUEST_ISA_avx512)
@@ -140,42 +145,107 @@ void with_rows(int64_t rows, F f) {
   f.template operator()<Most>();
 }
 
-TileOperands operands(const LinearParams& p, int64_t row, int64_t panel, Span k) {
+// Some columns of the product: where their weights are and where their sums go. Plain ones are columns of the
+// output.
+struct PlainColumns {
+  static constexpr int kHalves = 1;
+  const LinearParams& p;
+  int64_t first_panel;
+  int64_t panels;  // of a half
+
+  PlainColumns(const LinearParams& params, int64_t first, int64_t count, Span, float*)
+      : p(params), first_panel(first), panels(count) {}
+
+  int64_t panel(int) const { return first_panel; }  // the first of a half
+  int64_t columns() const { return p.out_features - first_panel * kPanelWidth; }
+  float* sums(int64_t row) const { return p.out + row * p.out_features + first_panel * kPanelWidth; }
+  int64_t stride() const { return p.out_features; }
+  const float* bias() const { return p.bias ? p.bias + first_panel * kPanelWidth : nullptr; }
+  void finish(Span) const {}
+};
+
+// Gated ones are some of the gate, then as many of the other half; their sums stay in L2.
+template <class F>
+struct GatedColumns {
+  static constexpr int kHalves = 2;
+  const LinearParams& p;
+  int64_t first_panel;
+  int64_t panels;
+  Span rows;  // of the sums
+  float* scratch;
+  float both_biases[2 * kMostGated * kPanelWidth];
+
+  GatedColumns(const LinearParams& params, int64_t first, int64_t count, Span span, float* memory)
+      : p(params), first_panel(first), panels(count), rows(span), scratch(memory) {
+    if (!p.bias) return;
+    for (int half = 0; half < 2; ++half)
+      std::memcpy(both_biases + half * panels * kPanelWidth, p.bias + panel(half) * kPanelWidth,
+                  panels * kPanelWidth * sizeof(float));
+  }
+
+  int64_t panel(int half) const { return first_panel + half * (p.out_features / (2 * kPanelWidth)); }
+  int64_t columns() const { return 2 * panels * kPanelWidth; }
+  float* sums(int64_t row) const { return scratch + (row - rows.begin) * stride(); }
+  int64_t stride() const { return 2 * panels * kPanelWidth; }
+  const float* bias() const { return p.bias ? both_biases : nullptr; }
+  void finish(Span done) const {
+    const int64_t width = panels * kPanelWidth;
+    for (int64_t row = done.begin; row < done.end; ++row)
+      gate_row<F>(sums(row), sums(row) + width,
+                  p.out + row * (p.out_features / 2) + first_panel * kPanelWidth, width);
+  }
+};
+
+// What is multiplied for panel `j` of some columns, both halves counted.
+template <class Columns>
+TileOperands operands(const Columns& at, int64_t row, int64_t j, Span k) {
+  const LinearParams& p = at.p;
   return {.x = p.x + row * p.in_features + k.begin,
           .x_stride = p.in_features,
           .depth = k.end - k.begin,
           .resumes = k.begin > 0,
-          .bias = p.bias && k.end == p.in_features ? p.bias + panel * kPanelWidth : nullptr,
-          .c = p.out + row * p.out_features + panel * kPanelWidth,
-          .c_stride = p.out_features};
+          .bias = at.bias() && k.end == p.in_features ? at.bias() + j * kPanelWidth : nullptr,
+          .c = at.sums(row) + j * kPanelWidth,
+          .c_stride = at.stride()};
 }
 
-// Panels [j, end) in blocks of P, the last ones fewer; f<P>(j, whole): whether all columns are there.
+// Panels [j, end) in blocks of P, the last ones fewer; f<P>(j, whole): whether all of its columns are there.
 template <int P, class F>
-void each_block(const LinearParams& p, int64_t j, int64_t end, F f) {
+void each_block(int64_t columns, int64_t j, int64_t end, F f) {
   for (; j + P <= end; j += P) {
-    if ((j + P) * kPanelWidth > p.out_features) break;
+    if ((j + P) * kPanelWidth > columns) break;
     f.template operator()<P>(j, true);
   }
   if constexpr (P > 1) {
-    if (j < end) each_block<P - 1>(p, j, end, f);
+    if (j < end) each_block<P - 1>(columns, j, end, f);
   } else if (j < end) {
     f.template operator()<1>(j, false);
   }
 }
 
-template <int Bits>
-void multiply_few(const LinearParams& p, const QuantisedItem& item) {
+template <int Bits, class Columns>
+void multiply_few(const LinearParams& p, const QuantisedItem& item, float* scratch) {
   const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
   const int64_t per_panel = p.in_features / kGroup;
-  with_rows<kFewRows>(item.row_end - item.row_begin, [&]<int R>() {
-    each_block<few_panels(R)>(p, item.panel_begin, item.panel_end, [&]<int P>(int64_t j, bool whole) {
-      const TileOperands t = operands(p, item.row_begin, j, {0, p.in_features});
-      const auto multiply = [&](const TileOperands& at) {
-        multiply_codes<R, P, Bits>(at, groups + j * per_panel);
-      };
-      whole ? multiply(t) : multiply_edge<R>(t, p.out_features - j * kPanelWidth, multiply);
-    });
+  const Span rows{item.row_begin, item.row_end};
+  with_rows<kFewRows>(rows.end - rows.begin, [&]<int R>() {
+    constexpr int kMost = few_panels(R);
+    const int64_t step = Columns::kHalves == 2 ? kMost : item.panel_end - item.panel_begin;
+    for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += step) {
+      const int64_t count = begin + step < item.panel_end ? step : item.panel_end - begin;
+      const Columns at(p, begin, count, rows, scratch);
+      for (int half = 0; half < Columns::kHalves; ++half) {
+        const auto* first = groups + (at.panel(half) - half * count) * per_panel;
+        each_block<kMost>(at.columns(), half * count, (half + 1) * count, [&]<int P>(int64_t j, bool whole) {
+          const TileOperands t = operands(at, rows.begin, j, {0, p.in_features});
+          const auto multiply = [&](const TileOperands& to) {
+            multiply_codes<R, P, Bits>(to, first + j * per_panel);
+          };
+          whole ? multiply(t) : multiply_edge<R>(t, at.columns() - j * kPanelWidth, multiply);
+        });
+      }
+      at.finish(rows);
+    }
   });
 }
 
@@ -195,65 +265,79 @@ void expand(const QuantisedGroup<Bits>* groups, int64_t count, float* to) {
   }
 }
 
-// All tiles of rows over panels [begin, end), whose weights are `strip`.
-void multiply_strip(const LinearParams& p, const QuantisedItem& item, int64_t begin, int64_t end, Span k,
-                    const float* strip) {
+// All tiles of rows over some columns, whose weights are `strip`.
+template <class Columns>
+void multiply_strip(const Columns& at, const QuantisedItem& item, Span k, const float* strip) {
   const PlainPanel<float> weight{strip, (k.end - k.begin) * kPanelWidth};
   const int64_t rows = item.row_end - item.row_begin;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const Span span = part_of(rows, tiles, tile);
+    const int64_t row = item.row_begin + span.begin;
     with_rows<kTileRows>(span.end - span.begin, [&]<int R>() {
-      each_block<tile_panels(R)>(p, begin, end, [&]<int P>(int64_t j, bool whole) {
-        const TileOperands t = operands(p, item.row_begin + span.begin, j, k);
-        const auto panel = weight.next(j - begin);
-        const auto multiply = [&](const TileOperands& at) {
-          multiply_tile<R, P>(at, panel, {panel.address(), 0});
-        };
-        whole ? multiply(t) : multiply_edge<R>(t, p.out_features - j * kPanelWidth, multiply);
-      });
+      each_block<tile_panels(R)>(
+          at.columns(), 0, Columns::kHalves * at.panels, [&]<int P>(int64_t j, bool whole) {
+            const TileOperands t = operands(at, row, j, k);
+            const auto panel = weight.next(j);
+            const auto multiply = [&](const TileOperands& to) {
+              multiply_tile<R, P>(to, panel, {panel.address(), 0});
+            };
+            whole ? multiply(t) : multiply_edge<R>(t, at.columns() - j * kPanelWidth, multiply);
+          });
     });
+    if (k.end == at.p.in_features) at.finish({row, item.row_begin + span.end});
   }
 }
 
-template <int Bits>
+template <int Bits, class Columns>
 void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scratch) {
   const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
   const int64_t per_panel = p.in_features / kGroup;
-  const Strip strip(p.num_tokens);
+  const Strip strip(p);
+  const int64_t step = strip.panels / Columns::kHalves;
   const int64_t passes = (p.in_features + strip.depth - 1) / strip.depth;
-  for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += strip.panels) {
-    const int64_t end = begin + strip.panels < item.panel_end ? begin + strip.panels : item.panel_end;
+  for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += step) {
+    const int64_t count = begin + step < item.panel_end ? step : item.panel_end - begin;
+    const Columns at(p, begin, count, {item.row_begin, item.row_end}, scratch + strip.floats());
     for (int64_t i = 0; i < passes; ++i) {
       const Span g = part_of(per_panel, passes, i);
       const Span k{g.begin * kGroup, g.end * kGroup};
-      for (int64_t j = begin; j < end; ++j)
-        expand<Bits>(groups + j * per_panel + g.begin, g.end - g.begin,
-                     scratch + (j - begin) * (k.end - k.begin) * kPanelWidth);
-      multiply_strip(p, item, begin, end, k, scratch);
+      float* to = scratch;
+      for (int half = 0; half < Columns::kHalves; ++half)
+        for (int64_t j = 0; j < count; ++j, to += (k.end - k.begin) * kPanelWidth)
+          expand<Bits>(groups + (at.panel(half) + j) * per_panel + g.begin, g.end - g.begin, to);
+      multiply_strip(at, item, k, scratch);
     }
+  }
+}
+
+template <class Columns>
+void multiply_columns(const LinearParams& p, const QuantisedItem& item, float* scratch) {
+  const bool few = p.num_tokens <= kFewRows;
+  if (p.format == WeightFormat::kQ4) {
+    few ? multiply_few<4, Columns>(p, item, scratch) : multiply_many<4, Columns>(p, item, scratch);
+  } else {
+    few ? multiply_few<8, Columns>(p, item, scratch) : multiply_many<8, Columns>(p, item, scratch);
   }
 }
 
 }  // namespace
 
 QuantisedCut quantised_cut(const LinearParams& p) {
+  const auto sums = [&](int64_t rows) { return p.gated ? rows * 2 * kMostGated * kPanelWidth : 0; };
   if (p.num_tokens <= kFewRows)
-    return {.rows = kFewRows, .panels = few_panels(static_cast<int>(p.num_tokens)), .scratch_bytes = 0};
-  const Strip strip(p.num_tokens);
+    return {.rows = kFewRows,
+            .panels = few_panels(static_cast<int>(p.num_tokens)),
+            .scratch_bytes = sums(kFewRows) * int64_t{sizeof(float)}};
+  const Strip strip(p);
   return {.rows = kBlockRows,
-          .panels = strip.panels,
-          // A pass is a whole number of groups and may be one longer than the depth.
-          .scratch_bytes = strip.panels * (strip.depth + kGroup) * kPanelWidth * int64_t{sizeof(float)}};
+          .panels = p.gated ? strip.panels / 2 : strip.panels,
+          .scratch_bytes = (strip.floats() + sums(kBlockRows)) * int64_t{sizeof(float)}};
 }
 
 void multiply_quantised(const LinearParams& p, const QuantisedItem& item, float* scratch) {
-  const bool few = p.num_tokens <= kFewRows;
-  if (p.format == WeightFormat::kQ4) {
-    few ? multiply_few<4>(p, item) : multiply_many<4>(p, item, scratch);
-  } else {
-    few ? multiply_few<8>(p, item) : multiply_many<8>(p, item, scratch);
-  }
+  if (!p.gated) return multiply_columns<PlainColumns>(p, item, scratch);
+  with_activation(p.activation, [&]<class F>() { multiply_columns<GatedColumns<F>>(p, item, scratch); });
 }
 
 }  // namespace bequest::BEQUEST_ISA

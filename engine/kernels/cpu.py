@@ -41,6 +41,11 @@ def keep_freed_memory() -> None:
     _C.keep_freed_memory()
 
 
+def advise_large_pages(tensor: Tensor) -> None:
+    """Asks the system for large pages where nothing of the tensor has been written yet."""
+    _C.advise_large_pages(tensor.data_ptr(), tensor.nbytes)
+
+
 def num_threads() -> int:
     return _C.num_threads()
 
@@ -90,6 +95,29 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
         _check_f32(bias, n)
         bias_address = bias.data_ptr()
     _C.linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k)
+    return out
+
+
+_SILU, _GELU_ERF, _GELU_TANH = 0, 1, 2  # as in csrc/ops/activation.h
+_ACTIVATIONS = {"silu": _SILU, "gelu": _GELU_ERF, "gelu_tanh": _GELU_TANH}
+
+
+def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
+    """f(x · gateᵀ) * (x · upᵀ): x [T, K], weight [2 I, K] of the gate's rows, then the up's, bias [2 I] → [T, I].
+
+    To the bit what `linear` and the gated activation give; the weight must be one that can (`can_gate`).
+    """
+    num_tokens = x.shape[0]
+    n, k = weight.out_features, weight.in_features
+    _check_f32(x, num_tokens, k)
+    assert weight.can_gate, weight
+    out = torch.empty(num_tokens, n // 2)
+    bias_address = 0
+    if bias is not None:
+        _check_f32(bias, n)
+        bias_address = bias.data_ptr()
+    code = _ACTIVATIONS[activation]
+    _C.gated_linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k, code)
     return out
 
 
@@ -168,9 +196,6 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         head_dim,
         rotary_dim,
     )
-
-
-_SILU, _GELU_ERF, _GELU_TANH = 0, 1, 2  # as in csrc/ops/activation.h
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -59,6 +59,11 @@ class PackedWeight:
         self._storage[-1].zero_()
 
     @property
+    def can_gate(self) -> bool:
+        """Whether `gated_linear` takes it."""
+        return self.bits is not None and self.out_features % (2 * PANEL_WIDTH) == 0
+
+    @property
     def nbytes(self) -> int:
         return self._storage.nbytes
 

@@ -81,8 +81,8 @@ class Backend(Protocol):
         """[T, NQ, D] → [T, NQ, D]"""
         ...
 
-    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """[T, 2 I] → [T, I]"""
+    def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        """[T, K] → [T, I]: the product with gate and up [2 I, K], and the activation of the one times the other."""
         ...
 
 
@@ -127,7 +127,10 @@ class CpuBackend:
     def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
         return kernels.paged_attention(q, kv_cache, layer, work, scale)
 
-    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        if weight.can_gate:
+            return kernels.gated_linear(x, weight, activation, bias)
+        gate_up = kernels.linear(x, weight, bias)
         if activation == "silu":
             return kernels.silu_mul(gate_up)
         return kernels.gelu_mul(gate_up, tanh=activation == "gelu_tanh")

@@ -11,6 +11,14 @@ from engine.models.backend import AttentionWork
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRows:
+    """R of a step's T tokens: those whose hidden states somebody reads."""
+
+    rows: Tensor  # [R] int64, in [0, T), ascending
+    attention: AttentionWork  # of these queries alone, with the window of the last layer
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInput:
     """T tokens of any number of sequences; rows do not see each other but through the cache."""
 
@@ -22,3 +30,4 @@ class ModelInput:
     last_tokens: Tensor | None = (
         None  # [rows] int32: an input id of -(row + 1) means the last token of that sampler row
     )
+    read: ReadRows | None = None  # None: every row is

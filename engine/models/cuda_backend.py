@@ -61,7 +61,8 @@ class CudaBackend:
     def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
         return cuda_attention.paged_attention(q, kv_cache, layer, work, scale)
 
-    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        gate_up = cuda.linear(x, weight, bias)
         if activation == "silu":
             return cuda.silu_mul(gate_up)
         return cuda.gelu_mul(gate_up, tanh=activation == "gelu_tanh")

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.models.backend import HeadNorm, Projected
-from engine.models.batch import ModelInput
+from engine.models.batch import ModelInput, ReadRows
 from engine.models.config import DecoderConfig
 from engine.models.layers import Embedding, Linear, Loader, RMSNorm
 from engine.models.rope import cos_sin_table
@@ -39,14 +39,15 @@ class Attention:
             q_weight, k_weight = (loader.vector([f"{prefix}{name}_norm.weight"]) for name in ("q", "k"))
             self.norm = HeadNorm(q_weight, k_weight, config.head_norm_eps)
 
-    def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
-        """[T, H] → [T, H]"""
+    def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor, read: ReadRows | None) -> Tensor:
+        """[T, H] → [T, H]; with `read` the rows that it names, [R, H]. K and V of all are stored."""
         config = self.config
         projected = Projected(self.qkv(x), batch.positions, batch.slot_mapping, batch.kv_cache, self.layer)
         q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
-        attended = self.backend.attention(
-            q, batch.kv_cache, self.layer, batch.attention[self.window], config.attention_scale
-        )  # [T, NQ, D]
+        work = batch.attention[self.window]
+        if read is not None:
+            q, work = q[read.rows], read.attention
+        attended = self.backend.attention(q, batch.kv_cache, self.layer, work, config.attention_scale)
         return self.output(attended.flatten(1))
 
 
@@ -60,7 +61,8 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
-        return self.down(self.backend.gated(self.gate_up(x), self.activation))
+        gate_up = self.gate_up
+        return self.down(self.backend.gated_linear(x, gate_up.weight, gate_up.bias, self.activation))
 
 
 class DecoderLayer:
@@ -73,8 +75,15 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """x: [T, H], what the layer before adds to the residual; returns what this one adds."""
-        x = self.attention(self.attention_norm(x, residual), batch, cos_sin)
+        x = self.attention(self.attention_norm(x, residual), batch, cos_sin, None)
         return self.mlp(self.mlp_norm(x, residual))
+
+    def last(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The same where no layer follows: what it adds and the residual of the rows that are read, [R, H] each."""
+        x = self.attention(self.attention_norm(x, residual), batch, cos_sin, batch.read)
+        if batch.read is not None:
+            residual = residual[batch.read.rows]
+        return self.mlp(self.mlp_norm(x, residual)), residual
 
 
 class Decoder:
@@ -97,11 +106,15 @@ class Decoder:
         self.cos_sin = cos_sin_table(config.rope, config.rotary_dim, num_positions).to(loader.backend.device)
 
     def forward(self, batch: ModelInput) -> Tensor:
-        """[T, H]: the hidden states after the final norm. Writes K and V of every token to the cache."""
+        """The hidden states after the final norm: [T, H], or [R, H] of the rows in `batch.read`.
+
+        Writes K and V of every token to the cache.
+        """
         x = self.embedding(batch.input_ids, batch.last_tokens)
         residual = torch.zeros_like(x)
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x = layer(x, residual, batch, self.cos_sin)
+        x, residual = self.layers[-1].last(x, residual, batch, self.cos_sin)
         return self.norm(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from engine.kernels import cpu as kernels
-from engine.models.batch import ModelInput
+from engine.models.batch import ModelInput, ReadRows
 from engine.models.decoder import Decoder
 from engine.runner.beams import CpuBeams
 from engine.runner.catalogues import PlacedCatalogues
+from engine.runner.read_rows import ReadTokens, read_tokens
 from engine.runner.sampling import RowSampler
-from engine.types import BeamCandidates, LogprobArrays, StepPlan, StepResult
+from engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
 
 # Logits of prompt log-probabilities are made this many rows at a time: [rows, V] float32 stays small.
 _LOGIT_ROWS = 64
@@ -40,60 +41,67 @@ class CpuRunner:
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
-        hidden = self._model.forward(self._batch(plan))  # [T, H]
-        prompt_logprobs = tuple(
-            self._prompt_logprobs(
-                hidden[spec.first_token : spec.first_token + len(spec.targets)], spec.targets, spec.top
-            )
-            for spec in plan.prompt_logprobs
-        )
-        tokens, bad, logprobs, beams = self._sample(plan, hidden)
+        read = read_tokens(plan)
+        hidden = self._model.forward(self._batch(plan, read))  # [R, H]
+        prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
+        tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, time.perf_counter() - started)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""
 
-    def _batch(self, plan: StepPlan) -> ModelInput:
-        input_ids = self._sampler.resolve(plan.input_ids)
+    def _batch(self, plan: StepPlan, read: ReadTokens | None) -> ModelInput:
         config = self._model.config
-        plans = {
-            window: kernels.AttentionPlan(
-                torch.from_numpy(plan.query_start),
-                torch.from_numpy(plan.seq_lens),
-                torch.from_numpy(plan.block_tables),
-                num_q_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                block_size=self._kv_cache.shape[4],
-                num_blocks=self._kv_cache.shape[0],
-                window=window,
-            )
-            for window in config.windows
-        }
+        input_ids = self._sampler.resolve(plan.input_ids)
+        last_window = config.sliding_windows[-1]
         return ModelInput(
             input_ids=torch.from_numpy(input_ids),
             positions=torch.from_numpy(plan.positions),
             slot_mapping=torch.from_numpy(plan.slot_mapping),
             kv_cache=self._kv_cache,
-            attention=plans,
+            attention={window: self._attention(plan, plan.query_start, window) for window in config.windows},
+            read=None
+            if read is None
+            else ReadRows(torch.from_numpy(read.rows), self._attention(plan, read.query_start, last_window)),
+        )
+
+    def _attention(self, plan: StepPlan, query_start: IntArray, window: int) -> kernels.AttentionPlan:
+        config = self._model.config
+        return kernels.AttentionPlan(
+            query_start,
+            plan.seq_lens,
+            plan.block_tables,
+            num_q_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=self._kv_cache.shape[4],
+            num_blocks=self._kv_cache.shape[0],
+            window=window,
         )
 
     def _sample(
-        self, plan: StepPlan, hidden: torch.Tensor
+        self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None
     ) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None, tuple[BeamCandidates, ...]]:
         if not len(plan.sample_tokens):
             return np.empty(0, np.int32), np.empty(0, np.bool_), None, ()
         # Choices that part ways here share their row of logits: compute each row once.
         rows, which = np.unique(plan.sample_tokens, return_inverse=True)
-        logits = self._model.logits(hidden[torch.from_numpy(rows)])  # [R, V]
+        places = rows if read is None else read.places(rows)
+        logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
         if len(rows) < len(which):
             logits = logits[torch.from_numpy(which)]  # [N, V]
         sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs)
         return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, targets: np.ndarray, top: int) -> LogprobArrays:
+    def _prompt_logprobs(self, spec: PromptLogprobSpec, hidden: torch.Tensor, read: ReadTokens | None) -> LogprobArrays:
+        first = spec.first_token if read is None else int(read.places(np.array([spec.first_token]))[0])
+        targets = spec.targets
         parts = [
-            self._sampler.logprobs(self._model.logits(hidden[i : i + _LOGIT_ROWS]), targets[i : i + _LOGIT_ROWS], top)
+            self._sampler.logprobs(
+                self._model.logits(hidden[first + i : first + min(i + _LOGIT_ROWS, len(targets))]),
+                targets[i : i + _LOGIT_ROWS],
+                spec.top,
+            )
             for i in range(0, len(targets), _LOGIT_ROWS)
         ]
         return LogprobArrays(

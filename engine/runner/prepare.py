@@ -35,8 +35,10 @@ from engine.types import ModelInfo, Runner
 
 log = logging.getLogger("bequest.start")
 
-# A step of this many tokens takes about a third of a second on two cores: longer ones would stall running streams.
+# A step of this many tokens takes about a quarter of a second on two cores: longer ones would stall running streams.
 _CPU_BATCHED_TOKENS = 256
+# Where none runs, only who comes next waits for the end of the step.
+_CPU_TOKENS_ALONE = 512
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
@@ -54,6 +56,7 @@ class Prepared:
     num_host_blocks: int
     num_lease_blocks: int  # of the first, that leases may hold
     max_num_batched_tokens: int
+    max_num_tokens_alone: int | None = None  # as in SchedulerLimits
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -94,13 +97,16 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         # Pages that nothing is written to take no memory.
         num_host = 1 + plan_host_blocks(wish, (available - kv_cache.nbytes) // 2)
         host_cache = torch.empty((num_host, *shape), dtype=loaded.dtype)
+        # A block is first written in the middle of a step: hundreds of faults, or one.
+        kernels.advise_large_pages(kv_cache)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
     runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
+    alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     info = _info(config, path, loaded, plan)
-    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens)
+    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens, alone)
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:

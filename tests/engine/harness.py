@@ -33,6 +33,7 @@ class Setup:
     num_host_blocks: int = 1
     num_lease_blocks: int = 0
     max_records: int = 1024
+    chunk_alone: int | None = None
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Answer:
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
     sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
-    limits = SchedulerLimits(setup.max_num_seqs, setup.chunk, setup.prefix_caching)
+    limits = SchedulerLimits(setup.max_num_seqs, setup.chunk, setup.prefix_caching, setup.chunk_alone)
     info = ModelInfo("fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0)
     engine = AsyncEngine(
         info,

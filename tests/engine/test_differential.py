@@ -78,6 +78,27 @@ async def test_a_tiny_cache_preempts_and_nobody_notices() -> None:
     assert preempted > 0
 
 
+async def test_a_prompt_has_larger_steps_until_somebody_streams() -> None:
+    steps: list[int] = []
+    async with running(Setup(chunk=8, chunk_alone=64)) as (engine, _):
+        plan = engine.scheduler.plan
+
+        def recording(now: float):
+            launch = plan(now)
+            if launch:
+                steps.append(launch.plan.num_tokens)
+            return launch
+
+        engine.scheduler.plan = recording  # type: ignore[method-assign]
+        params = SamplingParams(max_tokens=40, temperature=0)
+        prompts = [[7] * 100, [8] * 100]
+        answers = await ask_all(engine, [request(p, params) for p in prompts])
+        for prompt, answer in zip(prompts, answers, strict=True):
+            check(prompt, params, answer.token_ids)
+    # The second prompt begins in what the first leaves of its last step, and goes on beside its tokens.
+    assert steps[:2] == [64, 64] and max(steps[2:]) == 8
+
+
 async def test_output_modes_tell_the_same() -> None:
     async with running(Setup()) as (engine, _):
         prompt, params = [11, 12, 13], SamplingParams(max_tokens=12, n=3, temperature=1, seed=4)

@@ -46,7 +46,9 @@ class Shape:
         leases = draw.choice([0, 1, enough, 3 * enough])
         num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
         num_host = draw.choice([1, 5, enough, 100])
-        limits = SchedulerLimits(draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), draw.random() < 0.7)
+        limits = SchedulerLimits(
+            draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), draw.random() < 0.7, draw.choice([None, 7, 64])
+        )
         return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
 
 
@@ -175,7 +177,7 @@ class World:
         if launch is None:
             return False
         limits = self.shape.limits
-        assert launch.plan.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_seqs)
+        assert launch.plan.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0)
         self.seen["preempted"] += launch.num_preempted
         self.seen["swapped out"] += len(launch.plan.swaps_out)
         self.seen["swapped in"] += len(launch.plan.swaps_in)

@@ -61,6 +61,26 @@ def test_has_the_bits_of_the_float32_product(bits: Bits, n: int, k: int) -> None
 
 
 @pytest.mark.parametrize("bits", KINDS)
+@pytest.mark.parametrize("k", [32, 576, 672, 1536])
+@pytest.mark.parametrize("intermediate", [16, 32, 48, 112])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_a_gated_product_has_the_bits_of_product_and_activation(
+    bits: Bits, k: int, intermediate: int, activation: str
+) -> None:
+    packed = kernels.pack_quantised([quantised(bits, 2 * intermediate, k)[0]])
+    bias = random(2 * intermediate, seed=2)
+    for t in TOKENS if activation == "silu" else [7, 65]:
+        x = random(t, k, seed=3)
+        for b in (None, bias):
+            gate_up = kernels.linear(x, packed, b)
+            if activation == "silu":
+                expected = kernels.silu_mul(gate_up)
+            else:
+                expected = kernels.gelu_mul(gate_up, tanh=activation == "gelu_tanh")
+            assert torch.equal(kernels.gated_linear(x, packed, activation, b), expected)
+
+
+@pytest.mark.parametrize("bits", KINDS)
 def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(bits: Bits) -> None:
     packed = kernels.pack_quantised([quantised(bits, 200, 672)[0]])
     x = random(270, 672, seed=3)
@@ -104,3 +124,7 @@ def test_codes_and_shapes_are_checked() -> None:
         kernels.pack_quantised([wide, quantised(8, 2, 64)[0]])
     with pytest.raises(AssertionError):
         kernels.linear(random(1, 32), kernels.pack_quantised([wide]))
+    with pytest.raises(AssertionError):
+        kernels.gated_linear(random(1, 64), kernels.pack_quantised([wide]), "silu")
+    with pytest.raises(AssertionError):
+        kernels.gated_linear(random(1, 64), kernels.pack_weight(random(32, 64), torch.float32), "silu")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu import AttentionPlan
-from engine.models.batch import ModelInput
+from engine.models.batch import ModelInput, ReadRows
 from engine.models.decoder import Decoder
 
 BLOCK_SIZE = 4
@@ -28,9 +28,11 @@ class PagedSequences:
         self.block_tables = order.reshape(num_sequences, blocks_each).int()  # [sequences, MB]
         self.lens = [0] * num_sequences
 
-    def step(self, new_tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
-        """Computes the next tokens of some sequences in one batch; each one's logits, [tokens, V]."""
-        config = self.model.config
+    def step(self, new_tokens: Mapping[int, Sequence[int]], read: Mapping[int, int] | None = None) -> dict[int, Tensor]:
+        """Computes the next tokens of some sequences in one batch; each one's logits, [tokens, V].
+
+        With `read` only those of so many last tokens of each sequence.
+        """
         sequences = list(new_tokens)
         counts = [len(new_tokens[s]) for s in sequences]
         positions = [
@@ -44,29 +46,41 @@ class PagedSequences:
             self.lens[sequence] += count
         query_start = torch.tensor([0, *counts]).cumsum(0).int()
         seq_lens = torch.tensor([self.lens[s] for s in sequences], dtype=torch.int32)
-        plans = {
-            window: AttentionPlan(
-                query_start,
-                seq_lens,
-                self.block_tables[sequences].contiguous(),
-                num_q_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                block_size=BLOCK_SIZE,
-                num_blocks=self.kv_cache.shape[0],
-                window=window,
-            )
-            for window in config.windows
-        }
+        tables = self.block_tables[sequences].contiguous()
+        rows_wanted = None
+        if read is not None:
+            wanted = [read[s] for s in sequences]
+            ends = query_start[1:].tolist()
+            rows = [torch.arange(end - count, end) for end, count in zip(ends, wanted, strict=True)]
+            starts = torch.tensor([0, *wanted]).cumsum(0).int()
+            window = self.model.config.sliding_windows[-1]
+            rows_wanted = ReadRows(torch.cat(rows), self._attention(starts, seq_lens, tables, window))
         batch = ModelInput(
             input_ids=torch.tensor([token for s in sequences for token in new_tokens[s]], dtype=torch.int32),
             positions=torch.cat(positions).int(),
             slot_mapping=torch.cat(slots),
             kv_cache=self.kv_cache,
-            attention=plans,
+            attention={
+                window: self._attention(query_start, seq_lens, tables, window) for window in self.model.config.windows
+            },
+            read=rows_wanted,
         )
         logits = self.model.logits(self.model.forward(batch))
-        return dict(zip(sequences, logits.split(counts), strict=True))
+        return dict(zip(sequences, logits.split(counts if read is None else wanted), strict=True))
+
+    def _attention(self, query_start: Tensor, seq_lens: Tensor, tables: Tensor, window: int) -> AttentionPlan:
+        config = self.model.config
+        return AttentionPlan(
+            query_start,
+            seq_lens,
+            tables,
+            num_q_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=BLOCK_SIZE,
+            num_blocks=self.kv_cache.shape[0],
+            window=window,
+        )
 
     def run(self, sequence: int, tokens: Sequence[int], chunk: int) -> Tensor:
         """One sequence alone, `chunk` tokens a step; logits of all tokens, [tokens, V]."""

@@ -68,6 +68,25 @@ def test_rows_of_a_mixed_batch_do_not_see_each_other(loaded: LoadedModel, tokens
         assert torch.equal(mixed[sequence], alone[done[sequence] :])
 
 
+def test_rows_that_nobody_reads_change_nothing(loaded: LoadedModel, tokens: list[int]) -> None:
+    prompts = {0: tokens[:13], 1: tokens[:1], 2: tokens[5:25], 3: tokens[:7]}
+    read = {0: 1, 1: 1, 2: 0, 3: 7}
+    whole, partial = (PagedSequences(loaded.model, 4, LENGTH) for _ in range(2))
+    expected, result = whole.step(prompts), partial.step(prompts, read)
+    for sequence, count in read.items():
+        assert torch.equal(result[sequence], expected[sequence][len(prompts[sequence]) - count :])
+    # What comes later reads the same cache.
+    later = dict.fromkeys(prompts, tokens[30:33])
+    expected, result = whole.step(later), partial.step(later)
+    assert all(torch.equal(result[sequence], expected[sequence]) for sequence in prompts)
+
+
+def test_a_step_of_which_nothing_is_read(loaded: LoadedModel, tokens: list[int], expected: Tensor) -> None:
+    sequences = PagedSequences(loaded.model, 1, LENGTH)
+    assert sequences.step({0: tokens[:17]}, {0: 0})[0].shape == (0, VOCAB_SIZE)
+    torch.testing.assert_close(sequences.step({0: tokens[17:]})[0], expected[17:], rtol=1e-3, atol=1e-3)
+
+
 def test_a_step_without_tokens(loaded: LoadedModel, tokens: list[int], expected: Tensor) -> None:
     """Gives no rows, and leaves the cache alone."""
     sequences = PagedSequences(loaded.model, 1, LENGTH)

@@ -1,0 +1,37 @@
+"""Which tokens of a step somebody reads the hidden states of: the last layer computes no others.
+
+They are the last ones of each sequence, from the first that is sampled or scored on, so that attention sees them as a
+shorter chunk. A chunk in the middle of a prompt has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.types import IntArray, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTokens:
+    rows: npt.NDArray[np.int64]  # [R] in [0, T), ascending
+    query_start: IntArray  # [S + 1], as the plan's, of these alone
+
+    def places(self, tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """Where tokens [N] in [0, T) are among the rows. REQUIRES: they are."""
+        return np.searchsorted(self.rows, tokens)
+
+
+def read_tokens(plan: StepPlan) -> ReadTokens | None:
+    """None: all are read."""
+    starts, ends = plan.query_start[:-1], plan.query_start[1:]
+    first = ends.copy()  # [S]
+    read = np.concatenate([plan.sample_tokens, [spec.first_token for spec in plan.prompt_logprobs]]).astype(np.int32)
+    np.minimum.at(first, np.searchsorted(plan.query_start, read, side="right") - 1, read)
+    counts = ends - first
+    if counts.sum() == plan.num_tokens:
+        return None
+    rows = np.flatnonzero(np.arange(plan.num_tokens) >= np.repeat(first, ends - starts))
+    return ReadTokens(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
