@@ -24,9 +24,7 @@ from engine._C import BlockPool, BlockTable, TokenList, swap_out_some, try_swap_
 
 History = tuple[bytes, tuple[int, ...]]
 Pairs = list[tuple[int, int]]
-
 Record = tuple[bytes, list[int], Pairs]
-
 tokens_of_prompt = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 salts = st.sampled_from([b"a", b"a", b""])
@@ -358,11 +356,8 @@ class CacheMachine(RuleBasedStateMachine):
         inside = Counter(e for s in picked for e in s.table.blocks if e > 0)
         outside = self.owners() + Counter(self.kept)
         arrived = {device for _, device in self.memory.back} if self.planning else set()
-        movable = [
-            block
-            for block in inside
-            if inside[block] == outside[block] and not self.is_written_by_plan(block) and block not in arrived
-        ]
+        own = [block for block in inside if inside[block] == outside[block]]
+        movable = [block for block in own if not self.is_written_by_plan(block) and block not in arrived]
         count = min(most, self.host.num_free, len(movable))
         before = [s.table.blocks for s in picked]
         pairs = swap_out_some([s.table for s in picked], self.host, most)
@@ -397,8 +392,6 @@ class CacheMachine(RuleBasedStateMachine):
     def clear_index(self) -> None:
         self.device.clear_index()
         assert self.device.num_indexed == self.device.num_roots == 0
-
-    # --- what always holds
 
     @invariant()
     def pools_are_sound(self) -> None:
