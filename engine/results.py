@@ -79,9 +79,10 @@ def apply_result(
 
 
 def _why_nothing_was_sampled(group: Group) -> EngineError:
-    """A sampler row says that it found no token, not why. Where any token may be sampled, it is NaN in the logits."""
+    """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
     params = group.request.params
-    if params.catalogue is None and params.allowed_token_ids is None:
+    excludes = params.min_tokens > 0 or bool(params.bad_words)
+    if params.catalogue is None and not (params.allowed_token_ids is not None and excludes):
         return InternalError("The model produced NaN for this request; it was stopped.")
     return InvalidRequest(
         "Nothing is allowed to follow: what `catalogue` or `allowed_token_ids` allow, `min_tokens` or `bad_words` "
