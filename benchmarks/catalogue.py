@@ -20,9 +20,10 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from engine.catalogue import Catalogue
 from engine.kernels import cpu
 from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
-from engine.kernels.catalogue import Catalogue, CatalogueRule, PlacedCatalogue
+from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import beam_candidates
 from engine.types import IntArray
 

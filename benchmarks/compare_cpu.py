@@ -1,6 +1,6 @@
 """Bequest beside other engines on this machine's CPU, on the embedded SmolLM2-135M-Instruct.
 
-    python benchmarks/compare_cpu.py --peers-python PEERS/bin/python [--rounds 5] [--threads N] [--json FILE]
+    PYTHONPATH=. python benchmarks/compare_cpu.py --peers-python PEERS/bin/python [--rounds 5] [--json FILE]
 
 Each engine lives in a process of its own (peers/worker.py). All are loaded first; then, round by round, each task is
 given to one engine after the other, so that what else happens on the machine falls on all alike. The table shows the
@@ -77,13 +77,13 @@ TASKS = (
 class Worker:
     """A running engine. `start_seconds` is from the start of its process to its first token."""
 
-    def __init__(self, engine: Engine, python: str, model: Path, threads: int) -> None:
+    def __init__(self, engine: Engine, python: str, model: Path, threads: int, *modes: str) -> None:
         self.name = engine.name
         # A file, not a pipe: nobody reads along, and an engine may log more than a pipe holds.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         start = time.perf_counter()
         self._process = subprocess.Popen(
-            [python, str(PEERS / "worker.py"), engine.name, str(model), str(threads)],
+            [python, str(PEERS / "worker.py"), engine.name, str(model), str(threads), *modes],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -95,9 +95,12 @@ class Worker:
 
     def run(self, task: Task, seed: int) -> float:
         """Seconds that the task took."""
-        assert self._process.stdin is not None
         shape = {"requests": task.requests, "prompt_len": task.prompt_len, "output_len": task.output_len}
-        self._process.stdin.write(json.dumps({**shape, "seed": seed}) + "\n")
+        return self.ask({**shape, "seed": seed})
+
+    def ask(self, task: dict[str, int]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         return float(self._answer()["seconds"])
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, in a few minutes: build, tests, sanitizers, figures.
 #
-#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests sanitize engine http attention ops start"
+#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests sanitize engine http two_stage attention ops start"
 #
 # Tests and sanitizers run side by side (they do not time anything); benchmarks run alone.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:-results/gpu}" && cd "${1:-results/gpu}" && pwd)
-stages=" ${STAGES:-build tests sanitize engine http attention ops start} "
+stages=" ${STAGES:-build tests sanitize engine http two_stage attention ops start} "
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:${PYTHONPATH:-}"
 python=${PYTHON:-python3}
 failed=0
@@ -41,6 +41,7 @@ fi
 for job in "${jobs[@]}"; do wait "$job" || failed=1; done
 has engine && { check engine 40 "$python" -m benchmarks.gpu_engine --json "$out/engine.json" || failed=1; }
 has http && { check http 6 "$python" -m benchmarks.http_load --json "$out/http.json" || failed=1; }
+has two_stage && { check two_stage 40 "$python" -m benchmarks.gpu_two_stage --json "$out" || failed=1; }
 has attention && { check attention 18 "$python" -m benchmarks.gpu_attention --json "$out/attention.json" || failed=1; }
 has ops && { check ops 40 "$python" -m benchmarks.gpu_ops --json "$out/ops.json" || failed=1; }
 has start && { check start 4 "$python" -m benchmarks.start_up || failed=1; }

@@ -43,6 +43,30 @@ SHAPES = {
         },
         load=(1024, 512, 256),
     ),
+    # So small that what is measured is everything but the model.
+    "llama-tiny": Shape(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 2048,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "dtype": "float32",
+            "eos_token_id": 0,
+        },
+        load=(256, 100, 100),
+    ),
     "llama-3.1-8b": Shape(
         {
             "architectures": ["LlamaForCausalLM"],

@@ -360,6 +360,8 @@ class TokenList:
         """All or nothing."""
     def truncate(self, num_tokens: int) -> None:
         """Error if the list is shorter."""
+    def common_prefix(self, other: TokenList) -> int:
+        """Tokens at the beginning that both have in common."""
     def fork(self) -> TokenList:
         """A copy."""
     def to_list(self) -> list[int]: ...

@@ -23,7 +23,7 @@ from engine.types import TokenLogprob
 def start_search(group: Group, eos_token_ids: Iterable[int]) -> BeamSearch:
     params = group.request.params
     stops = set(params.stop_token_ids)
-    if not params.ignore_eos:
+    if params.ends_at_eos:
         stops.update(eos_token_ids)
     return BeamSearch(params, frozenset(stops))
 

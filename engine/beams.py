@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.catalogue import ROOT
 from engine.types import BeamCandidates, SamplingParams
 
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
@@ -45,6 +46,7 @@ class Path:
 class Beam:
     path: Path | None  # None: nothing generated yet
     score: np.float32  # summed log-probability
+    node: int = ROOT  # of the catalogue, if there is one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,10 +118,17 @@ class BeamSearch:
             continues = True
             if len(beams) < self.width:
                 survivors.append((parent, token))
-                beams.append(Beam(path, score))
+                beams.append(Beam(path, score, self._step_down(parent, token)))
         joined, dropped = self._merge(ended)
         self.running = beams
         return Turn(tuple(survivors), joined, dropped, done=not continues or self._is_done())
+
+    @property
+    def nodes(self) -> np.ndarray | None:
+        """Where the running beams stand in the catalogue."""
+        if self.params.catalogue is None:
+            return None
+        return np.asarray([beam.node for beam in self.running], dtype=np.int32)
 
     def cut(self) -> Turn:
         """Ends the search where it stands: the running beams count as finished."""
@@ -131,6 +140,10 @@ class BeamSearch:
     def best(self) -> list[Finished]:
         """The answer: the n best, best first; fewer if not as many could be completed."""
         return self.finished[: self.params.n]
+
+    def _step_down(self, parent: int, token: int) -> int:
+        catalogue = self.params.catalogue
+        return ROOT if catalogue is None else catalogue.child(self.running[parent].node, token)
 
     def _merge(self, ended: list[Finished]) -> tuple[tuple[Finished, ...], tuple[Finished, ...]]:
         if not ended:

@@ -32,6 +32,7 @@ class LeaseBudget:
         self._per_tenant = min(capacity, capacity_per_tenant)
         self._max_leases = max_leases
         self._accounts: dict[str, Account] = {}
+        self._payers: dict[int, str] = {}  # block that leases hold → their tenant
         self.held_on_host = 0  # blocks
 
     @property
@@ -97,6 +98,7 @@ class LeaseBudget:
         held = self._accounts[tenant].held
         fresh = [block for block in table.blocks if block not in held]
         held.update(table.blocks)
+        self._payers.update(dict.fromkeys(fresh, tenant))
         self.held_on_host += sum(block < 0 for block in fresh)
         return len(fresh)
 
@@ -107,7 +109,7 @@ class LeaseBudget:
         for block in (block for table in tables for block in table.blocks):
             held[block] -= 1
             if held[block] == 0:
-                del held[block]
+                del held[block], self._payers[block]
                 self.held_on_host -= block < 0
         self._drop_if_empty(tenant)
 
@@ -116,13 +118,13 @@ class LeaseBudget:
         account = self._accounts.get(tenant, Account())
         return len({block for table in tables for block in table.blocks} - account.held.keys())
 
-    def note_move(self, tenant: str, pairs: Iterable[tuple[int, int]]) -> None:
-        """Blocks of the tenant's leases have new numbers: (old, new) as in BlockTable.blocks."""
-        held = self._accounts[tenant].held
+    def note_move(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Blocks that leases hold have new numbers: (old, new) as in BlockTable.blocks."""
         for old, new in pairs:
-            if old in held:
-                held[new] = held.pop(old)
-                self.held_on_host += (new < 0) - (old < 0)
+            tenant = self._payers[new] = self._payers.pop(old)
+            held = self._accounts[tenant].held
+            held[new] = held.pop(old)
+            self.held_on_host += (new < 0) - (old < 0)
 
     def _drop_if_empty(self, tenant: str) -> None:
         account = self._accounts[tenant]

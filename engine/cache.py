@@ -112,7 +112,8 @@ class KvCache:
             before = lease.blocks
             self._swap_in([placement.table, lease])
             moved = [(old, new) for old, new in zip(before, lease.blocks, strict=True) if old != new]
-            self._leases.budget.note_move(sequence.group.request.tenant, moved)
+            assert sequence.group.parent is not None
+            self._leases.note_move([sequence.group.parent], moved)
         else:
             self._swap_in([placement.table])
 
@@ -171,10 +172,12 @@ class KvCache:
             return None  # every position has to be computed
         table = estate.borrow(self.pool)
         held = len(table) * self.pool.block_size
-        computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held)
+        # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
+        alike = estate.tokens.common_prefix(sequence.tokens)
+        computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held, alike)
         table.truncate(computed)
         computed = self._copyable(table, computed)
-        if computed == 0:
+        if computed == 0 and len(sequence.tokens) > 1:
             return None
         lender = None if estate.holds_blocks else table.fork()
         lease = estate.table if isinstance(estate, KeptChoice) else None
@@ -228,13 +231,15 @@ class KvCache:
         """Moves leases to the host until so many device blocks are free; False if that is not enough."""
         if self.pool.num_free >= num_blocks:
             return True
-        holders = [r for r in self._leases.holders() if any(t.num_on_host < len(t) for t in r.tables())]
-        for record in holders:
-            if self.pool.num_free >= num_blocks or self.host.num_free == 0:
-                break
-            self._move_out(record.tenant, record.tables(), num_blocks)
-        if self.pool.num_free < num_blocks and self.host.num_free > 0:
-            self._move_shared(holders, num_blocks)
+        # Mostly the first lease will do; where many are held by open sequences, each look goes over more of them.
+        records, begin, count = self._leases.on_device(), 0, 1
+        while begin < len(records) and self.host.num_free > 0:
+            self._move_out(records[begin : begin + count], num_blocks)
+            if self.pool.num_free >= num_blocks:
+                return True
+            begin, count = begin + count, 4 * count
+        if self.host.num_free > 0:
+            self._move_out(records, num_blocks)  # blocks that several leases share move only together
         return self.pool.num_free >= num_blocks
 
     def try_swap_out(self, sequence: Sequence) -> bool:
@@ -253,20 +258,13 @@ class KvCache:
         budget = self._leases.budget
         return max(0, budget.used - self.device_budget - budget.held_on_host)
 
-    def _move_shared(self, holders: list[Record], num_blocks: int) -> None:
-        """Blocks that several leases share move only together; leases of different tenants share none."""
-        by_tenant: dict[str, list[Record]] = {}
-        for record in holders:
-            by_tenant.setdefault(record.tenant, []).append(record)
-        for tenant, records in by_tenant.items():
-            if self.pool.num_free >= num_blocks:
-                return
-            self._move_out(tenant, [table for record in records for table in record.tables()], num_blocks)
-
-    def _move_out(self, tenant: str, tables: Tables[BlockTable], num_blocks: int) -> None:
+    def _move_out(self, records: list[Record], num_blocks: int) -> None:
+        """Moves blocks that nobody else holds until so many are free, those of the first records first."""
+        tables = [table for record in reversed(records) for table in record.tables()]
         pairs = swap_out_some(tables, self.host, num_blocks - self.pool.num_free)
-        self._note_out(pairs)
-        self._leases.budget.note_move(tenant, [(device, -host) for device, host in pairs])
+        if pairs:
+            self._note_out(pairs)
+            self._leases.note_move(records, [(device, -host) for device, host in pairs])
 
     def _note_out(self, pairs: list[tuple[int, int]]) -> None:
         for device, host in pairs:

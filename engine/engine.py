@@ -37,6 +37,7 @@ from engine.sequence import Group, Status
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
+    MAX_BEAM_CANDIDATES,
     BeamParams,
     Delta,
     EngineLoad,
@@ -423,6 +424,14 @@ class AsyncEngine:
 
     def _check_beams(self, request: Request, beams: BeamParams) -> None:
         """All beams of a group run at once, so that it must fit the cache by itself."""
+        ends = len({*request.params.stop_token_ids, *self.info.eos_token_ids})
+        if beams.width * max(2, 1 + ends) > MAX_BEAM_CANDIDATES:
+            raise InvalidRequest(
+                f"{beams.width} beams with {ends} tokens that end them are too many: width × (1 + end tokens) may be "
+                f"{MAX_BEAM_CANDIDATES} at most; send fewer stop_token_ids or take fewer beams.",
+                param="stop_token_ids",
+                details={"limit": MAX_BEAM_CANDIDATES},
+            )
         needed, most = self.scheduler.most_blocks_of_beams(request, beams), self.scheduler.blocks_beside_leases
         if needed > most:
             raise InvalidRequest(

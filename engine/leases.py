@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from engine._C import BlockPool, BlockTable, count_distinct_blocks
+from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.budget import LeaseBudget
 from engine.errors import EngineError, InsufficientRetention
 from engine.records import KeptChoice, Record
@@ -28,7 +28,8 @@ class Leases:
         self.budget = budget
         self._pool = pool
         self._wall = wall
-        self._holders: OrderedDict[Record, None] = OrderedDict()  # least recently used first
+        self._holders: set[Record] = set()
+        self._on_device: OrderedDict[Record, None] = OrderedDict()  # holders with blocks there, least recent first
         self._expiries: list[tuple[float, str, Record]] = []  # heap; stale entries are skipped
 
     # --- while the request runs ----------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class Leases:
         fresh = self.budget.hold(record.tenant, table)
         self.budget.settle(record.tenant, fresh)
         record.charge -= fresh
-        self._holders[record] = None
+        self._add_holder(record)
 
     def hold_ended(self, record: Record) -> None:
         """A lease was promised to a request some of whose choices had ended. Raises InsufficientRetention."""
@@ -96,7 +97,7 @@ class Leases:
         record.ttl = ttl
         record.expires_at = now + ttl
         record.expires_at_wall = self._wall() + ttl
-        self._holders[record] = None
+        self._add_holder(record)
         heapq.heappush(self._expiries, (record.expires_at, record.id, record))
         if len(self._expiries) > 2 * len(self._holders) + 64:
             # Leases that were prolonged or ended early must not pile up until the time they once had.
@@ -131,7 +132,8 @@ class Leases:
         """Gives the blocks back that neither a lease nor an open child needs."""
         if record.ttl is not None or record.pins > 0 or record not in self._holders:
             return
-        del self._holders[record]
+        self._holders.remove(record)
+        self._on_device.pop(record, None)
         self.budget.let_go(record.tenant, record.tables())
         for kept in record.kept.values():
             if kept.table is not None:
@@ -140,8 +142,8 @@ class Leases:
                 kept.table = None
 
     def touch(self, record: Record) -> None:
-        if record in self._holders:
-            self._holders.move_to_end(record)
+        if record in self._on_device:
+            self._on_device.move_to_end(record)
 
     # --- time and room -------------------------------------------------------------------------------------------
 
@@ -155,8 +157,18 @@ class Leases:
         return None if due is None or due > now else heapq.heappop(self._expiries)[2]
 
     def holders(self) -> list[Record]:
-        """Every record that holds blocks, least recently used first."""
+        """Every record that holds blocks."""
         return list(self._holders)
+
+    def on_device(self) -> list[Record]:
+        """Those that hold some on the device, least recently used first."""
+        return list(self._on_device)
+
+    def note_move(self, records: Iterable[Record], pairs: Iterable[tuple[int, int]]) -> None:
+        """Blocks of these records have new numbers: (old, new) as in BlockTable.blocks."""
+        self.budget.note_move(pairs)
+        for record in records:
+            self._note_place(record)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -174,7 +186,19 @@ class Leases:
         estate = creditor.choice(request.lineage.choice)
         if estate is None:
             return 0
-        return min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1) // self._pool.block_size
+        alike = estate.tokens.common_prefix(TokenList(request.prompt_token_ids))
+        most = min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1, alike)
+        return most // self._pool.block_size
+
+    def _add_holder(self, record: Record) -> None:
+        self._holders.add(record)
+        self._note_place(record)
+
+    def _note_place(self, record: Record) -> None:
+        if any(table.num_on_host < len(table) for table in record.tables()):
+            self._on_device[record] = None
+        else:
+            self._on_device.pop(record, None)
 
     def _share_what_is_paid(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
         """The choices of a request are charged for one prompt, and a child not for what its parent's lease holds. A

@@ -6,7 +6,7 @@ next step has been launched.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stops import StopMatcher
@@ -42,8 +42,10 @@ class ChoiceOutput:
         self._beam_score: float | None = None
         self._stop_found = False
         self._num_shown = 0  # tokens that have text
-        # With stop strings: where each token's text ends in the whole text, and how much of that was let through.
-        self._ends: list[int] = []
+        # With stop strings: the characters of the text up to the last one that each token has a part in, the text's
+        # length, and how much of it was let through.
+        self._reached: list[int] = []
+        self._length = 0
         self._let_through = 0
 
     def sibling(self, index: int) -> ChoiceOutput:
@@ -75,10 +77,7 @@ class ChoiceOutput:
         """Sampled tokens that are part of the text shown: no end token, none that reaches into a hidden stop string."""
         if not self._stop_found:
             return self._num_shown
-        whole = bisect_left(self._ends, self._let_through + 1)  # tokens whose text lies in what was let through
-        # Tokens behind it that have no text of their own yet are the first bytes of a character that was cut off.
-        end = self._ends[whole - 1] if whole else 0
-        return bisect_left(self._ends, end) + (end > 0)
+        return bisect_right(self._reached, self._let_through)
 
     def finish(self, reason: FinishReason, stop_reason: StopReason) -> None:
         """The choice is complete: what was held back for a possible stop string is text after all."""
@@ -135,7 +134,8 @@ class ChoiceOutput:
                 continue
             safe, stop = self._stops.feed(piece, armed=self._num_tokens >= self._params.min_tokens)
             self._text.append(safe)
-            self._ends.append((self._ends[-1] if self._ends else 0) + len(piece))
+            self._length += len(piece)
+            self._reached.append(self._length + self._decoder.inside_character)
             self._let_through += len(safe)
             if stop is not None:
                 self._stop_found = True

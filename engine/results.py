@@ -42,7 +42,7 @@ def apply_result(
             continue
         if bad[i]:
             scheduler.distrust(sequence)
-            failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
+            failed[group] = _why_nothing_was_sampled(group)
             continue
         (inter if sequence.last_token_at else first).append(now - (sequence.last_token_at or group.arrived_at))
         sequence.last_token_at = now
@@ -78,6 +78,18 @@ def apply_result(
     return Applied(tuple(moved), tuple(failed.items()), tuple(first), tuple(inter))
 
 
+def _why_nothing_was_sampled(group: Group) -> EngineError:
+    """A sampler row says that it found no token, not why. Where any token may be sampled, it is NaN in the logits."""
+    params = group.request.params
+    if params.catalogue is None and params.allowed_token_ids is None:
+        return InternalError("The model produced NaN for this request; it was stopped.")
+    return InvalidRequest(
+        "Nothing is allowed to follow: what `catalogue` or `allowed_token_ids` allow, `min_tokens` or `bad_words` "
+        "exclude.",
+        param="allowed_token_ids" if params.catalogue is None else "catalogue",
+    )
+
+
 def _accept(
     scheduler: Scheduler, sequence: Sequence, token: int, logprob: TokenLogprob | None, eos: tuple[int, ...]
 ) -> None:
@@ -86,7 +98,7 @@ def _accept(
     params = sequence.group.request.params
     ended: tuple[FinishReason, StopReason] | None = None
     if sequence.num_output >= params.min_tokens:
-        if token in eos and not params.ignore_eos:
+        if token in eos and params.ends_at_eos:
             ended = ("stop", None)
         elif token in params.stop_token_ids:
             ended = ("stop", token)

@@ -139,6 +139,7 @@ class Retention:
             table=None,
             epochs=table.epochs(),
         )
+        record.kept[sequence.choice] = kept
         complete = sequence.output.finish_reason is not None
         if complete and computed < full:
             self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
@@ -147,7 +148,6 @@ class Retention:
             self.leases.hold(record, kept, table)
         else:
             table.free()
-        record.kept[sequence.choice] = kept
 
     def close(self, group: Group, complete: bool, now: float) -> Settlement:
         """The group has ended, `complete` or not: its lease is granted, or given up. Idempotent."""

@@ -18,7 +18,7 @@ class SamplerRows:
         request = sequence.group.request
         params = request.params
         remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
-        holds_back_eos = params.min_tokens > 0 and not params.ignore_eos
+        holds_back_eos = params.min_tokens > 0 and params.ends_at_eos
         return RowSpec(
             row=sequence.row,
             params=params,
@@ -26,7 +26,8 @@ class SamplerRows:
             choice=sequence.choice,
             prompt_token_ids=request.prompt_token_ids if remembers_prompt else (),
             output_token_ids=tuple(sequence.tokens[sequence.num_prompt :]),
-            eos_token_ids=self._eos if holds_back_eos else (),
+            held_back=self._eos if holds_back_eos else (),
+            end_token_ids=() if params.catalogue is None else self._eos,
         )
 
     def release(self, sequence: Sequence) -> None:

@@ -163,7 +163,16 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
         assert search is not None and len(tokens) == len(search.running)
         held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
         specs.append(
-            BeamSpec(group.request.id, group.request.params, first, search.scores, search.num_candidates, held_back)
+            BeamSpec(
+                request_id=group.request.id,
+                params=group.request.params,
+                first_sample=first,
+                scores=search.scores,
+                num_candidates=search.num_candidates,
+                held_back=held_back,
+                nodes=search.nodes,
+                end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
+            )
         )
         first += len(tokens)
     return tuple(specs)

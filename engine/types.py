@@ -12,13 +12,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.catalogue import Catalogue
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -38,6 +41,7 @@ class OutputMode(enum.Enum):
 
 
 MAX_BEAM_WIDTH = 1024
+MAX_BEAM_CANDIDATES = 4096  # of one request in one step: see BeamSearch.num_candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives per sampled token; 0: the sampled one alone
     prompt_logprobs: int | None = None
     beams: BeamParams | None = None
+    catalogue: Catalogue | None = None  # only its items, then an end token
 
     def __post_init__(self) -> None:
         assert self.beams is None or self.n <= self.beams.width
@@ -85,6 +90,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """The end of a catalogue's item is always an end: nothing can follow it."""
+        return not self.ignore_eos or self.catalogue is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +289,8 @@ class RowSpec:
     choice: int
     prompt_token_ids: tuple[int, ...]  # for penalties and bad words
     output_token_ids: tuple[int, ...] = ()  # sampled before, when a preempted sequence comes back
-    eos_token_ids: tuple[int, ...] = ()  # held back until min_tokens; empty when nothing must be held back
+    held_back: tuple[int, ...] = ()  # end tokens that must not come before min_tokens
+    end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +313,8 @@ class BeamSpec:
     scores: FloatArray  # [R] summed log-probabilities so far
     num_candidates: int
     held_back: tuple[int, ...]  # end tokens that must not come yet
+    nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
+    end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue
 
 
 @dataclass(frozen=True, slots=True)

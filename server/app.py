@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import continuations, models, operations, responses, stored_responses, tokens
+from server import catalogues, continuations, models, operations, responses, stored_responses, tokens
 from server.auth import Gate, Keys
+from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
@@ -35,6 +36,10 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
     ("PATCH", "/v1/continuations/{id:.+}", continuations.change),
     ("DELETE", "/v1/continuations/{id:.+}", continuations.delete),
+    ("POST", "/v1/catalogues", catalogues.upload),
+    ("GET", "/v1/catalogues", catalogues.list_catalogues),
+    ("GET", "/v1/catalogues/{name:.+}", catalogues.retrieve),
+    ("DELETE", "/v1/catalogues/{name:.+}", catalogues.delete),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{id:.+}", models.retrieve_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -64,14 +69,17 @@ def make_app(
         metrics=metrics,
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
+        catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
+        builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
     )
-    app = web.Application(middlewares=[guard], client_max_size=body_limit(context))
+    app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
+    expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
     for method, path, handler in _ROUTES:
         resource = app.router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
-            resource.add_route(verb, handler, expect_handler=expect_continue)
+            resource.add_route(verb, handler, expect_handler=expect_upload if handler is catalogues.upload else expect)
     app.on_response_prepare.append(common_headers)
     app.cleanup_ctx.append(_worker_pool)
     return app
@@ -79,7 +87,8 @@ def make_app(
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
-    app[CONTEXT].pool.shutdown(wait=False, cancel_futures=True)
+    for pool in (app[CONTEXT].pool, app[CONTEXT].builder):
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class AppRunner(web.AppRunner):

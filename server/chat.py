@@ -10,7 +10,7 @@ from aiohttp import web
 from engine.types import ChoiceDelta, Request
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
-from server.context import ANSWER_ID, CONTEXT, Context
+from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generation import (
     Prompt,
     check_stream_options,
@@ -24,7 +24,7 @@ from server.generation import (
 )
 from server.intake import read_object
 from server.lineage import chat_prompt
-from server.logprobs import Spelling, chat_logprobs, finite, prompt_logprobs
+from server.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
 from server.names import new_id
 from server.report import Report, report_of
 from server.wire import ChatBody
@@ -45,8 +45,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     if body.service_tier in _SERVICE_TIERS:
         head["service_tier"] = body.service_tier
     check_stream_options(body)
-    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
-    terms = terms_of(context, http, body, default_tokens=None)
+    catalogue = context.catalogues.named(http[TENANT], body.catalogue)
+    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
+    terms = terms_of(context, http, body, sampling.default_tokens(params, None))
     prompt = await chat_prompt(context, terms, body)
     [request] = engine_requests(context, body, answer_id, [prompt], params, terms)
     headers = fields.ignored_header(ignored)
@@ -120,7 +121,9 @@ class ChatShape:
         if choice.finish_reason is not None:
             shown["stop_reason"] = choice.stop_reason
             if choice.cumulative_logprob is not None:
-                shown["cumulative_logprob"] = finite(choice.cumulative_logprob)
+                shown["cumulative_logprob"] = finite_sum(choice.cumulative_logprob)
+            if choice.beam_score is not None:
+                shown["beam_score"] = finite_sum(choice.beam_score)
         if self._body.return_token_ids:
             shown["token_ids"] = choice.token_ids
         return shown

@@ -11,7 +11,7 @@ from aiohttp import web
 from engine.types import ChoiceDelta, Request, TokenLogprob
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
-from server.context import ANSWER_ID, CONTEXT, Context
+from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generation import (
     Prompt,
     check_stream_options,
@@ -25,7 +25,7 @@ from server.generation import (
 )
 from server.intake import read_object
 from server.lineage import completion_prompts
-from server.logprobs import Spelling, completion_logprobs, finite, prompt_logprobs
+from server.logprobs import Spelling, completion_logprobs, finite_sum, prompt_logprobs
 from server.names import new_id
 from server.report import Report, report_of
 from server.wire import CompletionBody
@@ -42,8 +42,9 @@ async def completions(http: web.Request) -> web.StreamResponse:
         "model": context.served_name(body.model),
     }
     check_stream_options(body)
-    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer)
-    terms = terms_of(context, http, body, sampling.COMPLETION_DEFAULT_TOKENS)
+    catalogue = context.catalogues.named(http[TENANT], body.catalogue)
+    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
+    terms = terms_of(context, http, body, sampling.default_tokens(params, sampling.COMPLETION_DEFAULT_TOKENS))
     prompts = await completion_prompts(context, terms, body)
     requests = engine_requests(context, body, answer_id, prompts, params, terms)
     headers = fields.ignored_header(ignored)
@@ -114,7 +115,9 @@ class CompletionChunks(Chunks):
         if choice.finish_reason is not None:
             shown["stop_reason"] = choice.stop_reason
             if choice.cumulative_logprob is not None:
-                shown["cumulative_logprob"] = finite(choice.cumulative_logprob)
+                shown["cumulative_logprob"] = finite_sum(choice.cumulative_logprob)
+            if choice.beam_score is not None:
+                shown["beam_score"] = finite_sum(choice.beam_score)
         if body.return_token_ids:
             shown["token_ids"] = choice.token_ids
             if first:

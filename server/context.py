@@ -10,6 +10,7 @@ from aiohttp import web
 
 from engine.config import ServerConfig
 from server.auth import Gate
+from server.catalogue_store import CatalogueStore
 from server.errors import ApiError
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
@@ -27,7 +28,9 @@ class Context:
     metrics: Metrics
     model_names: tuple[str, ...]
     stored: ResponseStore
+    catalogues: CatalogueStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
+    builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
     running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))
 

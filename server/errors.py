@@ -19,6 +19,15 @@ RETRY_SECONDS = "1"
 _LONGEST_RETRY = 60
 _IN_VAIN = {"x-should-retry": "false"}
 
+# Codes of statuses that clients repeat, where a repetition cannot help.
+_NEVER_AGAIN = (
+    "deadline_exceeded",
+    "continuation_parent_failed",
+    "request_id_in_use",
+    "catalogue_exists",
+    "catalogues_full",
+)
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -93,7 +102,7 @@ def _retry_headers(status: int, code: str, details: Mapping[str, Any]) -> dict[s
         return {"Retry-After": RETRY_SECONDS}
     if code == "insufficient_retention":
         return {**_IN_VAIN, "Retry-After": _seconds_until(details.get("earliest_expiry"))}
-    if code in ("deadline_exceeded", "continuation_parent_failed", "request_id_in_use"):
+    if code in _NEVER_AGAIN:
         return _IN_VAIN
     return {}
 

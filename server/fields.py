@@ -24,12 +24,8 @@ _MOST_NAMED = 32  # of ignored fields, so that the header stays a header
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "background": (False,),
-    "beam_width": (),
-    "catalogue": (),
-    "early_stopping": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "length_penalty": (1.0,),
     "modalities": (["text"],),
     "prediction": (),
     "response_format": ({"type": "text"},),
@@ -37,9 +33,9 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "use_beam_search": (False,),
     "web_search_options": (),
 }
+_GENERATION = "it belongs to /v1/completions and /v1/chat/completions"
 # Fields of one endpoint that the other refuses, and what to use there.
 _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
     wire.CompletionBody: {
@@ -56,6 +52,8 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
     },
     wire.ResponseBody: {
         "add_special_tokens": ((False,), "the chat template writes the special tokens"),
+        **dict.fromkeys(("beam_width", "catalogue"), ((), _GENERATION)),
+        "best_of": ((1,), _GENERATION),
         **dict.fromkeys(
             ("continuation_of", "continuation_suffix", "continuation_token_ids", "continuation_fallback"),
             (("", []), "a response continues another by `previous_response_id`"),
@@ -63,18 +61,21 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "continuation_at": (("end",), "a response continues the end of another"),
         "continuation_choice": ((0,), "a response is one answer"),
         "conversation": ((), "this server keeps no conversations; use `previous_response_id`"),
+        "early_stopping": ((False,), _GENERATION),
         "echo": ((False,), "it belongs to /v1/completions"),
+        "length_penalty": ((1.0,), _GENERATION),
         "logprobs": ((False,), 'use `include: ["message.output_text.logprobs"]`'),
         "max_completion_tokens": ((), "use `max_output_tokens`"),
         "max_tokens": ((), "use `max_output_tokens`"),
         "messages": (([],), "responses take `input`; messages go to /v1/chat/completions"),
         "n": ((1,), "a response is one answer"),
         "prompt": (("", []), "this server keeps no prompts; send `instructions` and `input`"),
-        "prompt_logprobs": ((), "it belongs to /v1/completions and /v1/chat/completions"),
+        "prompt_logprobs": ((), _GENERATION),
         "response_format": (({"type": "text"},), "use `text.format`"),
-        "return_token_ids": ((False,), "it belongs to /v1/completions and /v1/chat/completions"),
+        "return_token_ids": ((False,), _GENERATION),
         "suffix": (("",), "it belongs to /v1/completions"),
         "truncate_prompt_tokens": ((), "use `truncation`"),
+        "use_beam_search": ((False,), _GENERATION),
     },
 }
 # Names that other servers use for something of ours.
@@ -106,7 +107,7 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
         elif meant := _near_miss(name, known):
             message = f"`{wire.shorten(name)}` is not a parameter of this endpoint; did you mean `{meant}`?"
             raise ApiError(400, "unknown_parameter", message, param=wire.shorten(name))
-        elif name != "best_of":
+        else:
             ignored.append(name)
     options = raw.get("stream_options")
     if "stream_options" in known and isinstance(options, dict):
@@ -114,7 +115,6 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
         ignored += [
             f"stream_options.{name}" for name, value in options.items() if name not in inner and value is not None
         ]
-    _check_best_of(raw)
     return wire.convert(raw, body), ignored
 
 
@@ -140,15 +140,6 @@ def _refuse_unless_idle(name: str, value: Any, body: type[msgspec.Struct]) -> No
 def _same_number(value: Any, default: Any) -> bool:
     numbers = isinstance(value, int | float) and isinstance(default, int | float)
     return numbers and not isinstance(value, bool) and not isinstance(default, bool) and value == default
-
-
-def _check_best_of(raw: dict[str, Any]) -> None:
-    """Without beams `best_of` would compute choices and throw them away; as many as are returned asks for nothing."""
-    best_of = raw.get("best_of")
-    if best_of is None:
-        return
-    if type(best_of) is not int or best_of != raw.get("n", 1):
-        raise unsupported("best_of", "`best_of` needs beam search (`use_beam_search`); ask for more choices with `n`.")
 
 
 def _near_miss(name: str, known: set[str]) -> str | None:

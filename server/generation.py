@@ -208,6 +208,7 @@ def engine_requests(
                 origin=prompt.origin,
             )
         )
+    sampling.check_answer_size(request.params for request in requests)
     return requests
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -9,6 +11,24 @@ from aiohttp import web
 from server.context import CONTEXT, Context
 from server.errors import ApiError
 from server.wire import parse_object
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    num_bytes: int
+    origin: str  # what sets it, for the message
+
+    def check(self, num_bytes: int) -> None:
+        if num_bytes > self.num_bytes:
+            raise self.error()
+
+    def error(self) -> ApiError:
+        return ApiError(
+            413,
+            "request_too_large",
+            f"The body is larger than this server takes: {self.num_bytes} bytes ({self.origin}).",
+            details={"limit": self.num_bytes},
+        )
 
 
 async def read_object(request: web.Request, context: Context) -> dict[str, Any]:
@@ -22,15 +42,35 @@ async def read_with_nulls(request: web.Request, context: Context) -> dict[str, A
     try:
         data = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise _too_large(context) from None
-    except web.HTTPException:
+        raise body_limit(context).error() from None
+    except (web.HTTPException, ConnectionError):
         raise
-    except Exception as error:  # aiohttp has several for a body that is cut off or wrongly encoded
-        if isinstance(error, ConnectionError):
-            raise
-        message = "The body could not be read: its framing or its Content-Encoding is broken."
-        raise ApiError(400, "invalid_json", message) from error
+    except Exception as error:
+        raise _broken() from error
     return parse_object(data)
+
+
+async def body_chunks(request: web.BaseRequest, limit: BodyLimit) -> AsyncIterator[bytes]:
+    """A body as it comes in."""
+    chunks = request.content.iter_any()
+    received = 0
+    while True:
+        try:
+            data = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except ConnectionError:
+            raise
+        except Exception as error:
+            raise _broken() from error
+        received += len(data)
+        limit.check(received)
+        yield data
+
+
+def _broken() -> ApiError:
+    """aiohttp has several exceptions for a body that is cut off or wrongly encoded."""
+    return ApiError(400, "invalid_json", "The body could not be read: its framing or its Content-Encoding is broken.")
 
 
 def check_head(request: web.BaseRequest, context: Context) -> None:
@@ -42,42 +82,38 @@ def check_head(request: web.BaseRequest, context: Context) -> None:
             f"The Content-Type must be application/json, not {shown}; "
             "with curl add -H 'Content-Type: application/json', or use --json.",
         )
-    if (request.content_length or 0) > body_limit(context):
-        raise _too_large(context)
+    body_limit(context).check(request.content_length or 0)
 
 
-def body_limit(context: Context) -> int:
-    return int(context.config.max_body_mb * 2**20)
+def body_limit(context: Context) -> BodyLimit:
+    most = context.config.max_body_mb
+    return BodyLimit(int(most * 2**20), f"--max-body-mb {most:g}")
 
 
-async def expect_continue(request: web.Request) -> web.StreamResponse | None:
+def expect_continue(
+    check: Callable[[web.Request, Context], None] = check_head,
+) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
     """Answers `Expect: 100-continue`: refuses with the error that the body would get, or asks for the body."""
-    context = request.app[CONTEXT]
-    if request.headers["Expect"].lower() != "100-continue":
-        message = "The only expectation this server meets is 'Expect: 100-continue'."
-        return _closing(ApiError(417, "invalid_value", message))
-    try:
-        context.gate.tenant(request)
-        if request.method in ("POST", "PUT", "PATCH"):
-            check_head(request, context)
-    except ApiError as error:
-        return _closing(error)
-    if request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return None
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        context = request.app[CONTEXT]
+        if request.headers["Expect"].lower() != "100-continue":
+            message = "The only expectation this server meets is 'Expect: 100-continue'."
+            return _closing(ApiError(417, "invalid_value", message))
+        try:
+            context.gate.tenant(request)
+            if request.method in ("POST", "PUT", "PATCH"):
+                check(request, context)
+        except ApiError as error:
+            return _closing(error)
+        if request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return None
+
+    return answer
 
 
 def _closing(error: ApiError) -> web.Response:
     response = error.response()
     response.force_close()
     return response
-
-
-def _too_large(context: Context) -> ApiError:
-    limit = body_limit(context)
-    return ApiError(
-        413,
-        "request_too_large",
-        f"The body is larger than this server takes: {limit} bytes (--max-body-mb {context.config.max_body_mb:g}).",
-        details={"limit": limit},
-    )

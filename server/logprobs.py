@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ class Spelling:
 
 def finite(logprob: float) -> float:
     return logprob if logprob > VERY_UNLIKELY else VERY_UNLIKELY
+
+
+def finite_sum(logprob: float) -> float:
+    """Of many tokens: it may well lie below what stands for -inf."""
+    return logprob if math.isfinite(logprob) else VERY_UNLIKELY
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob], spelling: Spelling) -> dict[str, Any]:

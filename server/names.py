@@ -21,9 +21,14 @@ def header_id(value: str | None) -> str | None:
     return value if value is not None and _HEADER.match(value) else None
 
 
+def is_name(text: str) -> bool:
+    """Whether a client may give this name to something of its own."""
+    return _NAME.match(text) is not None
+
+
 def check_name(name: str) -> str:
     """The name a client gives to its request, if it can be one. Whether it is taken is the engine's to say."""
-    if not _NAME.match(name):
+    if not is_name(name):
         raise invalid("`request_id` must be 1 to 128 characters out of A-Z a-z 0-9 . _ : and -.", "request_id")
     if name.startswith(_PREFIXES):
         taken = ", ".join(_PREFIXES)

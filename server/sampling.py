@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.errors import ContextLengthExceeded
-from engine.types import ModelInfo, SamplingParams
-from server.errors import invalid
+from engine.types import MAX_BEAM_WIDTH, ModelInfo, SamplingParams
+from server.beams import beam_params
+from server.catalogue_store import StoredCatalogue
+from server.errors import ApiError, invalid, unsupported
 from server.interfaces import TokenizerLike
 from server.wire import ChatBody, CompletionBody, GenerationBody, shorten
 
@@ -15,15 +17,23 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
+MAX_ANSWER_BYTES = 2**30
 MAX_TIMEOUT = 7 * 86400.0
 COMPLETION_DEFAULT_TOKENS = 16
+_BYTES_PER_LOGPROB = 100  # as JSON, and as an object on its way there: about
 _MOST_TOKENS = 2**31  # far beyond any window; larger numbers need not be told apart
 _SMALLEST_TOP_P = 1e-6  # top_p 0 keeps the most likely token alone
 
 
-def sampling_params(body: CompletionBody | ChatBody, info: ModelInfo, tokenizer: TokenizerLike) -> SamplingParams:
-    """Everything but max_tokens, which depends on each prompt: see `with_room`."""
-    defaults = info.default_sampling
+def sampling_params(
+    body: CompletionBody | ChatBody,
+    info: ModelInfo,
+    tokenizer: TokenizerLike,
+    catalogue: StoredCatalogue | None = None,
+) -> SamplingParams:
+    """Everything but max_tokens, which depends on each prompt: see `with_room`. `catalogue` is the body's, found."""
+    beams = beam_params(body)
+    defaults = info.default_sampling if beams is None else {}  # a search does not sample
     temperature = _default(body.temperature, defaults.get("temperature"), 1.0)
     top_p = _default(body.top_p, defaults.get("top_p"), 1.0)
     top_k = int(_default(body.top_k, defaults.get("top_k"), 0))
@@ -45,7 +55,7 @@ def sampling_params(body: CompletionBody | ChatBody, info: ModelInfo, tokenizer:
         raise invalid(f"`top_k` must be at least 1, or 0 or -1 for all tokens, not {top_k}.", "top_k")
     return SamplingParams(
         max_tokens=0,
-        n=_choices(body),
+        n=_choices(body, MAX_CHOICES if beams is None else MAX_BEAM_WIDTH),
         temperature=temperature,
         top_p=max(top_p, _SMALLEST_TOP_P),
         top_k=min(max(top_k, 0), info.vocab_size),
@@ -57,14 +67,23 @@ def sampling_params(body: CompletionBody | ChatBody, info: ModelInfo, tokenizer:
         logit_bias=_logit_bias(body.logit_bias, info.vocab_size),
         allowed_token_ids=_allowed(body.allowed_token_ids, info.vocab_size),
         bad_words=_bad_words(body.bad_words, tokenizer),
-        stop=_stop(body.stop),
-        stop_token_ids=frozenset(check_ids(body.stop_token_ids or [], info.vocab_size, "stop_token_ids")),
+        stop=_stop(body.stop, catalogue),
+        stop_token_ids=_stop_ids(body.stop_token_ids or [], info.vocab_size, catalogue),
         ignore_eos=body.ignore_eos,
         include_stop_str_in_output=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens,
+        # An item is shown as it is, whatever its tokens are.
+        skip_special_tokens=catalogue is None if body.skip_special_tokens is None else body.skip_special_tokens,
         logprobs=_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body),
+        beams=beams,
+        catalogue=None if catalogue is None else catalogue.tree,
     )
+
+
+def default_tokens(params: SamplingParams, endpoints: int | None) -> int | None:
+    """The endpoint's max_tokens for a body that has none; an item of a catalogue, and its end, are as long as they
+    are."""
+    return endpoints if params.catalogue is None else params.catalogue.depth + 1
 
 
 def with_room(
@@ -73,8 +92,10 @@ def with_room(
     """The parameters with max_tokens: as asked for, or `default_tokens` (None: all the room there is)."""
     room = info.max_model_len - prompt_len
     asked = max_tokens(body)
+    if asked is not None:
+        _check_asked(params, asked, _max_tokens_field(body))
     if asked is None:
-        needed = 1
+        needed = 1 if params.catalogue is None else params.catalogue.depth
         limit = room if default_tokens is None else min(default_tokens, room)
     else:
         needed = limit = asked
@@ -87,12 +108,47 @@ def with_room(
 
 
 def max_tokens(body: GenerationBody) -> int | None:
-    """What the client asked for; `max_completion_tokens` is the younger name and wins."""
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    """What the client asked for."""
+    name = _max_tokens_field(body)
     asked: int | None = getattr(body, name)
     if asked is not None and asked < 0:
         raise invalid(f"`{name}` must be at least 0, not {asked}; leave it out for the default.", name)
     return None if asked is None else min(asked, _MOST_TOKENS)
+
+
+def _max_tokens_field(body: GenerationBody) -> str:
+    """The younger name wins."""
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _check_asked(params: SamplingParams, asked: int, name: str) -> None:
+    """Where an answer must be something, it needs the tokens for it."""
+    if params.beams is not None and asked == 0:
+        raise invalid(f"`{name}` must be at least 1 with `use_beam_search`, not 0.", name)
+    if params.catalogue is not None and asked < params.catalogue.depth:
+        raise invalid(
+            f"`{name}` is {asked}, but the catalogue has items of {params.catalogue.depth} tokens, and part of an item "
+            "is none. Leave it out, or take at least as many.",
+            name,
+        )
+
+
+def check_answer_size(requests: Iterable[SamplingParams]) -> None:
+    """Refuses log-probabilities that would not fit into memory as JSON. A search holds those of all its beams."""
+    needed = 0
+    for params in requests:
+        if params.logprobs is not None:
+            choices = params.n if params.beams is None else params.beams.width
+            needed += choices * params.max_tokens * (1 + params.logprobs) * _BYTES_PER_LOGPROB
+    if needed > MAX_ANSWER_BYTES:
+        raise ApiError(
+            400,
+            "answer_too_large",
+            f"The log-probabilities of this answer may take {needed} bytes, at most {MAX_ANSWER_BYTES}: ask for fewer "
+            "of them, for fewer choices or beams, or set a smaller `max_tokens`.",
+            param="logprobs",
+            details={"budget": MAX_ANSWER_BYTES, "needed": needed},
+        )
 
 
 def context_exceeded(max_model_len: int, prompt_len: int, completion: int) -> ContextLengthExceeded:
@@ -145,10 +201,10 @@ def _default(asked: float | None, models: float | None, ours: float) -> float:
     return ours if models is None else models
 
 
-def _choices(body: GenerationBody) -> int:
+def _choices(body: GenerationBody, most: int) -> int:
     n = 1 if body.n is None else body.n
-    if not 1 <= n <= MAX_CHOICES:
-        raise invalid(f"`n` must be between 1 and {MAX_CHOICES}, not {shorten(str(n))}.", "n")
+    if not 1 <= n <= most:
+        raise invalid(f"`n` must be between 1 and {most}, not {shorten(str(n))}.", "n")
     return n
 
 
@@ -180,8 +236,10 @@ def _prompt_logprobs(body: CompletionBody | ChatBody) -> int | None:
     return max(counts, default=None)
 
 
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+def _stop(stop: str | list[str] | None, catalogue: StoredCatalogue | None) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else stop or []
+    if strings and catalogue is not None:
+        raise unsupported("stop", "`stop` cannot be used with `catalogue`: an answer ends with its item. Leave it out.")
     if len(strings) > MAX_STOP_STRINGS:
         raise invalid(f"`stop` may hold {MAX_STOP_STRINGS} strings at most, not {len(strings)}.", "stop")
     for index, text in enumerate(strings):
@@ -189,6 +247,16 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
         if not 0 < len(text) <= MAX_STOP_CHARS:
             raise invalid(f"`{param}` must have 1 to {MAX_STOP_CHARS} characters, not {len(text)}.", param)
     return tuple(strings)
+
+
+def _stop_ids(ids: list[int], vocab_size: int, catalogue: StoredCatalogue | None) -> frozenset[int]:
+    for index, token in enumerate(check_ids(ids, vocab_size, "stop_token_ids")):
+        if catalogue is not None and catalogue.has_token(token):
+            raise invalid(
+                f"`stop_token_ids[{index}]` is {token}, part of items of the catalogue, which it would cut off.",
+                f"stop_token_ids[{index}]",
+            )
+    return frozenset(ids)
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -43,7 +43,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -55,6 +55,13 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     timeout: float | None = None
+
+    use_beam_search: bool = False
+    beam_width: int | None = None
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    catalogue: str | None = None
 
     continuation_of: str | None = None
     continuation_at: int | str | None = None
@@ -153,7 +160,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {_why_malformed(error)}.") from None
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {why_malformed(error)}.") from None
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_type", f"The body must be a JSON object, not {describe(value)}.")
     return value
@@ -170,7 +177,7 @@ def convert(fields: dict[str, Any], body: type[Body]) -> Body:
         raise _type_error(str(error), fields) from None
 
 
-def _why_malformed(error: Exception) -> str:
+def why_malformed(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The examples of docs/continuation.md, run as they are written, give the answers that are written under them."""
+"""The examples of the documentation, run as they are written, give the answers that are written under them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 
 from tests.test_end_to_end import Server
 
-PAGE = Path(__file__).parent.parent / "docs" / "continuation.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = ("continuation.md", "beams.md")
 SAMPLED = {"text", "content"}  # roundings, and so a near tie, may differ from one instruction set to another
 
 
-def examples() -> list[tuple[str, Any]]:
-    """The commands of the page that need a running server, each with the answer under it, if there is one."""
+def examples(page: str) -> list[tuple[str, Any]]:
+    """The commands of a page that need a running server, each with the answer under it, if there is one."""
     found: list[tuple[str, Any]] = []
-    for language, block in re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE):
+    for language, block in re.findall(
+        r"^```(sh|json)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+    ):
         if language == "json":
             found[-1] = (found[-1][0], json.loads(block))
         elif "bequest serve" not in block:
@@ -52,17 +56,21 @@ def differences(written: Any, got: Any, path: str = "") -> list[str]:
     return [] if written == got else [f"{path}: written {written!r}, got {got!r}"]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
-def test_the_examples() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
     server = Server("--kv-cache-gb", "0.5")
-    try:
-        for command, written in examples():
-            answers = answers_to(command, server.url)
-            assert answers and not any("error" in answer and answer["error"] for answer in answers), (command, answers)
-            if written is not None:
-                assert not (wrong := differences(written, answers[-1])), f"{command}\n" + "\n".join(wrong)
-    finally:
-        server.stop()
+    yield server
+    server.stop()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples(server: Server, page: str) -> None:
+    for command, written in examples(page):
+        answers = answers_to(command, server.url)
+        assert answers and not any("error" in answer and answer["error"] for answer in answers), (command, answers)
+        if written is not None:
+            assert not (wrong := differences(written, answers[-1])), f"{command}\n" + "\n".join(wrong)
 
 
 def test_the_comparison_can_fail() -> None:

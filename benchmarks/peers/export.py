@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from engine.models.load import open_checkpoint
+from engine.text import load_text
 
 
 def export_model(source: Path, target: Path) -> None:
@@ -38,3 +39,11 @@ def export_model(source: Path, target: Path) -> None:
     (target / "config.json").write_text(json.dumps(description))
     tensors = {name: checkpoint.source.load(name) for name in checkpoint.source.names()}
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
+
+
+def export_tokenizer(source: Path, target: Path) -> None:
+    """For engines that insist on one."""
+    text = load_text(source)
+    text.tokenizer.backend.save(str(target / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    (target / "tokenizer_config.json").write_text(json.dumps(config))

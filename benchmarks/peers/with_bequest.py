@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.llm import LLM, EngineConfig, SamplingParams
+from engine.types import BeamParams
 
 
 def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
@@ -16,3 +17,16 @@ def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
         return sum(completion.usage.completion_tokens for completion in completions)
 
     return generate
+
+
+def load_beams(model: str, threads: int) -> tuple[Callable[[list[int]], None], Callable[[list[int], int, int], int]]:
+    llm = LLM(EngineConfig(model=model, threads=threads, dtype="float32"))
+
+    def remember(prompt: list[int]) -> None:
+        llm.generate([prompt], SamplingParams(max_tokens=0), progress=False)
+
+    def search(prompt: list[int], width: int, output_len: int) -> int:
+        params = SamplingParams(max_tokens=output_len, n=width, ignore_eos=True, beams=BeamParams(width))
+        return len(llm.generate([prompt], params, progress=False)[0].choices)
+
+    return remember, search

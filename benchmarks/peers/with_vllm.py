@@ -9,6 +9,7 @@ from collections.abc import Callable
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="2", VLLM_NO_USAGE_STATS="1")
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import BeamSearchParams
 
 
 def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
@@ -21,3 +22,19 @@ def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     return generate
+
+
+def load_beams(model: str, threads: int) -> tuple[Callable[[list[int]], None], Callable[[list[int], int, int], int]]:
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+    llm = LLM(model, dtype="float32", max_model_len=1024, enable_prefix_caching=True, max_logprobs=64)
+
+    def remember(prompt: list[int]) -> None:
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+
+    def search(prompt: list[int], width: int, output_len: int) -> int:
+        params = BeamSearchParams(beam_width=width, max_tokens=output_len, ignore_eos=True)
+        outputs = llm.beam_search([{"prompt_token_ids": prompt}], params)
+        return len(outputs[0].sequences)
+
+    return remember, search

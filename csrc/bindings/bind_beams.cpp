@@ -26,11 +26,11 @@ void bind_catalogue(py::module_& m) {
   py::class_<Catalogue, std::shared_ptr<Catalogue>>(m, "Catalogue")
       .def(py::init([](Address tokens, Address offsets, int64_t num_items, int64_t width, int32_t vocab_size,
                        int num_threads) {
-             return std::make_shared<Catalogue>(
-                 CatalogueItems{pointer<int32_t>(tokens), pointer<int64_t>(offsets), num_items, width},
-                 vocab_size, num_threads);
-           }),
-           py::call_guard<py::gil_scoped_release>())
+        const py::gil_scoped_release unlocked;  // not a call_guard, see AttentionPlan
+        return std::make_shared<Catalogue>(
+            CatalogueItems{pointer<int32_t>(tokens), pointer<int64_t>(offsets), num_items, width}, vocab_size,
+            num_threads);
+      }))
       .def("child", &Catalogue::child)
       .def("children",
            [](const py::object& self, int32_t node) {

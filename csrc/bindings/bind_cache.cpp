@@ -89,6 +89,7 @@ void bind_token_list(py::module_& m) {
           "append", [](TokenList& list, py::int_ token) { list.append(to_token(token)); }, py::arg("token"))
       .def("extend", &extend, py::arg("tokens"))
       .def("truncate", &TokenList::truncate, py::arg("num_tokens"))
+      .def("common_prefix", &TokenList::common_prefix, py::arg("other"))
       .def("fork", [](const TokenList& list) { return TokenList(list); })
       .def("to_list",
            [](const TokenList& list) {

@@ -42,11 +42,12 @@ class TableSwap {
     return host;
   }
 
-  // Counts the references that `tables` have on each entry, and lists the entries as they first occur.
-  void count_uses() {
+  // Counts the references that `tables` have on each entry of the device (sign 1) or of the host (-1), and
+  // lists these entries as they first occur.
+  void count_uses(int32_t sign) {
     for (const BlockTable* table : tables_) {
       for (const int32_t entry : table->entries_) {
-        if (++moves_[entry].uses == 1) order_.push_back(entry);
+        if ((entry > 0) == (sign > 0) && ++moves_[entry].uses == 1) order_.push_back(entry);
       }
     }
   }
@@ -131,8 +132,8 @@ namespace {
 // Selects what nobody but the swap's tables holds.
 void select_own(TableSwap& swap, const BlockPool& device, const std::shared_ptr<BlockPool>& host) {
   swap.expect_host(host);
-  swap.count_uses();
-  swap.select([&](int32_t entry, int32_t uses) { return entry > 0 && device.ref_count(entry) == uses; });
+  swap.count_uses(1);
+  swap.select([&](int32_t entry, int32_t uses) { return device.ref_count(entry) == uses; });
 }
 
 std::vector<BlockCopy> move_out(TableSwap& swap, BlockPool& device, const std::shared_ptr<BlockPool>& host) {
@@ -163,6 +164,7 @@ std::vector<BlockCopy> swap_out_some(const std::vector<BlockTable*>& tables,
   select_own(swap, device, host);
   swap.select([&](int32_t entry, int32_t) { return !device.pending(entry); });
   swap.keep_last(static_cast<size_t>(std::clamp<int64_t>(most, 0, host->num_free())));
+  if (swap.num_moves() == 0) return {};
   return move_out(swap, device, host);
 }
 
@@ -172,8 +174,7 @@ std::optional<std::vector<BlockCopy>> try_swap_in(const std::vector<BlockTable*>
   TableSwap swap(tables);
   swap.expect_device(device);
   const std::shared_ptr<BlockPool> host = swap.common_host();
-  swap.count_uses();
-  swap.select([](int32_t entry, int32_t) { return entry < 0; });
+  swap.count_uses(-1);
   if (static_cast<int64_t>(swap.num_moves()) > device->num_free()) return std::nullopt;
   if (swap.num_moves() == 0) return std::vector<BlockCopy>{};
   const auto copies = swap.move(*host, *device, 1);

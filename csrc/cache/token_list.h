@@ -32,6 +32,13 @@ class TokenList {
     tokens_.resize(num_tokens);
   }
 
+  // Tokens at the beginning that both lists have in common.
+  size_t common_prefix(const TokenList& other) const {
+    const size_t longest = std::min(size(), other.size());
+    const auto end = tokens_.begin() + static_cast<std::ptrdiff_t>(longest);
+    return std::mismatch(tokens_.begin(), end, other.tokens_.begin()).first - tokens_.begin();
+  }
+
   size_t size() const { return tokens_.size(); }
   const int32_t* data() const { return tokens_.data(); }
   int32_t operator[](size_t i) const { return tokens_[i]; }

@@ -1,5 +1,5 @@
 """Typed functions over the extension, one module per backend and subject: the only importers of its kernels.
 
-`cpu` is everything a CPU runner needs, `cpu_weights` the matrices it stores; `cuda`, `cuda_attention` and
-`cuda_sampler` are the same for a GPU.
+`cpu`, `cpu_weights` (the matrices it stores) and `cpu_beams` are what a CPU runner needs; `cuda`, `cuda_attention`,
+`cuda_sampler` and `cuda_beams` are the same for a GPU; `catalogue` and `beams` are what both say to their kernels.
 """

@@ -18,9 +18,10 @@ import torch
 
 from engine import _C
 from engine.kernels.catalogue import RULE_DTYPE, CatalogueRule
-from engine.types import IntArray
+from engine.types import MAX_BEAM_CANDIDATES, IntArray
 
 MAX_CANDIDATES = _C.max_beam_candidates
+assert MAX_CANDIDATES >= MAX_BEAM_CANDIDATES
 
 # csrc/ops/beam_candidates.h: BeamGroup
 GROUP_DTYPE = np.dtype(

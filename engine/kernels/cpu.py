@@ -405,7 +405,7 @@ class Sampler:
 
     def open_row(self, spec: RowSpec) -> None:
         params = spec.params
-        held_back = (*spec.eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
+        held_back = (*spec.held_back, *params.stop_token_ids) if params.min_tokens else ()
         self._sampler.open_row(
             spec.row,
             params.temperature,

@@ -77,7 +77,7 @@ def _lay_out(spec: RowSpec, vocab_size: int) -> _Lists:
     bias_ids = _ints(*(token for token, _ in params.logit_bias))
     bias_values = np.array([value for _, value in params.logit_bias], np.float32).view(np.int32)
     bias = add(np.concatenate([bias_ids, bias_values]))
-    held_back = _ints(*spec.eos_token_ids, *params.stop_token_ids) if params.min_tokens else _ints()
+    held_back = _ints(*spec.held_back, *params.stop_token_ids) if params.min_tokens else _ints()
     held_back_at = add(held_back)
     starts = np.cumsum([0, *map(len, params.bad_words)], dtype=np.int32)
     bad_words = add(np.concatenate([starts, *(_ints(*word) for word in params.bad_words)])) if params.bad_words else 0
@@ -249,7 +249,7 @@ class CudaSampler:
         if not all(params.bad_words):
             raise _C.Error("sampler: empty bad word")
         named = [*(token for token, _ in params.logit_bias), *(token for word in params.bad_words for token in word)]
-        named += [*(params.allowed_token_ids or ()), *spec.eos_token_ids, *params.stop_token_ids]
+        named += [*(params.allowed_token_ids or ()), *spec.held_back, *params.stop_token_ids]
         named += spec.output_token_ids
         if params.bad_words or params.repetition_penalty != 1:
             named += spec.prompt_token_ids

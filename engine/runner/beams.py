@@ -10,6 +10,7 @@ import torch
 
 from engine.kernels import cpu_beams
 from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
+from engine.runner.catalogues import PlacedCatalogues
 from engine.types import BeamCandidates, BeamSpec, BoolArray, FloatArray, IntArray
 
 _MOST_CONSTRAINTS = 1024  # of recent requests, kept from step to step
@@ -18,14 +19,16 @@ _MOST_CONSTRAINTS = 1024  # of recent requests, kept from step to step
 class Constraints:
     """What the beams of recent requests may continue with, in the memory of the device."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, catalogues: PlacedCatalogues) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._catalogues = catalogues
         self._made: OrderedDict[tuple[str, tuple[int, ...]], BeamConstraint] = OrderedDict()
 
     def of(self, spec: BeamSpec) -> BeamConstraint | None:
         params = spec.params
-        if params.allowed_token_ids is None and not params.logit_bias and not spec.held_back:
+        catalogue = params.catalogue
+        if params.allowed_token_ids is None and not params.logit_bias and not spec.held_back and catalogue is None:
             return None
         key = (spec.request_id, spec.held_back)
         made = self._made.get(key)
@@ -36,6 +39,7 @@ class Constraints:
                 allowed_token_ids=params.allowed_token_ids,
                 logit_bias=params.logit_bias,
                 forbidden=spec.held_back,
+                rule=None if catalogue is None else self._catalogues.rule(catalogue, spec.end_token_ids),
             )
             if len(self._made) > _MOST_CONSTRAINTS:
                 self._made.popitem(last=False)
@@ -50,6 +54,13 @@ def pack(specs: Sequence[BeamSpec], constraints: Constraints) -> PackedGroups:
 def scores_of(specs: Sequence[BeamSpec]) -> FloatArray:
     """[R] of all groups, one after the other: as their samples are."""
     return np.concatenate([spec.scores for spec in specs])
+
+
+def nodes_of(specs: Sequence[BeamSpec]) -> IntArray | None:
+    """[R] likewise, 0 for groups without a catalogue; None if no group has one."""
+    if all(spec.nodes is None for spec in specs):
+        return None
+    return np.concatenate([np.zeros(len(s.scores), np.int32) if s.nodes is None else s.nodes for s in specs])
 
 
 def unpack(
@@ -67,11 +78,11 @@ def unpack(
 
 
 class CpuBeams:
-    def __init__(self, vocab_size: int) -> None:
-        self._constraints = Constraints(vocab_size, torch.device("cpu"))
+    def __init__(self, vocab_size: int, catalogues: PlacedCatalogues) -> None:
+        self._constraints = Constraints(vocab_size, torch.device("cpu"), catalogues)
 
     def candidates(self, logits: torch.Tensor, specs: Sequence[BeamSpec]) -> tuple[BeamCandidates, ...]:
         """From logits [N, V] of the step's samples, the last R of which are beams'."""
         rows = logits[specs[0].first_sample :]
-        found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints))
+        found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints), nodes_of(specs))
         return unpack(specs, found.score, found.row, found.token, found.logprob, found.bad)

@@ -11,6 +11,7 @@ from engine.kernels import cpu as kernels
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.decoder import Decoder
 from engine.runner.beams import CpuBeams
+from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.read_rows import ReadTokens, read_tokens
 from engine.runner.sampling import RowSampler
 from engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
@@ -26,8 +27,9 @@ class CpuRunner:
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
-        self._sampler = RowSampler(max_rows, model.config.vocab_size)
-        self._beams = CpuBeams(model.config.vocab_size)
+        catalogues = PlacedCatalogues(torch.device("cpu"))
+        self._sampler = RowSampler(max_rows, model.config.vocab_size, catalogues)
+        self._beams = CpuBeams(model.config.vocab_size, catalogues)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:

@@ -18,6 +18,7 @@ from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorksp
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
+from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.cuda_beams import CudaBeams
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
@@ -84,7 +85,8 @@ class CudaRunner:
         }
         self._staging = Staging(self._layout(), self._device)
         self._results = ResultBuffers(limits.max_rows, self._device)
-        self._beams = CudaBeams(config.vocab_size, self._device)
+        self._catalogues = PlacedCatalogues(self._device)
+        self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
         # All of the above was made on the default stream, which this runner's stream does not wait for.
@@ -194,7 +196,9 @@ class CudaRunner:
         for row in plan.close_rows:
             self._sampler.close_row(row)
         for spec in plan.open_rows:
-            self._sampler.open_row(spec)
+            catalogue = spec.params.catalogue
+            rule = None if catalogue is None else self._catalogues.rule(catalogue, spec.end_token_ids)
+            self._sampler.open_row(spec, rule)
         updates = self._sampler.pack_updates()
         travels = updates is not None and len(updates[0]) <= _UPDATE_BYTES
         if updates is not None and travels:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from engine.kernels import cuda_beams
 from engine.kernels.beams import PackedGroups
-from engine.runner.beams import Constraints, pack, scores_of, unpack
-from engine.types import BeamCandidates, BeamSpec
+from engine.runner.beams import Constraints, nodes_of, pack, scores_of, unpack
+from engine.runner.catalogues import PlacedCatalogues
+from engine.types import BeamCandidates, BeamSpec, FloatArray, IntArray
 
 _ALIGNMENT = 16
 
@@ -38,24 +39,28 @@ class PendingCandidates:
 
 
 class CudaBeams:
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, catalogues: PlacedCatalogues) -> None:
         self._device = device
-        self._constraints = Constraints(vocab_size, device)
+        self._constraints = Constraints(vocab_size, device, catalogues)
 
     def launch(self, logits: Tensor, specs: Sequence[BeamSpec]) -> PendingCandidates:
         """From logits [N, V] of the step's samples, of which R from the first group's on are beams'."""
         groups = pack(specs, self._constraints)
         num_rows = int(groups.group_start[-1])
         first = specs[0].first_sample
-        scores, device_groups = self._send(scores_of(specs), groups)
+        scores, nodes, device_groups = self._send(scores_of(specs), nodes_of(specs), groups)
         out = cuda_beams.DeviceCandidates.empty(num_rows, len(specs), groups.columns, self._device)
         memory = cuda_beams.workspace(num_rows, groups.num_slots, self._device)
-        cuda_beams.beam_candidates(logits[first : first + num_rows], scores, device_groups, memory, out)
+        cuda_beams.beam_candidates(logits[first : first + num_rows], scores, device_groups, memory, out, nodes)
         return PendingCandidates(specs, out)
 
-    def _send(self, scores: np.ndarray, groups: PackedGroups) -> tuple[Tensor, cuda_beams.DeviceGroups]:
+    def _send(
+        self, scores: FloatArray, nodes: IntArray | None, groups: PackedGroups
+    ) -> tuple[Tensor, Tensor | None, cuda_beams.DeviceGroups]:
         """All that the kernel reads of the step, in one copy."""
         parts = [scores.tobytes(), groups.group_start.tobytes(), groups.records.tobytes()]
+        if nodes is not None:
+            parts.append(nodes.tobytes())
         offsets = [0]
         for part in parts:
             offsets.append(-(-(offsets[-1] + len(part)) // _ALIGNMENT) * _ALIGNMENT)
@@ -65,4 +70,5 @@ class CudaBeams:
             view[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
         sent = pinned.to(self._device, non_blocking=True)
         pieces = [sent[offset : offset + len(part)] for offset, part in zip(offsets, parts, strict=False)]
-        return pieces[0].view(torch.float32), cuda_beams.DeviceGroups(pieces[1].view(torch.int32), pieces[2])
+        on_device = cuda_beams.DeviceGroups(pieces[1].view(torch.int32), pieces[2])
+        return pieces[0].view(torch.float32), None if nodes is None else pieces[3].view(torch.int32), on_device

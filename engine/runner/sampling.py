@@ -8,20 +8,26 @@ import numpy as np
 import torch
 
 from engine.kernels import cpu as kernels
+from engine.kernels.cpu_beams import constrain_row
+from engine.runner.catalogues import PlacedCatalogues
 from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
 
 
 class RowSampler:
     """Draws tokens for sampler rows; raw log-probabilities beside them."""
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, catalogues: PlacedCatalogues) -> None:
         self._sampler = kernels.Sampler(num_rows, vocab_size)
+        self._catalogues = catalogues
 
     def update_rows(self, closed: Iterable[int], opened: Iterable[RowSpec]) -> None:
         for row in closed:
             self._sampler.close_row(row)
         for spec in opened:
             self._sampler.open_row(spec)
+            if spec.params.catalogue is not None:
+                rule = self._catalogues.rule(spec.params.catalogue, spec.end_token_ids)
+                constrain_row(self._sampler, spec.row, rule, spec.output_token_ids)
 
     def resolve(self, input_ids: IntArray) -> IntArray:
         """Replaces -(row + 1) by the row's last token."""

@@ -28,10 +28,16 @@ class IncrementalDetokenizer:
     """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
-        kind = _ByteStream if tokenizer.spelling.exact else _WindowStream
+        kind: type[_ByteStream | _WindowStream] = _ByteStream if tokenizer.spelling.exact else _WindowStream
         stream = kind(tokenizer, prompt_token_ids, skip_special_tokens)
         self.step: Callable[[int], str] = stream.step
         self.flush: Callable[[], str] = stream.flush
+        self._stream = stream
+
+    @property
+    def inside_character(self) -> bool:
+        """Whether the last tokens have begun a character that is not complete."""
+        return self._stream.inside_character
 
 
 class _ByteStream:
@@ -40,7 +46,8 @@ class _ByteStream:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._bytes = tokenizer.bytes_by_id
         self._hidden: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._decode = _utf8_decoder("replace").decode
+        self._decoder = _utf8_decoder("replace")
+        self._decode = self._decoder.decode
         tail = b""
         for token_id in reversed(prompt_token_ids):
             if len(tail) >= MAX_UTF8_BYTES:  # an unfinished character is shorter than this
@@ -57,6 +64,10 @@ class _ByteStream:
 
     def flush(self) -> str:
         return self._strip(self._decode(b"", True))
+
+    @property
+    def inside_character(self) -> bool:
+        return bool(self._decoder.getstate()[0])
 
     def _strip(self, text: str) -> str:
         if self._strip_space and text:
@@ -87,6 +98,10 @@ class _WindowStream:
 
     def flush(self) -> str:
         return self._show(self._text(self._window))
+
+    @property
+    def inside_character(self) -> bool:
+        return len(self._window) > self._num_shown
 
     def _show(self, text: str) -> str:
         new = text[len(self._shown) :]

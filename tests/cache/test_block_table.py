@@ -185,3 +185,27 @@ def test_without_an_index_nothing_is_found() -> None:
     pool.clear_index()
     assert (BlockTable(pool).match_prefix(tokens, 8), BlockTable(pool).match_partial(tokens, 8)) == (0, 0)
     assert pool.num_indexed == pool.num_roots == 0
+
+
+def test_a_copy_of_a_plan_reads_only_what_the_plan_leaves_alone(pool: BlockPool) -> None:
+    parent = BlockTable(pool)
+    write(parent, 0, 6)
+    assert pool.settled_slots(2) == 4, "without a plan nothing is pending"
+    pool.begin_plan()
+    write(parent, 6, 7)  # slot 2 of block 2
+    assert (pool.settled_slots(1), pool.settled_slots(2)) == (4, 2)
+    early, late = parent.slice_to(6), parent.slice_to(7)
+    assert write(early, 6, 8) == [(2, 3)], "slots 0 and 1 are there already"
+    with pytest.raises(Error, match="copied before"):
+        late.try_prepare_write(7, 8)
+    assert pool.settled_slots(3) == 0, "a copy of this plan fills it: another would read what was there before"
+    second = early.slice_to(5)
+    with pytest.raises(Error, match="copied before"):
+        second.try_prepare_write(5, 6)
+    whole = parent.slice_to(4)
+    assert write(whole, 4, 5) == [], "full blocks are shared, whoever writes them"
+    pool.end_plan()
+    pool.begin_plan()
+    assert pool.settled_slots(2) == pool.settled_slots(3) == 4, "a plan later all of it is there"
+    pool.end_plan()
+    pool.check()

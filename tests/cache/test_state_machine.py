@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine._C import BlockPool, BlockTable, TokenList, try_swap_in, try_swap_out
+from engine._C import BlockPool, BlockTable, TokenList, swap_out_some, try_swap_in, try_swap_out
 
 History = tuple[bytes, tuple[int, ...]]
 Pairs = list[tuple[int, int]]
@@ -192,7 +192,7 @@ class CacheMachine(RuleBasedStateMachine):
         table, end, first = sequence.table, begin + len(new), begin // self.block_size
         if sequence.in_plan or not table.resident or not new:
             return
-        if self.planning and begin % self.block_size and self.is_written_by_plan(table.blocks[first]):
+        if begin % self.block_size > self.settled_slots(table.blocks[first] if first < len(table) else 0):
             return  # an Error, which has a test of its own
         needed, before, free = table.blocks_needed(begin, end), table.blocks, self.device.num_free
         copies = table.try_prepare_write(begin, end)
@@ -216,6 +216,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     def is_written_by_plan(self, block: int) -> bool:
         return any(block == written for written, _, _ in self.memory.writes)
+
+    def settled_slots(self, block: int) -> int:
+        """Slots that are the same before and after the copies and writes of the open plan."""
+        if any(block == target for _, target in self.memory.copies):
+            return 0
+        return min((slot for written, slot, _ in self.memory.writes if written == block), default=self.block_size)
 
     @some
     @rule(i=which, part=ninths)
@@ -252,6 +258,28 @@ class CacheMachine(RuleBasedStateMachine):
         child = parent.table.slice_to(length)
         assert child.blocks == parent.table.blocks[: -(-length // self.block_size)]
         self.join(child, parent.salt, parent.tokens[:length], parent.in_plan)
+
+    @some_and_room
+    @rule(i=which, part=ninths, new=new_tokens)
+    def branch(self, i: int, part: int, new: list[int]) -> None:
+        """A child of a sequence that this very plan may write: it shares full blocks and copies the last one."""
+        parent = self.at(i)
+        length = len(parent.tokens) * part // 9
+        child = self.join(parent.table.slice_to(length), parent.salt, parent.tokens[:length])
+        self.try_write(child, length, new)
+        child.in_plan |= parent.in_plan
+
+    @precondition(lambda self: len(self.live) > 1)
+    @rule(i=which, j=which)
+    def share_front(self, i: int, j: int) -> None:
+        """Two sequences that computed the same keep it once."""
+        one, other = self.at(i), self.at(j)
+        if one.in_plan or other.in_plan or one.salt != other.salt:
+            return
+        differ = [k for k, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)) if a != b]
+        count = min([len(one.tokens), len(other.tokens), *differ[:1]]) // self.block_size
+        one.table.share_front(other.table, count)
+        assert one.table.blocks[:count] == other.table.blocks[:count]
 
     @some
     @rule(i=which, part=ninths)
@@ -323,6 +351,28 @@ class CacheMachine(RuleBasedStateMachine):
         self.settle()
 
     @some
+    @rule(chosen=groups, most=st.integers(0, 5))
+    def swap_some_out(self, chosen: set[int], most: int) -> None:
+        """As many as fit of those that only the chosen hold; what this plan writes or brought in stays."""
+        picked = self.pick(chosen)
+        inside = Counter(e for s in picked for e in s.table.blocks if e > 0)
+        outside = self.owners() + Counter(self.kept)
+        arrived = {device for _, device in self.memory.back} if self.planning else set()
+        movable = [
+            block
+            for block in inside
+            if inside[block] == outside[block] and not self.is_written_by_plan(block) and block not in arrived
+        ]
+        count = min(most, self.host.num_free, len(movable))
+        before = [s.table.blocks for s in picked]
+        pairs = swap_out_some([s.table for s in picked], self.host, most)
+        assert [device for device, _ in pairs] == movable[len(movable) - count :]
+        target = {device: -host for device, host in pairs}
+        assert [s.table.blocks for s in picked] == [[target.get(e, e) for e in blocks] for blocks in before]
+        self.memory.out += [(device, -host) for device, host in pairs]
+        self.settle()
+
+    @some
     @rule(chosen=groups)
     def swap_in(self, chosen: set[int]) -> None:
         picked = self.pick(chosen)
@@ -361,7 +411,10 @@ class CacheMachine(RuleBasedStateMachine):
             assert used == [pool.ref_count(block) for block in range(1, pool.num_blocks)]
             assert pool.num_free == used.count(0)
         for sequence in self.live:
-            assert sequence.table.resident == all(entry > 0 for entry in sequence.table.blocks)
+            on_host = sum(entry < 0 for entry in sequence.table.blocks)
+            assert (sequence.table.num_on_host, sequence.table.resident) == (on_host, on_host == 0)
+            for block in sequence.table.blocks:
+                assert block < 0 or self.device.settled_slots(block) == self.settled_slots(block)
 
     @invariant()
     def tables_read_back_their_own_tokens(self) -> None:
@@ -398,11 +451,14 @@ STEPS: dict[str, tuple[int, Callable[[random.Random], dict[str, object]]]] = {
     "uncommit": (1, lambda rng: part(rng)),
     "fork": (4, lambda rng: one(rng)),
     "slice_to": (2, lambda rng: part(rng)),
+    "branch": (4, lambda rng: {**part(rng), "new": some_tokens(rng)}),
+    "share_front": (2, lambda rng: {**one(rng), "j": rng.randrange(1000)}),
     "truncate": (2, lambda rng: part(rng)),
     "end": (6, lambda rng: {**one(rng), "explicitly": rng.random() < 0.5}),
     "record": (1, lambda rng: one(rng)),
     "adopt": (4, lambda rng: one(rng)),
     "swap_out": (3, lambda rng: {"chosen": set(rng.sample(range(6), rng.randint(1, 3)))}),
+    "swap_some_out": (3, lambda rng: {"chosen": set(rng.sample(range(6), 3)), "most": rng.randrange(6)}),
     "swap_in": (4, lambda rng: {"chosen": set(rng.sample(range(6), rng.randint(1, 6)))}),
     "begin_plan": (3, lambda rng: {}),
     "end_plan": (2, lambda rng: {}),
@@ -425,7 +481,7 @@ def some_tokens(rng: random.Random) -> list[int]:
 def may(machine: CacheMachine, name: str) -> bool:
     if name in ("begin_plan", "end_plan"):
         return machine.planning == (name == "end_plan")
-    if name in ("start", "fork", "slice_to", "adopt") and len(machine.live) >= MOST_SEQUENCES:
+    if name in ("start", "fork", "slice_to", "branch", "adopt") and len(machine.live) >= MOST_SEQUENCES:
         return False
     return name == "start" or bool(machine.records if name == "adopt" else machine.live)
 

@@ -11,6 +11,7 @@ from engine._C import (
     TokenList,
     count_distinct_blocks,
     prepare_batch,
+    swap_out_some,
     try_swap_in,
     try_swap_out,
 )
@@ -190,3 +191,80 @@ def test_a_plan_neither_swaps_out_what_it_writes_nor_reuses_what_it_swaps_in(
         pool.end_plan()
         pool.check()
     assert host.num_used == 1
+
+
+def test_some_go_tails_first_and_as_many_as_asked_for_and_as_fit(device: BlockPool, host: BlockPool) -> None:
+    first, second = filled(device, 12), filled(device, 8)
+    assert swap_out_some([], host, 5) == swap_out_some([first], host, 0) == swap_out_some([first], host, -1) == []
+    assert swap_out_some([first], host, 1) == [(3, 1)]
+    assert (first.blocks, first.num_on_host, first.resident) == ([1, 2, -1], 1, False)
+    assert swap_out_some([first, second], host, 3) == [(2, 2), (4, 3), (5, 4)]
+    assert (first.num_on_host, second.num_on_host, device.num_used, host.num_used) == (2, 2, 1, 4)
+    big = filled(device, 4 * 6)
+    assert len(swap_out_some([first, big], host, 100)) == 4, "the host has no more"
+    assert (first.num_on_host, big.num_on_host, host.num_free) == (2, 4, 0)
+    assert first.blocks[0] == 1, "the last ones of the tables went first"
+    assert try_swap_in([first, second], device) is not None
+    assert first.num_on_host == second.num_on_host == 0
+    for pool in (device, host):
+        pool.check()
+
+
+def test_some_leaves_what_others_hold_and_moves_what_is_shared_inside_once(device: BlockPool, host: BlockPool) -> None:
+    parent = filled(device, 8)
+    child, stranger = parent.fork(), parent.slice_to(4)
+    write(child, 8, 12)
+    assert swap_out_some([child], host, 9) == [(3, 1)], "the parent holds the others"
+    assert swap_out_some([parent, child], host, 9) == [(2, 2)], "and a stranger the first"
+    assert parent.blocks == [1, -2] and child.blocks == [1, -2, -1] and host.ref_count(2) == 2
+    stranger.free()
+    assert swap_out_some([parent, child], host, 9) == [(1, 3)]
+    assert (parent.num_on_host, child.num_on_host) == (2, 3)
+
+
+def test_num_on_host_follows_forks_cuts_and_ends(device: BlockPool, host: BlockPool) -> None:
+    table = filled(device, 16)
+    swap_out_some([table], host, 2)
+    assert table.num_on_host == 2 and table.blocks[:2] == [1, 2]
+    assert [table.slice_to(n).num_on_host for n in (8, 9, 16)] == [0, 1, 2]
+    assert table.fork().num_on_host == 2
+    table.truncate(12)
+    assert table.num_on_host == 1
+    table.free()
+    assert table.num_on_host == 0 and host.num_used == 0
+
+
+def test_what_a_plan_brings_in_it_does_not_take_out_again(device: BlockPool, host: BlockPool) -> None:
+    """Swaps out run first: they would take what was there before."""
+    lease = filled(device, 12)
+    try_swap_out([lease], host)
+    child = lease.slice_to(4)
+    for pool in (device, host):
+        pool.begin_plan()
+    assert try_swap_in([child, lease], device) is not None
+    assert swap_out_some([lease], host, 9) == []
+    for pool in (device, host):
+        pool.end_plan()
+    assert len(swap_out_some([lease], host, 9)) == 2
+    assert lease.num_on_host == 2 and child.num_on_host == 0
+
+
+def test_a_front_that_holds_the_same_becomes_the_others(device: BlockPool, host: BlockPool) -> None:
+    lease, child = filled(device, 12), filled(device, 14)
+    swap_out_some([lease], host, 1)
+    assert (lease.blocks, child.blocks) == ([1, 2, -1], [4, 5, 6, 7])
+    child.share_front(lease, 3)
+    assert child.blocks == [1, 2, -1, 7] and child.num_on_host == 1 and host.ref_count(1) == 2
+    child.share_front(lease, 3)
+    assert host.ref_count(1) == 2, "twice is once"
+    lease.free()
+    assert (device.num_used, host.num_used) == (3, 1)
+    own = filled(device, 8)
+    child.share_front(own, 0)
+    with pytest.raises(Error, match="shorter"):
+        child.share_front(own, 3)
+    child.truncate(8)
+    own.share_front(child, 2)
+    assert own.blocks == [1, 2] and own.resident and child.num_on_host == 0
+    for pool in (device, host):
+        pool.check()

@@ -55,3 +55,9 @@ def test_a_bad_token_changes_nothing(bad: object) -> None:
     with pytest.raises((Error, OverflowError, TypeError)):
         tokens.append(bad)  # type: ignore[arg-type]
     assert tokens.to_list() == [1]
+
+
+def test_common_prefix() -> None:
+    tokens = TokenList([1, 2, 3, 4])
+    for other, common in (([], 0), ([1, 2], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 4, 5], 4), ([1, 9, 3], 1), ([9, 2], 0)):
+        assert tokens.common_prefix(TokenList(other)) == TokenList(other).common_prefix(tokens) == common

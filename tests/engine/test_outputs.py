@@ -88,3 +88,85 @@ def test_logprobs_are_one_per_token_and_sum_up(tokenizer: Tokenizer) -> None:
     assert all(len(d.logprobs or ()) == len(d.token_ids) for d in deltas)
     count = sum(len(d.token_ids) for d in deltas)
     assert deltas[-1].cumulative_logprob == pytest.approx(-0.5 * count)
+
+
+# --- how many tokens the text that was shown is made of ---------------------------------------------------------------
+
+
+def shown_tokens(tokenizer: Tokenizer, tokens: list[int], text: str) -> int:
+    """The slow and obvious way: tokens from the first on, as long as their bytes are the beginning of the text."""
+    data = text.encode()
+    count, length = 0, 0
+    for token in tokens:
+        length += len(tokenizer.token_bytes(token))
+        if length > len(data):
+            break
+        count += 1
+    return count
+
+
+def feed(output: ChoiceOutput, tokens: list[int]) -> tuple[int, str]:
+    """Pushes tokens until a stop string is complete; how many were taken, and the text that was shown."""
+    text = ""
+    for count, token in enumerate(tokens, 1):
+        stop = output.push(token, None, shown=True)
+        if stop is not None:
+            output.finish("stop", stop)
+        delta = output.take(always=False)
+        text += "" if delta is None else delta.text
+        if stop is not None:
+            return count, text
+    return len(tokens), text
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_shown_len_for_every_stop_string_of_a_text(tokenizer: Tokenizer, length: int, include: bool) -> None:
+    """Inside tokens, across them, at their ends, and in the middle of characters that several tokens spell."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert any(not tokenizer.token_bytes(t).isascii() for t in tokens) and len(tokens) > 15
+    for start in range(len(TEXT) - length + 1):
+        stop = TEXT[start : start + length]
+        params = SamplingParams(max_tokens=1000, stop=(stop,), include_stop_str_in_output=include)
+        output = ChoiceOutput(request([1, 2], params), 0, tokenizer)
+        taken, text = feed(output, tokens)
+        end = TEXT.index(stop)
+        assert text == TEXT[: end + (length if include else 0)]
+        assert output.shown_len == shown_tokens(tokenizer, tokens[:taken], text), stop
+
+
+def test_shown_len_without_a_stop_is_every_token_but_the_end(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    for stops in ((), ("never there",)):
+        output = ChoiceOutput(request([1, 2], SamplingParams(max_tokens=1000, stop=stops)), 0, tokenizer)
+        assert output.shown_len == 0
+        feed(output, tokens)
+        assert output.shown_len == len(tokens)
+        output.push(2, None, shown=False)
+        output.finish("stop", None)
+        assert output.shown_len == len(tokens)
+
+
+def test_shown_len_of_a_text_that_is_all_stop_string_is_0(tokenizer: Tokenizer) -> None:
+    for text in ("STOP", "🙂"):
+        output = ChoiceOutput(request([1, 2], SamplingParams(max_tokens=1000, stop=(text,))), 0, tokenizer)
+        feed(output, tokenizer.encode(text, add_special_tokens=False))
+        assert output.finish_reason == "stop" and output.shown_len == 0
+
+
+def test_what_was_held_back_counts_when_the_text_ends(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("a b END", add_special_tokens=False)
+    output = ChoiceOutput(request([1, 2], SamplingParams(max_tokens=1000, stop=("ENDING",))), 0, tokenizer)
+    _, text = feed(output, tokens)
+    output.finish("length", None)
+    assert not text.endswith("END") and output.shown_len == len(tokens)
+
+
+def test_an_incomplete_character_before_a_stop_string_is_not_shown(tokenizer: Tokenizer) -> None:
+    """The first bytes of a character, then something else: the bytes never become text of their own."""
+    begun = tokenizer.encode("a🙂", add_special_tokens=False)[:-1]
+    tokens = [*begun, *tokenizer.encode("STOP", add_special_tokens=False)]
+    output = ChoiceOutput(request([1, 2], SamplingParams(max_tokens=1000, stop=("STOP",))), 0, tokenizer)
+    taken, text = feed(output, tokens)
+    assert taken == len(tokens) and text.startswith("a")
+    assert output.shown_len <= len(begun)

@@ -177,7 +177,8 @@ class World:
         if launch is None:
             return False
         limits = self.shape.limits
-        assert launch.plan.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0)
+        most = max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0, limits.max_num_seqs)
+        assert launch.plan.num_tokens <= most
         self.seen["preempted"] += launch.num_preempted
         self.seen["swapped out"] += len(launch.plan.swaps_out)
         self.seen["swapped in"] += len(launch.plan.swaps_in)
@@ -252,7 +253,7 @@ class World:
                 continue
             assert told.inherited_tokens == group.cached_tokens == promise.inherits
             assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
-            assert told.source in ("blocks", "host") or promise.inherits == 0
+            assert told.source in ("blocks", "host")
             self.seen[told.source] += 1
 
     def check_sequences(self) -> None:
@@ -297,6 +298,8 @@ class World:
         assert budget.held_on_host == sum(block < 0 for _, block in held)
         assert budget.num_promised == sum(g.record.charge for g in self.open if g.record is not None)
         assert budget.used <= budget.capacity, "more is leased than there may be"
+        here = {r for r in self.holders() if any(block > 0 for table in r.tables() for block in table.blocks)}
+        assert here == set(self.retention.leases.on_device())
         for record in self.holders():
             assert record.leased or record.pins > 0 or record.group is not None
             if record.leased:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.catalogue import Catalogue
 from engine.kernels import cpu
-from engine.kernels.catalogue import Catalogue, CatalogueRule, PlacedCatalogue
+from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import constrain_row
 from engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace
 from engine.kernels.cuda_sampler import CudaSampler

@@ -11,9 +11,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.llm import LLM, Completion
-from engine.types import SamplingParams
+from engine.types import BeamParams, SamplingParams
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
+from tests.engine.test_beams_against_transformers import check_searches
 from tests.engine.test_nan import check_nan_fails_its_request_alone, poisoned_model
 from tests.tiny_models import make_reference
 
@@ -124,3 +125,18 @@ def test_nan_fails_its_request_alone(tiny_model: Callable[[str], Path], tmp_path
 async def test_leases_go_to_the_host_and_come_back(pipelined: bool, tiny_model: Callable[[str], Path]) -> None:
     fields = {"dtype": "float32", "num_blocks": 40, "host_cache_gb": 0.1, "pipelined": pipelined}
     await check_leases_survive(config(tiny_model("llama-head-64"), **fields))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_beams_equal_hugging_face(name: str, tiny_model: Callable[[str], Path]) -> None:
+    check_searches(name, config(tiny_model(name), dtype="float32", num_blocks=900, max_num_seqs=64))
+
+
+def test_a_group_wider_than_all_graphs(tiny_model: Callable[[str], Path]) -> None:
+    params = SamplingParams(max_tokens=3, n=2, temperature=0, beams=BeamParams(300))
+    settings = {"dtype": "float32", "num_blocks": 3000, "max_num_seqs": 16}
+    with LLM(config(tiny_model("llama-head-64"), **settings)) as llm:
+        (wide,) = llm.generate([prompts()[3]], params, progress=False)
+        assert [len(choice.token_ids) for choice in wide.choices] == [3, 3]
+        scores = [choice.beam_score for choice in wide.choices]
+        assert scores[0] is not None and scores[1] is not None and scores[0] >= scores[1]

@@ -34,7 +34,7 @@ class ReferenceRow:
             if before <= len(history) and history[len(history) - before :] == list(word[:-1]):
                 x[word[-1]] = -np.inf
         if len(self.outputs) < params.min_tokens:
-            x[[*self.spec.eos_token_ids, *params.stop_token_ids]] = -np.inf
+            x[[*self.spec.held_back, *params.stop_token_ids]] = -np.inf
         for token, bias in params.logit_bias:
             x[token] += bias
         for token in set(history):

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from engine.catalogue import Catalogue
 from engine.kernels import cpu
 from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
-from engine.kernels.catalogue import Catalogue, CatalogueRule, PlacedCatalogue
+from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import BeamCandidates, beam_candidates
 from tests.kernels.beam_reference import ReferenceGroup, check_group, expect
 
@@ -124,6 +125,20 @@ def test_equals_the_reference(case: str, vocab: int) -> None:
     num_rows = sum(group.num_rows for group in groups)
     for seed in range(3):
         check(groups, make_logits(num_rows, vocab, seed), make_cumulative(num_rows, seed))
+
+
+def test_equals_a_step_of_transformers() -> None:
+    """Log-softmax, processors that add or mask, cumulative scores, topk over all beams: as `generate` does it."""
+    width, k, eos = 4, 8, 7
+    logits, cumulative = make_logits(width), make_cumulative(width)
+    scores = torch.log_softmax(logits, -1)
+    scores[:, eos] = -math.inf
+    scores[:, 11] += 6.0
+    scores += torch.from_numpy(cumulative)[:, None]
+    best, index = torch.topk(scores.flatten(), k)
+    found = run([ReferenceGroup(width, k, bias=((11, 6.0),), forbidden=(eos,))], logits, cumulative)
+    assert found.row[0].tolist() == (index // V).tolist() and found.token[0].tolist() == (index % V).tolist()
+    np.testing.assert_allclose(found.score[0], best.numpy(), rtol=1e-6)
 
 
 def test_widest_group() -> None:

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.catalogue import ROOT, Catalogue
 from engine.kernels import cpu
-from engine.kernels.catalogue import ROOT, Catalogue, CatalogueRule, PlacedCatalogue
+from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import constrain_row
 from engine.types import RowSpec, SamplingParams
 
@@ -33,7 +34,7 @@ def ragged(items: Sequence[Item], vocab: int, threads: int) -> Catalogue:
 def check_tree(catalogue: Catalogue, items: set[Item]) -> None:
     """Every node, from the root down."""
     prefixes = {item[:n] for item in items for n in range(len(item) + 1)}
-    assert catalogue.num_items == len(items)
+    assert catalogue.num_items == len(items) and catalogue.depth == max(map(len, items))
     nodes = {}
     for prefix in prefixes:
         node = catalogue.walk(prefix)

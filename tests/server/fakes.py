@@ -187,6 +187,7 @@ def _choice(request: Request, index: int, pieces: tuple[str, ...], last: bool) -
     reason: Any = None
     if last:
         reason = "stop" if pieces and pieces[-1] == PIECES[-1] else "length"
+    scored = last and (params.logprobs is not None or params.beams is not None)
     return ChoiceDelta(
         index,
         "".join(pieces),
@@ -194,7 +195,8 @@ def _choice(request: Request, index: int, pieces: tuple[str, ...], last: bool) -
         logprobs,
         finish_reason=reason,
         stop_reason=None,
-        cumulative_logprob=-0.5 * len(ids) if last and params.logprobs is not None else None,
+        cumulative_logprob=-0.5 * len(ids) if scored else None,
+        beam_score=-0.5 - index if scored and params.beams is not None else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Front:
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[aiohttp.ClientResponse, Any]:
         """Status, headers, and the JSON of the answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body)
+        data = io.BytesIO(body) if isinstance(body, bytes) else json.dumps(body)
         headers = {"Content-Type": "application/json", **options.pop("headers", {})}
         async with self.http.post(self.url + path, data=data, headers=headers, **options) as answer:
             content = await answer.read()

@@ -88,7 +88,6 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
         ({"best_of": 2}, "best_of", "unsupported_parameter"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
-        ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs", "unsupported_parameter"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"return_hidden_states": True}, "return_hidden_states", "unsupported_parameter"),

@@ -1,0 +1,96 @@
+"""Catalogues: sets of items, each a sequence of tokens, as prefix trees: what may follow the tokens chosen so far.
+
+Built on the host, once, and immutable; any thread may read one. No torch: the server makes them from uploads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import _C
+
+IntArray = npt.NDArray[np.int32]
+
+ROOT = 0
+
+
+def _address(array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _depth(first_child: IntArray) -> int:
+    """Levels below the root. They stand one after the other: the children of a level's last inner node end the next."""
+    depth, end = 0, 1
+    while (next_end := int(first_child[min(end, first_child.size - 1)])) > end:
+        depth, end = depth + 1, next_end
+    return depth
+
+
+class Catalogue:
+    """Items [N, D] int32, padded with -1; an item may be the beginning of another, and may come twice.
+
+    Error on an empty item or set, on tokens outside [0, vocab_size) and on tokens behind padding. Releases the GIL.
+    """
+
+    __slots__ = ("_tree", "depth")
+
+    def __init__(self, items: IntArray, vocab_size: int, num_threads: int = 1) -> None:
+        num_items, width = items.shape
+        assert items.dtype == np.int32 and items.flags.c_contiguous, (items.dtype, items.strides)
+        self._tree = _C.Catalogue(_address(items), 0, num_items, width, vocab_size, num_threads)
+        self.depth = _depth(self._tree.first_child)  # tokens of the longest item
+
+    @classmethod
+    def from_ragged(
+        cls, tokens: IntArray, offsets: npt.NDArray[np.int64], vocab_size: int, num_threads: int = 1
+    ) -> Catalogue:
+        """Item i is tokens[offsets[i] : offsets[i + 1]]; tokens [M] int32, offsets [N + 1] int64."""
+        assert tokens.dtype == np.int32 and tokens.flags.c_contiguous and tokens.ndim == 1
+        assert offsets.dtype == np.int64 and offsets.flags.c_contiguous and offsets.ndim == 1
+        assert offsets[0] == 0 and offsets[-1] == tokens.size, (offsets[0], offsets[-1], tokens.size)
+        catalogue = cls.__new__(cls)
+        num_items = offsets.size - 1
+        catalogue._tree = _C.Catalogue(_address(tokens), _address(offsets), num_items, 0, vocab_size, num_threads)
+        catalogue.depth = _depth(catalogue._tree.first_child)
+        return catalogue
+
+    @property
+    def num_items(self) -> int:
+        """Distinct ones."""
+        return self._tree.num_items
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its arrays, on the host and on every device it is placed on."""
+        return self._tree.num_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tree.vocab_size
+
+    @property
+    def tree(self) -> _C.Catalogue:
+        return self._tree
+
+    def child(self, node: int, token: int) -> int:
+        """-1: there is none."""
+        return self._tree.child(node, token)
+
+    def children(self, node: int) -> IntArray:
+        """The tokens that may follow, ascending: a view."""
+        return self._tree.children(node)
+
+    def is_terminal(self, node: int) -> bool:
+        """The tokens that lead to the node are an item."""
+        return self._tree.is_terminal(node)
+
+    def walk(self, tokens: Iterable[int], node: int = ROOT) -> int:
+        """The node that the tokens lead to; -1: no item goes on like this."""
+        for token in tokens:
+            if node < 0:
+                break
+            node = self._tree.child(node, token)
+        return node

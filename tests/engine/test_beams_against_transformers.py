@@ -1,0 +1,104 @@
+"""Beam search of tiny random models: tokens and scores of Hugging Face's generate(num_beams), alone and in a crowd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.llm import LLM, Completion
+from engine.types import BeamParams, SamplingParams
+from tests.engine.test_against_transformers import prompts
+from tests.tiny_models import make_reference
+
+MOST = 12
+PAD = 1  # Hugging Face takes 0 for none
+# Width, length penalty, early stopping: every value of each beside others.
+SEARCHES = [
+    (2, 1.0, False),
+    (2, 0.0, "never"),
+    (4, 2.0, True),
+    (4, 0.0, False),
+    (4, 1.0, "never"),
+    (32, 1.0, True),
+    (32, 2.0, False),
+    (32, 0.0, "never"),
+]
+
+
+def expect(reference: Any, prompt: Sequence[int], width: int, penalty: float, stopping: Any, eos: list[int]) -> Any:
+    with torch.no_grad():
+        return reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=width,
+            num_return_sequences=min(width, 4),
+            max_new_tokens=MOST,
+            length_penalty=penalty,
+            early_stopping=stopping,
+            eos_token_id=eos,
+            pad_token_id=PAD,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+
+
+def check(answer: Completion, prompt: Sequence[int], expected: Any) -> None:
+    scores = expected.sequences_scores.tolist()
+    assert len(answer.choices) == len(scores)
+    for choice, row, score in zip(answer.choices, expected.sequences.tolist(), scores, strict=True):
+        tokens = list(choice.token_ids)
+        assert tokens == row[len(prompt) : len(prompt) + len(tokens)]
+        assert all(token == PAD for token in row[len(prompt) + len(tokens) :])
+        assert choice.beam_score == pytest.approx(score, abs=1e-4)
+
+
+def search(width: int, penalty: float, stopping: Any, eos: list[int]) -> SamplingParams:
+    """Ends are told as stop tokens: the tiny models' own end token hardly ever comes."""
+    return SamplingParams(
+        max_tokens=MOST,
+        n=min(width, 4),
+        temperature=0,
+        stop_token_ids=frozenset(eos),
+        ignore_eos=True,
+        beams=BeamParams(width, penalty, stopping),
+    )
+
+
+def check_searches(name: str, config: EngineConfig) -> None:
+    reference = make_reference(name)
+    asked = prompts()[:3]
+    eos = likely_ends(reference, asked)
+    with LLM(config) as llm:
+        crowd, expected = [], []
+        for width, penalty, stopping in SEARCHES:
+            params = search(width, penalty, stopping, eos)
+            for prompt in asked:
+                expected.append((prompt, expect(reference, prompt, width, penalty, stopping, eos)))
+                crowd.append((prompt, params))
+        for (prompt, params), (_, one) in list(zip(crowd, expected, strict=True))[::5]:
+            check(llm.generate([prompt], params, progress=False)[0], prompt, one)
+        together = llm.generate([p for p, _ in crowd], [params for _, params in crowd], progress=False)
+        for answer, (prompt, one) in zip(together, expected, strict=True):
+            check(answer, prompt, one)
+        ends = sum(c.finish_reason == "stop" for answer in together for c in answer.choices)
+        assert ends > len(together) // 4, "the ends must be tried too"
+
+
+def likely_ends(reference: Any, asked: Sequence[Sequence[int]]) -> list[int]:
+    """Two tokens that beams of these prompts come by."""
+    seen = expect(reference, asked[0], 4, 1.0, False, [10**6]).sequences[:, len(asked[0]) :]
+    return sorted({int(seen[0, 4]), int(seen[1, 6])})
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_equals_hugging_face(name: str, tiny_model: Callable[[str], Path]) -> None:
+    config = EngineConfig(
+        model=str(tiny_model(name)), device="cpu", dtype="float32", max_model_len=96, num_blocks=900, max_num_seqs=64
+    )
+    check_searches(name, config)
