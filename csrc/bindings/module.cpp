@@ -15,6 +15,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("advise_large_pages",
         [](Address address, size_t bytes) { advise_large_pages(pointer<void>(address), bytes); });
+  m.def(
+      "populate_pages",
+      [](Address address, size_t bytes) { return populate_pages(pointer<void>(address), bytes); },
+      py::call_guard<py::gil_scoped_release>());
   m.def("isa", [] { return isa_name(current_isa()); });
 #ifdef BEQUEST_WITH_CUDA
   m.attr("with_cuda") = true;

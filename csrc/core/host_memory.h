@@ -13,4 +13,8 @@ void keep_freed_memory();
 // megabytes of weights in pages of 4 KiB is slowed by address translation. A wish, not a demand.
 void advise_large_pages(void* address, size_t bytes);
 
+// Gives the pages that begin in [address, address + bytes) their memory, as writing to them would, and leaves
+// their content alone: others may use them meanwhile. False where the system cannot.
+bool populate_pages(void* address, size_t bytes);
+
 }  // namespace bequest

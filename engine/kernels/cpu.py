@@ -46,6 +46,12 @@ def advise_large_pages(tensor: Tensor) -> None:
     _C.advise_large_pages(tensor.data_ptr(), tensor.nbytes)
 
 
+def populate_pages(tensor: Tensor, begin: int, end: int) -> bool:
+    """Gives bytes [begin, end) of a tensor their memory and leaves their content alone. False: the system cannot."""
+    assert tensor.is_cpu and tensor.is_contiguous() and 0 <= begin <= end <= tensor.nbytes, (begin, end)
+    return _C.populate_pages(tensor.data_ptr() + begin, end - begin)
+
+
 def num_threads() -> int:
     return _C.num_threads()
 

@@ -31,6 +31,7 @@ from engine.runner.memory import (
     plan_host_blocks,
     table,
 )
+from engine.runner.warm_pages import populate_in_background
 from engine.types import ModelInfo, Runner
 
 log = logging.getLogger("bequest.start")
@@ -44,6 +45,8 @@ _CUDA_BATCHED_TOKENS = 2048
 # On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
 _CPU_SHARE = 0.4
 _CPU_MOST = 4 * GIB
+# What it has pages for soon after the start; later ones come as they are written to.
+_CPU_PAGES_AT_START = GIB
 # Graphs keep memory of their own beside the activations.
 _GRAPH_BYTES = GIB // 2
 
@@ -97,8 +100,9 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         # Pages that nothing is written to take no memory.
         num_host = 1 + plan_host_blocks(wish, (available - kv_cache.nbytes) // 2)
         host_cache = torch.empty((num_host, *shape), dtype=loaded.dtype)
-        # A block is first written in the middle of a step: hundreds of faults, or one.
+        # A block is first written in the middle of a step, which should not wait for its pages.
         kernels.advise_large_pages(kv_cache)
+        populate_in_background(kv_cache, _CPU_PAGES_AT_START)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
