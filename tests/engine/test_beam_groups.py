@@ -27,13 +27,13 @@ def expected(asked: Request) -> list[tuple[list[int], float]]:
     search = BeamSearch(asked.params, frozenset({EOS} | asked.params.stop_token_ids))
     while True:
         prompt = list(asked.prompt_token_ids)
-        paths = [[s.token for s in beam.path.steps()] if beam.path else [] for beam in search.running]
+        paths = [search.path_of(beam) for beam in range(search.num_running)]
         held_back = () if search.may_end else sorted(search.stop_token_ids)
         turn = search.advance(
             best_continuations([prompt + path for path in paths], search.scores, search.num_candidates, held_back)
         )
         if turn.done:
-            return [([s.token for s in f.path.steps()], float(f.beam_score)) for f in search.best()]
+            return [(search.tokens_of(f), f.beam_score) for f in search.best()]
 
 
 async def check(engine: object, asked: Request) -> Answer:
