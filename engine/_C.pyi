@@ -593,8 +593,17 @@ class AttentionWork:
     @property
     def sections(self) -> tuple[int, int, int]:
         """Where merges, decode items and prefill items begin."""
-    def write(self, query_start: int, seq_lens: int, num_sequences: int, buffer: int) -> tuple[int, int, int]:
-        """(decode items, prefill items, merges)"""
+    def write(
+        self,
+        query_start: int,
+        seq_lens: int,
+        block_tables: int,
+        num_sequences: int,
+        max_blocks: int,
+        block_size: int,
+        buffer: int,
+    ) -> tuple[int, int, int]:
+        """(decode items, prefill items, merges); block_tables may be null."""
 
 def cuda_paged_attention(
     work: AttentionWork,

@@ -27,7 +27,7 @@ from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
 from engine.step import BlockMoves, Chunk, Launch, StepMaker
-from engine.types import BeamCandidates, BeamParams, Request
+from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    num_beams: int = 0
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
 
@@ -252,8 +253,11 @@ class Scheduler:
         return True
 
     def _schedule_beams(self, draft: _Draft, leader: Sequence, beams: BeamTables) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself."""
-        if len(beams) > draft.budget and draft.chunks:
+        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
+
+        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
+        """
+        if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
         position = leader.num_computed
         while not self.cache.make_room(beams.blocks_needed(position)):
@@ -272,6 +276,7 @@ class Scheduler:
         draft.used.add(leader)
         leader.num_computed += 1
         draft.budget = max(0, draft.budget - len(beams))
+        draft.num_beams += len(beams)
         return True
 
     def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:
