@@ -364,8 +364,8 @@ class TokenList:
         """Error if the list is shorter."""
     def common_prefix(self, other: TokenList) -> int:
         """Tokens at the beginning that both have in common."""
-    def fork(self) -> TokenList:
-        """A copy."""
+    def fork(self, more: Sequence[int] = ()) -> TokenList:
+        """A copy, with more tokens behind it."""
     def to_list(self) -> list[int]: ...
     def array(self) -> npt.NDArray[np.int32]:
         """A copy."""

@@ -80,10 +80,9 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
     leader = group.sequences[0]
     leader.tokens.truncate(leader.num_prompt)
     choices = []
-    for index, ended in enumerate(search.best()):
-        generated = search.tokens_of(ended)
-        tokens = leader.tokens.fork()
-        tokens.extend(generated)
+    best = search.best()
+    for index, (ended, generated) in enumerate(zip(best, search.tokens_of(best), strict=True)):
+        tokens = leader.tokens.fork(generated)
         output = leader.output.sibling(index)
         _fill(output, search, ended, generated, deadline)
         choice = Sequence(
@@ -105,10 +104,9 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
 def _fill(output: ChoiceOutput, search: BeamSearch, ended: Finished, tokens: list[int], deadline: bool) -> None:
     params = search.params
     stopped = ended.token in search.stop_token_ids
-    logprobs = [None] * len(tokens) if params.logprobs is None else search.logprobs_of(ended)
     hides_last = stopped and not params.include_stop_str_in_output
-    for number, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
-        output.push(token, logprob, shown=not (hides_last and number == len(tokens)))
+    logprobs = None if params.logprobs is None else search.logprobs_of(ended)
+    output.push_all(tokens, logprobs, len(tokens) - hides_last)
     output.set_beam(ended.score, ended.beam_score)
     if stopped:
         output.finish("stop", ended.token if ended.token in params.stop_token_ids else None)

@@ -101,9 +101,18 @@ class BeamSearch:
         """The tokens of a running beam."""
         return [int(g.tokens[i]) for g, i in self._ancestry(beam, self.length)]
 
-    def tokens_of(self, ended: Finished) -> list[int]:
-        before = self._ancestry(ended.parent, ended.length - 1)
-        return [*(int(g.tokens[i]) for g, i in before), ended.token]
+    def tokens_of(self, ended: Sequence[Finished]) -> list[list[int]]:
+        """The tokens of each of them."""
+        tokens: dict[Finished, list[int]] = {}
+        for length in {f.length for f in ended}:
+            alike = [f for f in ended if f.length == length]
+            columns = [[f.token for f in alike]]
+            beams = np.asarray([f.parent for f in alike])
+            for generation in reversed(self._generations[: length - 1]):
+                columns.append(generation.tokens[beams].tolist())
+                beams = generation.parents[beams]
+            tokens.update(zip(alike, map(list, zip(*reversed(columns), strict=True)), strict=True))
+        return [tokens[f] for f in ended]
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""

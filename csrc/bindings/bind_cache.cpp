@@ -95,7 +95,10 @@ void bind_token_list(py::module_& m) {
       .def("extend", &extend, py::arg("tokens"))
       .def("truncate", &TokenList::truncate, py::arg("num_tokens"))
       .def("common_prefix", &TokenList::common_prefix, py::arg("other"))
-      .def("fork", [](const TokenList& list) { return TokenList(list); })
+      .def(
+          "fork",
+          [](const TokenList& list, const std::vector<int64_t>& more) { return TokenList(list, more); },
+          py::arg("more") = py::tuple())
       .def("to_list",
            [](const TokenList& list) {
              return get_slice(list, py::slice(std::nullopt, std::nullopt, std::nullopt));

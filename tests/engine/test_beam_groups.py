@@ -33,7 +33,8 @@ def expected(asked: Request) -> list[tuple[list[int], float]]:
             best_continuations([prompt + path for path in paths], search.scores, search.num_candidates, held_back)
         )
         if turn.done:
-            return [(search.tokens_of(f), f.beam_score) for f in search.best()]
+            best = search.best()
+            return [(tokens, f.beam_score) for tokens, f in zip(search.tokens_of(best), best, strict=True)]
 
 
 async def check(engine: object, asked: Request) -> Answer:

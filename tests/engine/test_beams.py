@@ -95,8 +95,14 @@ def test_equals_hugging_face(width: int, length_penalty: float, early_stopping: 
         )
         ours = search.best()
         assert len(ours) == n
-        for one, row, score in zip(ours, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True):
-            tokens = search.tokens_of(one)
+        for one, tokens, row, score in zip(
+            ours,
+            search.tokens_of(ours),
+            expected.sequences.tolist(),
+            expected.sequences_scores.tolist(),
+            strict=True,
+        ):
+            assert [entry.token_id for entry in search.logprobs_of(one)] == tokens
             assert tokens == row[len(prompt) : len(prompt) + len(tokens)]
             assert float(one.beam_score) == pytest.approx(score, abs=1e-5)
             ends_seen += tokens[-1] in EOS

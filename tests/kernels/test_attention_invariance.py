@@ -76,7 +76,7 @@ def share_front(step: Step, common: list[int]) -> Step:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_alone_and_among_those_that_share_a_prefix(variant: dict[str, object], threads: int) -> None:
     prefixes = [512] * 3 + [1300] * 100 + [600, 600, 511, 512, 1024]
-    lens = tuple((1, n + 1 + 7 * i % 90) for i, n in enumerate(prefixes)) + ((6, 1400), (1, 1400), (1, 1400))
+    lens = (*((1, n + 1 + 7 * i % 90) for i, n in enumerate(prefixes)), (6, 1400), (1, 1400), (1, 1400))
     common = [0, *map(min, itertools.pairwise(prefixes)), 1000, 1300, 1399]
     before = _C.num_threads()
     try:
