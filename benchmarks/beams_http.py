@@ -4,8 +4,8 @@
     python -m benchmarks.beams_http --shape qwen3-0.6b                        # starts a server with random weights
 
 A parent of 700 tokens is leased; a search of 32 beams × 3 tokens appends five tokens to it. A search is timed to the
-last byte of its answer; beside each one that is bound to the catalogue another, not timed, gives the token ids, and every
-item is checked. With --shape and a GPU, `transformers` searches the same model and prompt afterwards, if it is
+last byte of its answer; beside each one that is bound to the catalogue another, not timed, gives the token ids, and
+every item is checked. With --shape and a GPU, `transformers` searches the same model and prompt afterwards, if it is
 installed.
 """
 
@@ -69,7 +69,7 @@ async def found_items(session: aiohttp.ClientSession, parent: str) -> list[tuple
 
 
 def transformers_ms(shape: str, rounds: int = 5) -> float | None:
-    """The same search by transformers on a GPU, from the whole prompt, as it has no other way; None: it is not there."""
+    """The same search by transformers on a GPU, from the whole prompt; None where there is no transformers or no GPU."""
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
