@@ -69,7 +69,7 @@ async def found_items(session: aiohttp.ClientSession, parent: str) -> list[tuple
 
 
 def transformers_ms(shape: str, rounds: int = 5) -> float | None:
-    """The same search by transformers on a GPU, from the whole prompt; None where there is no transformers or no GPU."""
+    """The same search by transformers on a GPU, from the whole prompt; None where it or a GPU is missing."""
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
