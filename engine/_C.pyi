@@ -498,6 +498,7 @@ class BeamTables:
         """Makes `position` of every beam writable; the copies to make first. None: too few blocks, nothing changed."""
     def fork(self, beam: int) -> BlockTable:
         """A table that shares the beam's blocks."""
+    def blocks(self, beam: int) -> list[int]: ...
     def free(self) -> None:
         """There are no beams afterwards."""
     def __len__(self) -> int: ...

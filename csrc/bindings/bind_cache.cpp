@@ -243,6 +243,9 @@ void bind_beam_tables(py::module_& m) {
       .def(
           "fork", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).fork(); },
           py::arg("beam"))
+      .def(
+          "blocks", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).entries(); },
+          py::arg("beam"))
       .def("free", &BeamTables::free)
       .def("__len__", &BeamTables::size);
 }
