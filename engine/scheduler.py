@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine import beam_groups
-from engine._C import BlockPool, BlockTable, TokenList
-from engine.beams import Alternatives, Turn
+from engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
 from engine.step import BlockMoves, Chunk, Launch, StepMaker
-from engine.types import BeamCandidates, BeamParams, Request
+from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,11 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     prefix_caching: bool
     max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
+
+    @property
+    def max_num_beams(self) -> int:
+        """Of all groups that run at once. Beams take no sampler rows: how much a step may compute limits them."""
+        return max(self.max_num_seqs, self.max_num_batched_tokens)
 
     def tokens_of_step(self, streaming: bool) -> int:
         """The budget of a step, by whether a running sequence is past its prompt."""
@@ -54,6 +58,7 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    num_beams: int = 0
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
 
@@ -130,14 +135,13 @@ class Scheduler:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
         beam_groups.release_ended(group)
-        if group.search is not None and not group.finished:
-            self._drop_beams(group.sequences[1:])  # its best one stands for what was computed
-            del group.sequences[1:]
+        beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
+        beam_groups.keep_best(sequence.group)
         sequence.table.uncommit(0)
         if sequence.group.record is not None:
             sequence.group.record.failed = True
@@ -173,26 +177,22 @@ class Scheduler:
     def advance_beams(self, group: Group, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
         """A result brings the candidates of a group: beams change places, or the search is over."""
         assert group.search is not None
-        self._take_turn(group, group.search.advance(candidates, tops))
+        beam_groups.take_over(group)
+        self._take_turn(group, group.search, group.search.advance(candidates, tops))
 
     def cut_beams(self, group: Group) -> None:
         """The deadline has come: what there is, is the answer."""
         assert group.search is not None
-        self._take_turn(group, group.search.cut(), deadline=True)
+        self._take_turn(group, group.search, group.search.cut(), deadline=True)
 
-    def _take_turn(self, group: Group, turn: Turn, deadline: bool = False) -> None:
-        assert group.search is not None
+    def _take_turn(self, group: Group, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
         beam_groups.keep_ended(group, turn)
         if not turn.done:
-            forks, unneeded = beam_groups.reorder(group, turn)
-            self._drop_beams(unneeded)
-            self._running.update(dict.fromkeys(forks))
+            beam_groups.reorder(group, search, turn)
             return
-        choices = beam_groups.choices_of(group, group.search, deadline)
-        self._drop_beams(group.sequences)
-        beam_groups.release_ended(group)
+        choices = beam_groups.choices_of(group, search, deadline)
+        self._drop_search(group)
         group.sequences = choices
-        self._running.update(dict.fromkeys(choices))
         for choice in choices:
             self.finish(choice)
 
@@ -210,9 +210,7 @@ class Scheduler:
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
             for s in self._running
-            if s.num_computed < s.planned_len
-            and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
-            and (s.group.search is None or s is s.group.sequences[0])
+            if s.num_computed < s.planned_len and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
         ]
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
@@ -228,8 +226,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
-        if sequence.group.search is not None and sequence.group.forked:
-            return self._schedule_beams(draft, sequence.group)
+        if sequence.group.beams is not None:
+            return self._schedule_beams(draft, sequence, sequence.group.beams)
         begin = sequence.num_computed
         count = min(sequence.num_pending, draft.budget)
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
@@ -250,29 +248,31 @@ class Scheduler:
         sequence.num_computed = begin + count
         return True
 
-    def _schedule_beams(self, draft: _Draft, group: Group) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself."""
-        beams = group.sequences
-        if len(beams) > draft.budget and draft.chunks:
+    def _schedule_beams(self, draft: _Draft, leader: Sequence, beams: BeamTables) -> bool:
+        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
+
+        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
+        """
+        if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
-        needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
-        while not self.cache.make_room(needed):
+        position = leader.num_computed
+        while not self.cache.make_room(beams.blocks_needed(position)):
             draft.short = True
-            victim = self._victim(draft, beams[0])
+            victim = self._victim(draft, leader)
             if not self._try_preempt(victim):
                 draft.used.add(victim)  # sits this step out, and can be preempted in the next
                 return False
             draft.num_preempted += 1
-            if victim.group is group:
+            if victim is leader:
                 return False
-        for beam in beams:
-            pairs = beam.table.try_prepare_write(beam.num_computed, beam.num_computed + 1)
-            assert pairs is not None, "the blocks were counted"
-            draft.copies.extend(pairs)
-            draft.chunks.append(Chunk(beam, beam.num_computed, 1))
-            draft.used.add(beam)
-            beam.num_computed += 1
+        pairs = beams.try_prepare_write(position)
+        assert pairs is not None, "the blocks were counted"
+        draft.copies.extend(pairs)
+        draft.chunks.append(Chunk(leader, position, 1))
+        draft.used.add(leader)
+        leader.num_computed += 1
         draft.budget = max(0, draft.budget - len(beams))
+        draft.num_beams += len(beams)
         return True
 
     def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:
@@ -298,18 +298,22 @@ class Scheduler:
     def _restart(self, group: Group) -> None:
         """A group of beams gives way as a whole, and searches anew from its prompt."""
         first = group.sequences[0]
-        self._drop_beams(group.sequences)
-        beam_groups.release_ended(group)
+        self._drop_search(group)
         prompt = TokenList(group.request.prompt_token_ids)
         group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        group.first_token_at = None  # whoever cuts it now gets nothing
         self._enqueue(group.sequences[0])
 
-    def _drop_beams(self, beams: Iterable[Sequence]) -> None:
-        for beam in beams:
-            self._running.pop(beam, None)
-            beam.table.free()
-            beam.status = Status.FINISHED
+    def _drop_search(self, group: Group) -> None:
+        """The leader goes, with all beams."""
+        leader = group.sequences[0]
+        assert leader.status is Status.RUNNING
+        del self._running[leader]
+        leader.table.free()
+        leader.status = Status.FINISHED
+        beam_groups.drop_beams(group)
+        beam_groups.release_ended(group)
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
@@ -324,7 +328,8 @@ class Scheduler:
 
     def _admit_waiting(self, draft: _Draft, before: Sequence | None = None) -> None:
         """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
-        slots = self.limits.max_num_seqs - self._slots_in_use()
+        slots = self.limits.max_num_seqs - self._slots_in_use(of_beams=False)
+        beam_slots = self.limits.max_num_beams - self._slots_in_use(of_beams=True)
         while self._waiting and draft.budget > 0:
             sequence = self._waiting[0][1]
             if sequence.status is Status.FINISHED:
@@ -332,20 +337,26 @@ class Scheduler:
                 continue
             if before is not None and sequence.urgency > before.urgency:
                 return
-            # A group wider than all the slots there are runs when it has them all.
-            need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
+            group = sequence.group
+            if group.search is None:
+                need, left = 1 if group.forked else group.num_slots, slots
+            else:  # a group wider than all the slots there are runs when it has them all
+                need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > slots or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
+            if need > left or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
                 return
-            slots -= need
+            if group.search is None:
+                slots -= need
+            else:
+                beam_slots -= need
 
-    def _slots_in_use(self) -> int:
-        return sum(_slots_of(sequence) for sequence in self._running)
+    def _slots_in_use(self, of_beams: bool) -> int:
+        return sum(_slots_of(s) for s in self._running if (s.group.search is not None) is of_beams)
 
     def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
 
-        Beside others it leaves each of them a block to grow into, or it would soon be preempted by one of them.
+        Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
         placement = self._place(sequence)
         if placement is None:
@@ -368,7 +379,7 @@ class Scheduler:
     def _place(self, sequence: Sequence) -> Placement | None:
         """Where it starts from, with room for it; None if there is none."""
         placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed + len(self._running)):
+        if self.cache.make_room(placement.needed + sum(s.group.growth for s in self._running)):
             return placement
         if not self._running and self._make_room_alone(placement, sequence):
             return placement
@@ -441,6 +452,4 @@ def _may_owe_blocks(sequence: Sequence) -> bool:
 def _slots_of(sequence: Sequence) -> int:
     """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
     group = sequence.group
-    if group.forked and group.search is None:
-        return 1
-    return group.num_slots if sequence is group.sequences[0] else 0
+    return 1 if group.forked and group.search is None else group.num_slots

@@ -44,5 +44,5 @@ def test_the_worlds_see_everything() -> None:
         seen += run(seed, 300).seen
     for event in ("blocks", "host", "leased", "refused", "preempted", "swapped out", "swapped in", "aborted", "late"):
         assert seen[event] > 0, event
-    for event in ("NaN", "forgotten", "not prolonged"):
+    for event in ("NaN", "forgotten", "not prolonged", "beams", "searched", "cut"):
         assert seen[event] > 0, event
