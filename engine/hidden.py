@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -143,3 +143,17 @@ class StepTaps:
     layers: npt.NDArray[np.uint64]  # [T, 2] bit i: layer i is wanted
     num_rows: int
     specs: tuple[TapSpec, ...]  # rows are numbered in their order, without gaps
+
+    def split(self, ring: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
+        """The rows [num_rows, H] of each spec as [R, layers, H]."""
+        parts, first = [], 0
+        for spec in self.specs:
+            end = first + len(spec.tokens) * spec.num_layers
+            parts.append(ring[first:end].reshape(len(spec.tokens), spec.num_layers, ring.shape[1]))
+            first = end
+        return tuple(parts)
+
+    def tokens_of_layer(self, layer: int) -> Indices:
+        """The tokens in [0, T) whose states of this layer are wanted."""
+        word, bit = divmod(layer, 64)
+        return np.flatnonzero((self.rows >= 0) & (self.layers[:, word] >> np.uint64(bit) & np.uint64(1) > 0))
