@@ -44,7 +44,7 @@ def serve(port: int, profile: str | None) -> None:
     from engine.build import CacheSizes, make_scheduler
     from engine.engine import AsyncEngine
     from engine.models.embedded import embedded_model_path
-    from engine.scheduler import SchedulerLimits
+    from engine.draft import SchedulerLimits
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.__main__ import _loop_factory

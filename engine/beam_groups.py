@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from engine._C import TokenList
 from engine.beams import BeamSearch, Finished, Turn
+from engine.capture import capture_of
 from engine.outputs import ChoiceOutput
 from engine.sequence import Group, Sequence, Status
 from engine.types import TokenLogprob
@@ -60,7 +61,7 @@ def reorder(group: Group, turn: Turn) -> tuple[list[Sequence], list[Sequence]]:
 def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequence]:
     """The best beams as the complete choices of the group, best first."""
     beam = group.sequences[0]
-    choices = []
+    choices: list[Sequence] = []
     for index, ended in enumerate(search.best()):
         tokens = TokenList(group.request.prompt_token_ids)
         tokens.extend(step.token for step in ended.path.steps())
@@ -78,6 +79,8 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
         )
         choice.num_output = len(tokens) - choice.num_prompt
         choice.planned_len = len(tokens)
+        # Beams that were given up on the way have states that nobody wants: those of the best are computed at the end.
+        choice.capture = choices[0].capture.sibling() if choices and choices[0].capture else capture_of(group.request)
         choices.append(choice)
     return choices
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from engine.hidden import HiddenStatesParams, Indices, Span, present_positions, select_positions
 from engine.hidden_values import ChoiceStates, StatesArray, StatesPart
-from engine.types import BoolArray, ModelInfo
+from engine.types import BoolArray, ModelInfo, Request
 
 
 class Capture:
@@ -146,6 +146,13 @@ class Capture:
             tapped_dtype=info.states_dtype,
             parts=(*lent, *self._parts),
         )
+
+
+def capture_of(request: Request) -> Capture | None:
+    """Of the first choice of a request; None: it wants no hidden states. Raises InvalidRequest."""
+    if request.hidden_states is None:
+        return None
+    return Capture(request.hidden_states, len(request.prompt_token_ids), request.params.max_tokens)
 
 
 def _mask_of(layers: tuple[int, ...]) -> npt.NDArray[np.uint64]:

@@ -125,8 +125,10 @@ class Retention:
         if record is None or record.gone or record.failed:
             sequence.table.free()
             return
-        # A step launched past the end has computed more than the plain loop would have: it does not count.
-        full = max(sequence.num_prompt, len(sequence.tokens) - 1)
+        # A step launched past the end has computed more than the plain loop would have: it does not count. The last
+        # token has KV where its hidden state was wanted.
+        with_last = sequence.capture is not None and sequence.capture.covers_last
+        full = max(sequence.num_prompt, len(sequence.tokens) - (0 if with_last else 1))
         computed = min(sequence.num_computed, full)
         table = sequence.table
         table.truncate(computed)

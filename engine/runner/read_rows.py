@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from engine.types import IntArray, StepPlan
 
+_NO_TOKENS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class ReadTokens:
@@ -29,7 +31,7 @@ def read_tokens(plan: StepPlan, num_layers: int) -> ReadTokens | None:
     starts, ends = plan.query_start[:-1], plan.query_start[1:]
     first = ends.copy()  # [S]
     scored = [spec.first_token for spec in plan.prompt_logprobs]
-    tapped = [] if plan.taps is None else plan.taps.tokens_of_layer(num_layers)
+    tapped = _NO_TOKENS if plan.taps is None else plan.taps.tokens_of_layer(num_layers)
     read = np.concatenate([plan.sample_tokens, scored, tapped]).astype(np.int32)
     np.minimum.at(first, np.searchsorted(plan.query_start, read, side="right") - 1, read)
     counts = ends - first

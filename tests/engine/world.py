@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from engine._C import BlockTable
 from engine.build import CacheSizes, make_scheduler
+from engine.draft import SchedulerLimits
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
-from engine.scheduler import SchedulerLimits, pack_salt
+from engine.scheduler import pack_salt
 from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
 from engine.types import Lineage, Request, Retain, SamplingParams
