@@ -371,3 +371,24 @@ async def test_a_running_parent() -> None:
         check(answer, tokens, [1, len(tokens) - 2, len(tokens) - 1], LAST)
         assert answer.states is not None and answer.states.computed_tokens <= 3 + 1
         assert (await task).token_ids[0] == expected_tokens(PROMPT, 20)
+
+
+@pytest.mark.parametrize("length", range(1, 10))
+@pytest.mark.parametrize("grade", ["leased", "warm"])
+async def test_the_last_token_of_a_parent_is_computed_once(grade: str, length: int) -> None:
+    """Its KV stays with the parent: a child computes its suffix alone. The parent holds no block more than it needs."""
+    params = SamplingParams(max_tokens=3, temperature=0)
+    async with running(Setup(num_lease_blocks=100, eos=())) as (engine, runner):
+        retain = Retain(60) if grade == "leased" else None
+        parent, tokens = await ended(engine, PROMPT[:length], 2, retain=retain)
+        lineage = Lineage(parent, 0, len(tokens))
+        for cost in (1, 1):
+            before = runner.num_tokens
+            check(await ask(engine, extraction(tokens, wants(), lineage=lineage)), tokens, [length + 1], LAST)
+            assert runner.num_tokens - before == cost
+        heir = await ask(engine, request([*tokens, 7, 8], params, lineage=lineage))
+        assert heir.inheritance is not None and heir.inheritance.computed_tokens == 2
+        assert heir.token_ids[0] == expected_tokens([*tokens, 7, 8], 3)
+        if grade == "leased":
+            assert engine.record("t", parent).choices[0].blocks == -(-len(tokens) // 4)
+            engine.forget("t", parent)
