@@ -210,7 +210,7 @@ class Retention:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _give_parent_more(self, sequence: Sequence) -> None:
-        """An extraction has computed what its parent had no KV of, its last token that is: it stays with the parent, and
+        """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
         whoever continues from there does not compute it again."""
         group, lineage = sequence.group, sequence.group.request.lineage
         if group.parent is None or lineage is None or group.parent.gone or not group.request.extracts:
