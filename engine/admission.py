@@ -36,6 +36,8 @@ def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: Mod
             details={"num_layers": info.num_layers},
         )
     if request.extracts:
+        if request.params.n > 1:
+            raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
         select_positions(wanted.positions, len(request.prompt_token_ids))
 
 

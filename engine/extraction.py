@@ -19,6 +19,10 @@ from engine.waiting import WaitingQueue
 if TYPE_CHECKING:
     from engine.draft import Draft
 
+Fill = Callable[["Draft"], None]
+Schedule = Callable[["Draft", list[Sequence]], None]
+Admit = Callable[["Draft", Sequence], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class ExtractionLimits:
@@ -46,15 +50,6 @@ class ShareOfTokens:
         self._credit = min(max(0.0, self._credit + self._rate * generated - extracted), float(most))
 
 
-@dataclass(frozen=True, slots=True)
-class Allotment:
-    """The tokens of a step, and what of them is extractions'."""
-
-    most: int
-    due: int  # kept free for them
-    busy: bool  # generations run
-
-
 class Extractions:
     def __init__(self, limits: ExtractionLimits) -> None:
         self.limits = limits
@@ -62,29 +57,35 @@ class Extractions:
         self.memory = StatesMemory(limits)
         self._share = ShareOfTokens(limits.share)
 
-    def due(self, most: int, running: list[Sequence]) -> int:
-        """Tokens of the next step that generations must leave them."""
-        return self._share.due(most) if running or len(self.waiting) else 0
+    def begin(self, draft: Draft, fill: Fill) -> None:
+        """Their share, before generations take what they need: what they cannot use is these' again."""
+        most, short = draft.budget, draft.short
+        draft.budget = self._share.due(most)
+        due = draft.budget
+        if due:
+            fill(draft)
+        draft.budget += most - due
+        draft.short = short  # where an extraction finds no blocks, a generation may
 
-    def schedule(
-        self,
-        draft: Draft,
-        running: list[Sequence],
-        allotment: Allotment,
-        schedule: Callable[[Draft, list[Sequence]], None],
-        admit: Callable[[Draft, Sequence], bool],
-    ) -> None:
-        """Fills what is theirs of a draft that holds the step's generations: what is due, or all if there are none."""
-        generated = allotment.most - allotment.due - draft.budget
-        beside = generated > 0 or allotment.busy
-        draft.budget = allotment.due if beside else min(allotment.most, self.limits.max_step_tokens or allotment.most)
-        before = draft.budget
+    def end(self, draft: Draft, fill: Fill, *, most: int, busy: bool) -> None:
+        """All that is left of a step of `most` tokens, if it holds no generation and none is `busy`."""
+        extracted = sum(chunk.count for chunk in draft.chunks if chunk.sequence.group.request.extracts)
+        generated = most - draft.budget - extracted
+        if generated == 0 and not busy:
+            before = draft.budget
+            draft.budget = max(0, min(before, (self.limits.max_step_tokens or most) - extracted))
+            allowed = draft.budget
+            fill(draft)
+            extracted += allowed - draft.budget
+        self._share.settle(generated, extracted, most)
+
+    def fill(self, draft: Draft, running: list[Sequence], schedule: Schedule, admit: Admit) -> None:
+        """Running extractions by urgency, then waiting ones, as far as the budget goes."""
         schedule(draft, running)
         while draft.budget > 0 and draft.state_rows > 0 and not draft.short:
             sequence = self.waiting.head()
             if sequence is None or not self._try_take_memory(sequence.group) or not admit(draft, sequence):
-                break
-        self._share.settle(generated, before - draft.budget, allotment.most)
+                return
 
     def take_memory(self, group: Group) -> None:
         """Charges for the states of a group. Raises QueueFull."""

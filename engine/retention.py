@@ -121,6 +121,7 @@ class Retention:
 
     def keep(self, sequence: Sequence) -> None:
         """A sequence has ended: its tokens and blocks become the record's. It has no blocks afterwards."""
+        self._give_parent_more(sequence)
         record = sequence.group.record
         if record is None or record.gone or record.failed:
             sequence.table.free()
@@ -207,6 +208,20 @@ class Retention:
             self.forget(record)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _give_parent_more(self, sequence: Sequence) -> None:
+        """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
+        whoever continues from there does not compute it again."""
+        group, lineage = sequence.group, sequence.group.request.lineage
+        if group.parent is None or lineage is None or group.parent.gone or not group.request.extracts:
+            return
+        kept = group.parent.kept.get(lineage.choice)
+        if kept is None or not sequence.table.resident:
+            return
+        alike = kept.tokens.common_prefix(sequence.tokens)
+        computed = min(sequence.num_computed, lineage.at, alike)
+        if computed > kept.computed:
+            self.leases.replace(group.parent, kept, sequence.table.slice_to(computed), computed)
 
     def _check_name(self, request: Request) -> None:
         taken = None if request.name is None else self.get(request.tenant, request.name)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import partial
 
 from engine import beam_groups
 from engine._C import BlockPool, BlockTable, TokenList
@@ -25,7 +26,7 @@ from engine.beams import Alternatives, Turn
 from engine.cache import KvCache, Placement
 from engine.capture import capture_of
 from engine.draft import Draft, SchedulerLimits
-from engine.extraction import Allotment, Extractions
+from engine.extraction import Extractions
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
@@ -84,10 +85,6 @@ class Scheduler:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
-
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence of that many tokens can run when it is alone."""
-        return self.blocks_for(num_tokens) <= self.pool.num_blocks - 1
 
     def most_blocks_of_beams(self, request: Request, beams: BeamParams) -> int:
         """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
@@ -149,16 +146,15 @@ class Scheduler:
         draft = Draft(now, most, self.limits.extraction.max_step_rows)
         self.cache.begin_plan()
         decoding, prefilling, extracting = self._ready()
-        due = self.extractions.due(most, extracting)
-        draft.budget -= due
+        fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
+        self.extractions.begin(draft, fill)
         self._schedule(draft, decoding)
         if prefilling and not draft.short:
             self._admit_waiting(draft, before=prefilling[0])
         self._schedule(draft, prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
-        busy = any(not s.group.request.extracts for s in self._running)
-        self.extractions.schedule(draft, extracting, Allotment(most, due, busy), self._schedule, self._admit)
+        self.extractions.end(draft, fill, most=most, busy=any(not s.group.request.extracts for s in self._running))
         self.cache.end_plan()
         if not draft.chunks:
             return None
