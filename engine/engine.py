@@ -27,6 +27,7 @@ from engine.errors import (
     InternalError,
     ParentFailed,
 )
+from engine.extraction import ExtractionLimits
 from engine.hidden_values import ExtractedStates
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
@@ -93,6 +94,10 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: asyncio.Future[BaseException] = self._loop.create_future()
+
+    @property
+    def extraction_limits(self) -> ExtractionLimits:
+        return self.scheduler.limits.extraction
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -205,6 +210,8 @@ class AsyncEngine:
             retention_budget=budget.capacity,
             retention_charged=budget.used,
             retained=self.retention.loads(),
+            waiting_extractions=len(scheduler.extractions.waiting),
+            states_bytes=scheduler.extractions.memory.used,
         )
 
     # --- life ----------------------------------------------------------------------------------------------------

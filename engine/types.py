@@ -452,6 +452,8 @@ class EngineLoad:
     retention_budget: int = 0  # blocks
     retention_charged: int = 0  # blocks: held by leases, and promised to running requests
     retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
+    waiting_extractions: int = 0
+    states_bytes: int = 0  # of hidden states that are collected or being sent
 
 
 @dataclass(frozen=True, slots=True)
