@@ -6,10 +6,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.config import EngineConfig
 from engine.models.embedded import embedded_model_path
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_loader import hf_name
 from engine.models.load import LoadedModel, load_model
+from tests.engine.model_states import Trial, check_states, reference_of
 from tests.models.paged import PagedSequences
 
 # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -74,3 +76,8 @@ def test_greedy_tokens_and_their_logits(loaded: LoadedModel, reference: LlamaFor
     error = (torch.cat(logits) - expected).abs().max() / expected.abs().max()
     assert error < 1e-4, f"relative error {error:.2e}"
     assert greedy == expected[len(PROMPT) - 1 : -1].argmax(-1).tolist()
+
+
+async def test_hidden_states_of_every_layer_and_position(reference: LlamaForCausalLM) -> None:
+    config = EngineConfig(device="cpu", max_model_len=256, num_blocks=64, max_num_batched_tokens=32)
+    await check_states(config, Trial(reference_of(reference), 1e-4, 49152), (5, 17))
