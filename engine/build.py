@@ -100,6 +100,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                     int(config.extraction_mb * 2**20),
                     prepared.states_rows,
                     prepared.max_num_tokens_extracting,
+                    queues_steps=prepared.max_num_tokens_extracting is None,
                 ),
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),

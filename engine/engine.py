@@ -260,7 +260,7 @@ class AsyncEngine:
 
     def _launch_steps(self) -> None:
         while len(self._launched) < self._depth:
-            launch = self.scheduler.plan(self._clock())
+            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > 0)
             if launch is None:
                 return
             self._launched.append(launch)

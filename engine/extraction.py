@@ -31,7 +31,10 @@ class ExtractionLimits:
     max_request_bytes: int = 1 << 30  # of the states of one request
     max_bytes: int = 4 << 30  # of all that are collected or being sent
     max_step_rows: int = 1 << 16  # states, of one token and one layer each, that a step stores
-    max_step_tokens: int | None = None  # of a step of nothing else: a generation that comes then waits for it
+    # Of steps of nothing else, which a generation that comes meanwhile waits for: their tokens, and whether one is
+    # queued while another step runs.
+    max_step_tokens: int | None = None
+    queues_steps: bool = True
 
 
 class ShareOfTokens:
@@ -67,11 +70,11 @@ class Extractions:
         draft.budget += most - due
         draft.short = short  # where an extraction finds no blocks, a generation may
 
-    def end(self, draft: Draft, fill: Fill, *, most: int, busy: bool) -> None:
-        """All that is left of a step of `most` tokens, if it holds no generation and none is `busy`."""
+    def end(self, draft: Draft, fill: Fill, *, most: int, alone: bool) -> None:
+        """All that is left of a step of `most` tokens, if they are `alone` on the device and in it."""
         extracted = sum(chunk.count for chunk in draft.chunks if chunk.sequence.group.request.extracts)
         generated = most - draft.budget - extracted
-        if generated == 0 and not busy:
+        if generated == 0 and alone:
             before = draft.budget
             draft.budget = max(0, min(before, (self.limits.max_step_tokens or most) - extracted))
             allowed = draft.budget

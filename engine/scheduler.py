@@ -139,8 +139,8 @@ class Scheduler:
         if sequence.group.record is not None:
             sequence.group.record.failed = True
 
-    def plan(self, now: float) -> Launch | None:
-        """The next step, or None when nothing can move."""
+    def plan(self, now: float, behind: bool = False) -> Launch | None:
+        """The next step, or None when nothing can move. `behind`: it will wait for another one."""
         streaming = any(s.num_computed >= s.num_prompt and not s.group.request.extracts for s in self._running)
         most = self.limits.tokens_of_step(streaming)
         draft = Draft(now, most, self.limits.extraction.max_step_rows)
@@ -154,7 +154,10 @@ class Scheduler:
         self._schedule(draft, prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
-        self.extractions.end(draft, fill, most=most, busy=any(not s.group.request.extracts for s in self._running))
+        alone = all(s.group.request.extracts for s in self._running)
+        self.extractions.end(
+            draft, fill, most=most, alone=alone and (not behind or self.limits.extraction.queues_steps)
+        )
         self.cache.end_plan()
         if not draft.chunks:
             return None

@@ -41,7 +41,7 @@ _CPU_BATCHED_TOKENS = 256
 # Where none runs, only who comes next waits for the end of the step.
 _CPU_TOKENS_ALONE = 512
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
-_CPU_TOKENS_EXTRACTING = 128
+_CPU_TOKENS_EXTRACTING = 64
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # Hidden states that one step stores, in bytes.
