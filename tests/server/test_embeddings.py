@@ -21,7 +21,8 @@ PROMPT = (BOS, *b"abc")
 def expected(ids: Any, length: int = HIDDEN, pooling: str = "last", normalize: bool = True) -> npt.NDArray[np.float32]:
     rows = states_of(ids, [NUM_LAYERS], range(len(ids)))[0].astype(np.float64)
     vector = (rows[-1] if pooling == "last" else rows.mean(0).astype(np.float32).astype(np.float64))[:length]
-    return (vector / (np.linalg.norm(vector) if normalize else 1)).astype(np.float32)
+    scaled: npt.NDArray[np.float32] = (vector / (np.linalg.norm(vector) if normalize else 1)).astype(np.float32)
+    return scaled
 
 
 async def test_the_official_client_asks_for_base64_and_reads_floats(front: Front) -> None:

@@ -161,7 +161,7 @@ async def test_large_ones_come_whole(front: Front, encoding: str) -> None:
     engine = front.engine
     engine.info = engine.states.info = dataclasses.replace(engine.info, hidden_size=1001)
     options = {"layers": "all", "positions": "all", "include_prompt": True, "encoding_format": encoding}
-    fields = {"prompt": [7] * 200, "return_hidden_states": options}
+    fields: dict[str, Any] = {"prompt": [7] * 200, "return_hidden_states": options}
     content = await whole(front, **fields)
     chunks = await streamed(front, **fields, stream_options={"include_usage": True})
     [shown] = chunks[-2]["hidden_states"]

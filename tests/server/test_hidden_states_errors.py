@@ -148,7 +148,7 @@ async def test_responses_refuse_it(front: Front) -> None:
 # --- too much
 
 
-def limited(engine: FakeEngine, **limits: int) -> FakeEngine:
+def limited(engine: FakeEngine, **limits: Any) -> FakeEngine:
     engine.extraction_limits = dataclasses.replace(ExtractionLimits(), **limits)
     return engine
 
