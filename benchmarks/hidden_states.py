@@ -1,6 +1,8 @@
-"""What hidden states cost on a CPU: of a retained parent, with a generation, and beside generations that want none.
+"""What hidden states cost: of a retained parent, with a generation, and beside generations that want none.
 
-    python -m benchmarks.hidden_states [--model PATH] [--rounds 7] [--json FILE]
+    python -m benchmarks.hidden_states [--model PATH | --shape qwen3-0.6b] [--rounds 7] [--json FILE]
+
+On a GPU, or on a CPU with the embedded model; with --shape random weights of that shape.
 
 All through the engine, without HTTP. What is compared is measured in turns, so that a busy machine bears on all of it.
 
@@ -17,15 +19,17 @@ import asyncio
 import itertools
 import json
 import random
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.model_shapes import SHAPES, write_model
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import AsyncEngine
@@ -180,8 +184,11 @@ async def beside_generations(engine: AsyncEngine, draw: random.Random, rounds: i
     return figures
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    config = EngineConfig(model=options.model, device="cpu", max_model_len=2048, extraction_share=options.share)
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    config = EngineConfig(model=options.model, max_model_len=2048, extraction_share=options.share)
+    if options.shape is not None:
+        directory = write_model(options.shape, folder / options.shape)
+        config = replace(config, model=str(directory), load_format="dummy")
     built = await build_engine(config)
     engine, draw = built.engine, random.Random(options.seed)
     try:
@@ -200,12 +207,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: the embedded model")
+    parser.add_argument("--shape", choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--share", type=float, default=EngineConfig().extraction_share)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    figures = asyncio.run(measure(options))
+    with tempfile.TemporaryDirectory() as folder:
+        figures = asyncio.run(measure(options, Path(folder)))
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2))
 

@@ -84,15 +84,14 @@ def resolve_layers(layers: Literal["last", "all"] | Sequence[int], num_layers: i
 
 def select_positions(positions: Positions, length: int) -> Indices:
     """[P] positions in [0, length), in the order asked for. Raises InvalidRequest for one that is not there."""
-    if isinstance(positions, tuple):
-        wrong = next((p for p in positions if not -length <= p < length), None)
-        if wrong is not None:
-            raise InvalidRequest(
-                f"Position {wrong} is not there: there are {length} tokens, 0 to {length - 1}, or -1 to {-length} "
-                "counted from the end.",
-                param="positions",
-                details={"num_tokens": length},
-            )
+    if isinstance(positions, tuple) and not _all_present(positions, length):
+        wrong = next(p for p in positions if not -length <= p < length)
+        raise InvalidRequest(
+            f"Position {wrong} is not there: there are {length} tokens, 0 to {length - 1}, or -1 to {-length} "
+            "counted from the end.",
+            param="positions",
+            details={"num_tokens": length},
+        )
     selected = present_positions(positions, length)
     if not len(selected):
         raise InvalidRequest(
@@ -109,7 +108,14 @@ def present_positions(positions: Positions, length: int) -> Indices:
         return np.arange(length)
     if isinstance(positions, Span):
         return np.arange(length)[positions.start : positions.end]
-    return np.asarray([p % length for p in positions if -length <= p < length], np.int64)
+    if not _all_present(positions, length):
+        positions = tuple(p for p in positions if -length <= p < length)
+    return np.mod(np.asarray(positions, np.int64), max(1, length))
+
+
+def _all_present(positions: tuple[int, ...], length: int) -> bool:
+    """There may be very many, and mostly all are."""
+    return -length <= min(positions) and max(positions) < length
 
 
 def most_positions(params: HiddenStatesParams, num_prompt: int, max_tokens: int) -> int:

@@ -11,6 +11,7 @@ from aiohttp import web
 from engine.types import Request, SamplingParams
 from server import fields
 from server.context import ANSWER_ID, CONTEXT
+from server.errors import invalid
 from server.extraction import Extracted, extracted, is_small
 from server.generation import engine_requests, terms_of, usage_object
 from server.intake import read_object
@@ -22,6 +23,7 @@ from server.states_encoding import Body, JsonBody, SafetensorsBody, states_objec
 from server.states_wish import Encoding, prompt_states
 from server.wire import CompletionBody, HiddenStatesBody, InputBody
 
+_MOST_INPUTS = 2048  # OpenAI's limit of embeddings
 NOTHING_SAMPLED = SamplingParams(max_tokens=0, temperature=0.0)
 
 
@@ -47,6 +49,9 @@ async def hidden_states(http: web.Request) -> web.StreamResponse:
 
 def as_completion(body: InputBody) -> CompletionBody:
     """An extraction is a completion that samples nothing: the same fields mean the same."""
+    if isinstance(body.input, list) and len(body.input) > _MOST_INPUTS and not isinstance(body.input[0], int):
+        count = len(body.input)
+        raise invalid(f"`input` may hold {_MOST_INPUTS} inputs at most, not {count}: send several requests.", "input")
     shared = {name for name in body.__struct_fields__ if name in CompletionBody.__struct_fields__}
     return CompletionBody(prompt=body.input, max_tokens=0, **{name: getattr(body, name) for name in shared})
 

@@ -43,6 +43,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         answer_id = request.get(ANSWER_ID) or new_id("req-")
         request[ANSWER_ID] = answer_id
         _log.exception("%s %s failed (%s)", request.method, request.path, answer_id)
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun, it can only be cut off") from None
         return error_response(internal(answer_id))
 
 

@@ -30,6 +30,7 @@ Encoding = JsonEncoding | Literal["safetensors"]
 
 _WHOLE: tuple[Encoding, ...] = ("float", "base64", "safetensors")
 JSON_ENCODINGS: tuple[JsonEncoding, ...] = ("float", "base64")
+_MOST_LAYERS = 1024  # far more than a model has
 _POOLINGS: tuple[Pooling, ...] = ("none", "mean", "last")
 _Name = TypeVar("_Name", bound=str)
 
@@ -85,6 +86,8 @@ def one_of(given: str | None, names: tuple[_Name, ...], param: str) -> _Name:
 
 
 def _layers(given: str | list[int] | None, num_layers: int, param: str) -> tuple[int, ...]:
+    if isinstance(given, list) and len(given) > _MOST_LAYERS:
+        raise invalid(f"`{param}` may hold {_MOST_LAYERS} layers at most, not {len(given)}.", param)
     if isinstance(given, str) and given not in ("last", "all"):
         raise invalid(f'`{param}` must be "last", "all" or a list of numbers, not {shorten(repr(given))}.', param)
     try:
