@@ -60,19 +60,23 @@ class Extractions:
         self.memory = StatesMemory(limits)
         self._share = ShareOfTokens(limits.share)
 
-    def begin(self, draft: Draft, fill: Fill) -> None:
-        """Their share, before generations take what they need: what they cannot use is these' again."""
+    def begin(self, draft: Draft, fill: Fill) -> int:
+        """Their share, before generations take what they need: what they cannot use is these' again.
+
+        Returns the number of their tokens.
+        """
         most, short = draft.budget, draft.short
         draft.budget = self._share.due(most)
         due = draft.budget
         if due:
             fill(draft)
-        draft.budget += most - due
+        extracted = due - draft.budget
+        draft.budget = most - extracted
         draft.short = short  # where an extraction finds no blocks, a generation may
+        return extracted
 
-    def end(self, draft: Draft, fill: Fill, *, most: int, alone: bool) -> None:
+    def end(self, draft: Draft, fill: Fill, extracted: int, *, most: int, alone: bool) -> None:
         """All that is left of a step of `most` tokens, if they are `alone` on the device and in it."""
-        extracted = sum(chunk.count for chunk in draft.chunks if chunk.sequence.group.request.extracts)
         generated = most - draft.budget - extracted
         if generated == 0 and alone:
             before = draft.budget

@@ -141,23 +141,21 @@ class Scheduler:
 
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
-        streaming = any(s.num_computed >= s.num_prompt and not s.group.request.extracts for s in self._running)
+        streaming = any(s.num_computed >= s.num_prompt and not s.extracts for s in self._running)
         most = self.limits.tokens_of_step(streaming)
         draft = Draft(now, most, self.limits.extraction.max_step_rows)
         self.cache.begin_plan()
         decoding, prefilling, extracting = self._ready()
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
-        self.extractions.begin(draft, fill)
+        extracted = self.extractions.begin(draft, fill)
         self._schedule(draft, decoding)
         if prefilling and not draft.short:
             self._admit_waiting(draft, before=prefilling[0])
         self._schedule(draft, prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
-        alone = all(s.group.request.extracts for s in self._running)
-        self.extractions.end(
-            draft, fill, most=most, alone=alone and (not behind or self.limits.extraction.queues_steps)
-        )
+        alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
+        self.extractions.end(draft, fill, extracted, most=most, alone=alone)
         self.cache.end_plan()
         if not draft.chunks:
             return None
@@ -220,11 +218,11 @@ class Scheduler:
             and not s.owing
         ]
         owing = [(owed, s.urgency, s) for s in self._running if s.owing and (owed := s.num_to_compute(s.num_computed))]
-        ready += [(owed > 1, urgency, s) for owed, urgency, s in owing if not s.group.request.extracts]
+        ready += [(owed > 1, urgency, s) for owed, urgency, s in owing if not s.extracts]
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
         ordered = [s for _, _, s in ready]
-        extracting = sorted((s for _, _, s in owing if s.group.request.extracts), key=lambda s: s.urgency)
+        extracting = sorted((s for _, _, s in owing if s.extracts), key=lambda s: s.urgency)
         return ordered[:num_decoding], ordered[num_decoding:], extracting
 
     def _schedule(self, draft: Draft, sequences: list[Sequence]) -> None:
@@ -348,7 +346,7 @@ class Scheduler:
         self._queue_of(sequence).push(sequence)
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
-        return self.extractions.waiting if sequence.group.request.extracts else self._waiting
+        return self.extractions.waiting if sequence.extracts else self._waiting
 
     def _admit_waiting(self, draft: Draft, before: Sequence | None = None) -> None:
         """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
@@ -369,7 +367,7 @@ class Scheduler:
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
-        candidates = [s for s in self._running if s.group.request.extracts and s not in draft.used and len(s.table)]
+        candidates = [s for s in self._running if s.extracts and s not in draft.used and len(s.table)]
         if not candidates or not self._try_preempt(max(candidates, key=lambda s: s.urgency)):
             return False
         draft.num_preempted += 1
@@ -477,7 +475,7 @@ def _may_owe_blocks(sequence: Sequence) -> bool:
 def _slots_of(sequence: Sequence) -> int:
     """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
     group = sequence.group
-    if group.request.extracts:
+    if sequence.extracts:
         return 0
     if group.forked and group.search is None:
         return 1

@@ -65,6 +65,7 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
+    extracts: bool = field(init=False)  # as its request
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
 
@@ -73,7 +74,8 @@ class Sequence:
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
         arrival = self.group.arrival_number
-        priority = request.priority + (_BELOW if request.extracts else 0)
+        self.extracts = request.extracts
+        priority = request.priority + (_BELOW if self.extracts else 0)
         self.urgency = (priority, arrival - _head_start(request), arrival, self.choice)
 
     # Plain counts, moved by these two and nobody else: they are read several times per token.

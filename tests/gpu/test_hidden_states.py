@@ -21,7 +21,7 @@ BF16_TOLERANCE = 0.03
 SCENARIOS: dict[str, dict[str, object]] = {
     "graphs": {},
     "chunk-7": {"max_num_batched_tokens": 7},
-    "preempting": {"num_blocks": 12},
+    "preempting": {"num_blocks": 20},
     "eager": {"enforce_eager": True},
     "plain": {"pipelined": False, "enforce_eager": True},
 }
