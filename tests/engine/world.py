@@ -1,7 +1,8 @@
 """A scheduler with its records over the paged fake, driven step by step by a random number generator.
 
 Requests come, some as groups of beams, continue from records of every grade, are leased, prolonged, forgotten, run into
-NaN, leave. After every move all that the engine counts is counted again from what there is: references, rows, the budget, the memory of leases.
+NaN, leave. After every move all that the engine counts is counted again from what there is: references, rows, the
+budget, the memory of leases.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class World:
         """A group of beams, if it could run alone: others are refused before they get here."""
         draw = self.draw
         width = draw.choice([1, 2, 3, 5, 9])
-        most = min(draw.choice([1, 2, 3, 6, 12]), MOST_TOKENS - len(prompt))
+        most = min(draw.choice([1, 2, 3, 6, 12, 30]), MOST_TOKENS - len(prompt))
         beams = BeamParams(width, draw.choice([0.0, 1.0, 2.0]), draw.choice([False, True, "never"]))
         params = SamplingParams(
             max_tokens=most, n=draw.randint(1, width), min_tokens=draw.choice([0, 0, most // 2]), beams=beams
