@@ -159,7 +159,8 @@ class World:
         """Somebody goes away, or runs out of time: then what it has is its answer."""
         if not self.open:
             return
-        group = self.open[self.draw.randrange(len(self.open))]
+        searching = [g for g in self.open if g.beams is not None]  # briefly: they leave oftener than their share
+        group = self.draw.choice(searching if searching and self.draw.random() < 0.7 else self.open)
         complete = group.first_token_at is not None and self.draw.random() < 0.5
         if complete:
             if group.search is not None:
