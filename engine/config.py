@@ -90,7 +90,7 @@ class ServerConfig:
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it")
     served_model_name: list[str] = option([], "names the API answers to; default: the model's own")
     api_key: list[str] = option([], "a key that clients must send; may be repeated")
-    api_keys: str | None = option(None, "file with a line 'tenant key' for each key")
+    api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")

@@ -184,6 +184,9 @@ class AsyncEngine:
     def num_open(self) -> int:
         return len(self._groups)
 
+    def num_waiting(self, tenant: str) -> int:
+        return self.scheduler.waiting.num_waiting(tenant)
+
     def load(self) -> EngineLoad:
         scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host
         budget = self.retention.leases.budget
@@ -416,7 +419,7 @@ class AsyncEngine:
         elif params.n > self.scheduler.limits.max_num_seqs:
             most = self.scheduler.limits.max_num_seqs
             raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
-        if self.scheduler.num_waiting >= self._max_queued:
+        if not self.scheduler.waiting.has_room(request.tenant, self._max_queued):
             raise QueueFull(
                 f"The server's queue is full ({self._max_queued} waiting requests); try again later.",
                 details={"max_queued": self._max_queued},

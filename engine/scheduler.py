@@ -5,16 +5,15 @@ two the next plan may be made (the pipelined loop): a sampled token not yet appl
 next input is named by its sampler row instead of its id.
 
 Rules of a step, within a budget of tokens:
-  1. running sequences that need one token, then running sequences in prefill, each by urgency; between the two, waiting
-     sequences that are more urgent than any in prefill: a continuation does not wait for the end of a long prompt;
+  1. running sequences that need one token, then running sequences in prefill, as their turns are (fairness.py); between
+     the two, waiting sequences whose turn is before any in prefill: a continuation does not wait for a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
      gives its blocks back;
-  3. unless that happened and others run, waiting sequences by urgency, as long as slots, blocks and budget last.
+  3. unless that happened and others run, waiting sequences in turn, as long as slots, blocks and budget last.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from engine import beam_groups
 from engine._C import BlockPool, BlockTable, TokenList
 from engine.beams import Alternatives, Turn
 from engine.cache import KvCache, Placement
+from engine.fairness import FairQueue, turn
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
@@ -68,8 +68,7 @@ class Scheduler:
         self._eos = eos_token_ids
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self._rows, self._choices_at_end_of_prompt, prefix_caching=limits.prefix_caching)
-        self._waiting: list[tuple[tuple[int, int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
-        self._num_waiting = 0
+        self.waiting = FairQueue()
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
 
@@ -85,7 +84,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self.waiting)
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
@@ -95,6 +94,7 @@ class Scheduler:
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
         group.sequences.append(leader)
+        group.account = self.waiting.account(request.tenant)
         self._enqueue(leader)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -123,7 +123,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
-            self._num_waiting -= 1
+            self.waiting.drop(sequence)
             self._swapped.pop(sequence, None)
         self._rows.release(sequence)
         self.retention.keep(sequence)
@@ -202,14 +202,14 @@ class Scheduler:
 
     def check_idle(self) -> None:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
-        assert not self._running and self._num_waiting == 0, "check_idle while requests are open"
+        assert not self._running and len(self.waiting) == 0, "check_idle while requests are open"
         self.cache.check_only_leases()
         self._rows.check_all_free()
 
     # --- running sequences ---------------------------------------------------------------------------------------
 
     def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Running sequences that need one token, and those that need more; each by urgency."""
+        """Running sequences that need one token, by urgency, and those that need more, as their turns are."""
         # One that wants no more samples only waits for its last token to come back, unless its prompt is not done.
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
@@ -221,7 +221,7 @@ class Scheduler:
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
         ordered = [s for _, _, s in ready]
-        return ordered[:num_decoding], ordered[num_decoding:]
+        return ordered[:num_decoding], sorted(ordered[num_decoding:], key=turn)
 
     def _schedule(self, draft: _Draft, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -251,6 +251,7 @@ class Scheduler:
         draft.chunks.append(Chunk(sequence, begin, count))
         draft.used.add(sequence)
         draft.budget -= count
+        sequence.group.account.served += count
         sequence.num_computed = begin + count
         return True
 
@@ -277,6 +278,7 @@ class Scheduler:
             draft.used.add(beam)
             beam.num_computed += 1
         draft.budget = max(0, draft.budget - len(beams))
+        group.account.served += len(beams)
         return True
 
     def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:
@@ -323,25 +325,30 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._waiting, (sequence.urgency, sequence))
-        self._num_waiting += 1
+        self.waiting.push(sequence)
 
     def _admit_waiting(self, draft: _Draft, before: Sequence | None = None) -> None:
-        """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
+        """Lets waiting sequences in, as their turns are; only those whose turn is before that of `before`, if given."""
         slots = self.limits.max_num_seqs - self._slots_in_use()
-        while self._waiting and draft.budget > 0:
-            sequence = self._waiting[0][1]
-            if sequence.status is Status.FINISHED:
-                heapq.heappop(self._waiting)
-                continue
-            if before is not None and sequence.urgency > before.urgency:
+        while draft.budget > 0 and (sequence := self.waiting.head()) is not None:
+            if before is not None and turn(sequence) > turn(before):
                 return
             # A group wider than all the slots there are runs when it has them all.
             need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > slots or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
+            if need > slots - self._reserved_from(sequence, slots - need) or sequence.num_in_flight > 0:
+                return
+            if not self._admit(draft, sequence):
                 return
             slots -= need
+
+    def _reserved_from(self, sequence: Sequence, left: int) -> int:
+        """Slots that are not for it, if it would leave `left`."""
+        reserved = self.waiting.reserved_slots(self.limits.max_num_seqs)
+        if left >= reserved:
+            return 0
+        account = sequence.group.account
+        return reserved if any(running.group.account is account for running in self._running) else 0
 
     def _slots_in_use(self) -> int:
         return sum(_slots_of(sequence) for sequence in self._running)
@@ -354,8 +361,7 @@ class Scheduler:
         placement = self._place(sequence)
         if placement is None:
             return False
-        heapq.heappop(self._waiting)
-        self._num_waiting -= 1
+        self.waiting.pop(sequence)
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
+from engine.fairness import Account
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -89,6 +90,10 @@ class Sequence:
         self.accept(token_id)
 
     @property
+    def ended(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""
         return self.planned_len - self.num_computed
@@ -108,6 +113,7 @@ class Group:
     seed: int
     arrival_number: int
     arrived_at: float
+    account: Account = field(default_factory=Account)  # its tenant's
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_finished: int = 0  # of its sequences

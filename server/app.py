@@ -9,13 +9,15 @@ from aiohttp import web
 
 from engine.config import ServerConfig
 from server import catalogues, continuations, models, operations, responses, stored_responses, tokens
-from server.auth import Gate, Keys
+from server.admission import Admission
+from server.auth import Gate
 from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
+from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
@@ -54,7 +56,7 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
 
 
 def make_app(
-    engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: Keys, metrics: Metrics
+    engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: KeyRing, metrics: Metrics
 ) -> web.Application:
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
@@ -66,6 +68,7 @@ def make_app(
         config=config,
         leases=leases,
         gate=gate,
+        admission=Admission(),
         metrics=metrics,
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from engine.config import ServerConfig
+from server.admission import Admission
 from server.auth import Gate
 from server.catalogue_store import CatalogueStore
 from server.errors import ApiError
 from server.interfaces import EngineLike, TextLike
+from server.keys import Caller
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.stored import ResponseStore, RunningResponses
@@ -25,6 +27,7 @@ class Context:
     config: ServerConfig
     leases: LeaseTimes
     gate: Gate
+    admission: Admission
     metrics: Metrics
     model_names: tuple[str, ...]
     stored: ResponseStore
@@ -45,6 +48,7 @@ class Context:
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
 # Of a request, set by the middleware before any handler runs.
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
 ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)

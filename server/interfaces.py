@@ -50,6 +50,9 @@ class EngineLike(Protocol):
 
     def load(self) -> EngineLoad: ...
 
+    def num_waiting(self, tenant: str) -> int:
+        """Requests of the tenant that wait to run."""
+
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - the engine's to enforce
         """Takes no new work; True if everything that ran finished in time."""
 

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
 from engine.errors import EngineError
-from server.context import ANSWER_ID, ARRIVED, CONTEXT, TENANT
+from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
 from server.names import header_id, new_id
 from server.wire import shorten
@@ -25,8 +25,12 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         gate = request.app[CONTEXT].gate
         if preflight := gate.preflight(request):
             return preflight
-        request[TENANT] = gate.tenant(request)
-        return await handler(request)
+        caller = request[CALLER] = gate.caller(request)
+        request[TENANT] = caller.tenant
+        if request.method != "POST" or request.path.endswith("/cancel"):
+            return await handler(request)
+        with request.app[CONTEXT].admission.admitted(caller, request.app[CONTEXT].engine.num_waiting):
+            return await handler(request)
     except ApiError as error:
         return error_response(error)
     except EngineError as error:

@@ -23,8 +23,9 @@ from aiohttp import web
 from engine.config import ServerConfig
 from engine.errors import ModelError
 from server.app import AppRunner, make_app
-from server.auth import Keys, is_loopback, load_keys
+from server.auth import is_loopback
 from server.interfaces import EngineLike, TextLike
+from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.loading import loading_front
 from server.metrics import Metrics
@@ -49,7 +50,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     """Runs the server to its end; returns the exit code."""
     began = time.monotonic()
     try:
-        keys = load_keys(_all_keys(config), config.api_keys)
+        keys = KeyRing(_all_keys(config), config.api_key_file)
         listener = _bind(config)
     except (ValueError, OSError) as error:
         _log.error("%s", error)
@@ -70,18 +71,19 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         try:
             await web.SockSite(runner, listener, backlog=_BACKLOG).start()
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
-            return await _until_end(engine, config.drain_timeout)
+            return await _until_end(engine, keys, config.drain_timeout)
         finally:
             await engine.stop()  # tells what still runs, so that its streams end with an error and not with a cut
             await runner.cleanup()
 
 
-async def _until_end(engine: EngineLike, drain_timeout: float) -> int:
+async def _until_end(engine: EngineLike, keys: KeyRing, drain_timeout: float) -> int:
     """Waits for a signal or the engine's death, and for what has to follow it."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, _reload, keys)
     death = asyncio.ensure_future(engine.wait_dead())
     called = asyncio.ensure_future(signals.get())
     draining: asyncio.Future[bool] | None = None
@@ -108,8 +110,20 @@ async def _until_end(engine: EngineLike, drain_timeout: float) -> int:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _reload(keys: KeyRing) -> None:
+    if keys.path is None:
+        _log.info("SIGHUP: there is no --api-key-file to read again")
+        return
+    try:
+        keys.reload()
+    except (ValueError, OSError) as error:
+        _log.error("SIGHUP: the keys stay as they were: %s", error)
+    else:
+        _log.info("SIGHUP: %d keys", len(keys))
 
 
 def _all_keys(config: ServerConfig) -> list[str]:
@@ -142,6 +156,6 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _warn_if_open(config: ServerConfig, keys: Keys) -> None:
+def _warn_if_open(config: ServerConfig, keys: KeyRing) -> None:
     if not keys and not is_loopback(config.host):
         _log.warning("listening on %s without keys: whoever reaches this address may use the model", config.host)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from engine.config import ServerConfig
 from server.app import AppRunner, make_app
-from server.auth import load_keys
+from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from tests.server.fakes import FakeEngine, FakeText
@@ -31,7 +31,7 @@ async def start() -> AsyncIterator[Starter]:
         engine = engine or FakeEngine()
         text, metrics = FakeText(), Metrics()
         settings = ServerConfig(**config)
-        keys = load_keys(settings.api_key, settings.api_keys)
+        keys = KeyRing(settings.api_key, settings.api_key_file)
         runner = AppRunner(make_app(engine, text, settings, LEASES, keys, metrics), shutdown_timeout=0.1)
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))

@@ -132,6 +132,9 @@ class FakeEngine(FakeRecords):
         self.runs.clear()
         self.died.set_result(RuntimeError("device fault"))
 
+    def num_waiting(self, tenant: str) -> int:
+        return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)
+
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0, 0)
 
