@@ -53,6 +53,9 @@ class EngineConfig:
     enforce_eager: bool = option(False, "run without CUDA graphs")
     enable_prefix_caching: bool = option(True, "share cached blocks between requests with equal beginnings")
     max_queued: int = option(4096, "most waiting requests; beyond it a request is answered 429")
+    step_timeout: float = option(
+        120.0, "seconds after which a step of the device is taken for hung, and the engine for dead; 0: never"
+    )
     threads: int | None = option(None, "threads of the CPU kernels; default: one per core")
     seed: int = option(0, "seeds the random numbers of requests that bring none, with the request's id")
     pipelined: bool = option(True, "plan a step while the one before it runs")
@@ -68,7 +71,7 @@ class EngineConfig:
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {share}")
-        for name in ("host_cache_gb", "retained_tokens_records", "max_leases"):
+        for name in ("step_timeout", "host_cache_gb", "retained_tokens_records", "max_leases"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")

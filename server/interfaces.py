@@ -53,6 +53,17 @@ class EngineLike(Protocol):
     def num_waiting(self, tenant: str) -> int:
         """Requests of the tenant that wait to run."""
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that came back from the device."""
+
+    async def probe(self) -> None:
+        """Returns when the device has passed everything that was launched before; never, if it hangs."""
+
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - the engine's to enforce
         """Takes no new work; True if everything that ran finished in time."""
 

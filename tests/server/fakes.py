@@ -90,6 +90,9 @@ class FakeEngine(FakeRecords):
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.runs: dict[str, Run] = {}
+        self.num_steps = 0
+        self.device_works = asyncio.Event()
+        self.device_works.set()
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -137,6 +140,13 @@ class FakeEngine(FakeRecords):
 
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0, 0)
+
+    @property
+    def num_open(self) -> int:
+        return len(self.runs)
+
+    async def probe(self) -> None:
+        await self.device_works.wait()
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109
         self.state = "draining"
