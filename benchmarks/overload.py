@@ -31,7 +31,7 @@ import numpy as np
 
 from engine.types import StepPlan, StepResult
 
-PROMPT, OUTPUT = 64, 48
+PROMPT, OUTPUT = 64, (16, 80)  # tokens; from, to
 SLOTS, QUEUE = {False: 4, True: 32}, {False: 16, True: 256}
 KEYS = 'keys = [{name = "heavy", key = "heavy"}, {name = "light", key = "light"}]'
 
@@ -71,7 +71,7 @@ def serve_timed(arguments: list[str]) -> None:
 
     async def load(metrics: Metrics) -> tuple[AsyncEngine, object]:
         sys.setswitchinterval(0.0005)
-        limits = SchedulerLimits(engine_config.max_num_seqs, 512, prefix_caching=True)
+        limits = SchedulerLimits(engine_config.max_num_seqs, 256, prefix_caching=True)
         runner = TimedRunner(text.tokenizer.encode("one two three four five"))
         scheduler = make_scheduler(limits, CacheSizes(16, 20_000), ())
         engine = AsyncEngine(
@@ -118,7 +118,8 @@ class Load:
         """Whether it was answered."""
         figures.sent += 1
         prompt = [self._draw.randrange(1000, 30000) for _ in range(PROMPT)]
-        body = {"prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "stream": True}
+        count = self._draw.randint(*OUTPUT)
+        body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
         began = time.perf_counter()
         try:
             async with self._session.post(
@@ -134,7 +135,7 @@ class Load:
         except (aiohttp.ClientError, TimeoutError) as error:
             figures.faults.append(repr(error))
             return False
-        if len(times) < OUTPUT // 2:  # a client that lags gets several tokens in one event
+        if len(times) < count // 2:  # a client that lags gets several tokens in one event
             figures.faults.append(f"{len(times)} events")
             return False
         figures.answered += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _Urgency = tuple[int, int, int, int]
 _MAX_IDLE_ACCOUNTS = 4096
-_RESERVED_PART = 16  # one slot of so many is for tenants that have none
+_RESERVED_PART = 8  # one slot of so many is for tenants that have fewer than an equal share
 
 
 class Account:
@@ -71,9 +72,16 @@ class FairQueue:
         tenants = len(self._heaps) + (own == 0)
         return own < most // tenants if tenants > 1 else False
 
-    def reserved_slots(self, max_num_seqs: int) -> int:
-        """Slots that only a tenant without any may take, so that its first request does not wait for another's end."""
-        return max_num_seqs // _RESERVED_PART if len(self._accounts) > 1 else 0
+    def reserved_slots(self, account: Account, running: Iterable[Account], max_num_seqs: int, left: int) -> int:
+        """Slots that a tenant may not take, if taking others would leave `left`: some are kept for those who have fewer
+        than an equal share, so that their first requests do not wait for the end of another's. `running` has the
+        account of each running sequence."""
+        reserved = max_num_seqs // _RESERVED_PART if len(self._accounts) > 1 else 0
+        if left >= reserved:
+            return 0
+        holders = list(running)
+        sharers = max(2, len({*holders, account}))  # whoever might come next counts as one
+        return reserved if holders.count(account) * sharers >= max_num_seqs else 0
 
     def push(self, sequence: Sequence) -> None:
         account = sequence.group.account

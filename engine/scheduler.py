@@ -336,19 +336,15 @@ class Scheduler:
             # A group wider than all the slots there are runs when it has them all.
             need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > slots - self._reserved_from(sequence, slots - need) or sequence.num_in_flight > 0:
+            holders = (running.group.account for running in self._running)
+            reserved = self.waiting.reserved_slots(
+                sequence.group.account, holders, self.limits.max_num_seqs, slots - need
+            )
+            if need > slots - reserved or sequence.num_in_flight > 0:
                 return
             if not self._admit(draft, sequence):
                 return
             slots -= need
-
-    def _reserved_from(self, sequence: Sequence, left: int) -> int:
-        """Slots that are not for it, if it would leave `left`."""
-        reserved = self.waiting.reserved_slots(self.limits.max_num_seqs)
-        if left >= reserved:
-            return 0
-        account = sequence.group.account
-        return reserved if any(running.group.account is account for running in self._running) else 0
 
     def _slots_in_use(self) -> int:
         return sum(_slots_of(sequence) for sequence in self._running)

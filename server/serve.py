@@ -29,6 +29,7 @@ from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.loading import loading_front
 from server.metrics import Metrics
+from server.systemd import Notifier, inherited_socket, keep_informed
 
 _log = logging.getLogger("bequest")
 
@@ -51,12 +52,14 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     began = time.monotonic()
     try:
         keys = KeyRing(_all_keys(config), config.api_key_file)
-        listener = _bind(config)
+        listener = inherited_socket(os.environ) or _bind(config)
     except (ValueError, OSError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
+    notifier = Notifier(os.environ)
     with listener:
         metrics = Metrics()
+        notifier.status("loading the model")
         try:
             async with loading_front(listener):
                 engine, text = await load(metrics)
@@ -68,22 +71,27 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         _warn_if_open(config, keys)
         runner = AppRunner(make_app(engine, text, config, leases, keys, metrics))
         await runner.setup()
+        informing: asyncio.Future[None] | None = None
         try:
             await web.SockSite(runner, listener, backlog=_BACKLOG).start()
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
-            return await _until_end(engine, keys, config.drain_timeout)
+            notifier.ready(_status(engine))
+            informing = asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine)))
+            return await _until_end(engine, keys, notifier, config.drain_timeout)
         finally:
+            if informing is not None:
+                informing.cancel()
             await engine.stop()  # tells what still runs, so that its streams end with an error and not with a cut
             await runner.cleanup()
 
 
-async def _until_end(engine: EngineLike, keys: KeyRing, drain_timeout: float) -> int:
+async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drain_timeout: float) -> int:
     """Waits for a signal or the engine's death, and for what has to follow it."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload, keys)
+    loop.add_signal_handler(signal.SIGHUP, _reload, keys, notifier)
     death = asyncio.ensure_future(engine.wait_dead())
     called = asyncio.ensure_future(signals.get())
     draining: asyncio.Future[bool] | None = None
@@ -91,11 +99,13 @@ async def _until_end(engine: EngineLike, keys: KeyRing, drain_timeout: float) ->
         await asyncio.wait({death, called}, return_when=asyncio.FIRST_COMPLETED)
         if not death.done():
             _log.info("%s: draining for up to %g s", called.result().name, drain_timeout)
+            notifier.stopping(f"draining {engine.num_open} requests for up to {drain_timeout:g} s")
             draining = asyncio.ensure_future(engine.drain(drain_timeout))
             called = asyncio.ensure_future(signals.get())
             await asyncio.wait({death, called, draining}, return_when=asyncio.FIRST_COMPLETED)
         if death.done():
             _log.error("the engine died: %r", death.result())
+            notifier.stopping(f"the engine died: {death.result()!r}")
             await asyncio.sleep(_LAST_ANSWERS)
             return EXIT_FAILED
         if called.done():
@@ -114,7 +124,21 @@ async def _until_end(engine: EngineLike, keys: KeyRing, drain_timeout: float) ->
             loop.remove_signal_handler(number)
 
 
-def _reload(keys: KeyRing) -> None:
+def _status(engine: EngineLike) -> str:
+    load = engine.load()
+    used = 100 * load.used_blocks / max(load.usable_blocks, 1)
+    return f"{engine.state}: {load.running} sequences run, {load.waiting} wait, {used:.0f}% of the cache is in use"
+
+
+def _reload(keys: KeyRing, notifier: Notifier) -> None:
+    notifier.reloading()
+    try:
+        _read_keys_again(keys)
+    finally:
+        notifier.send("READY=1")
+
+
+def _read_keys_again(keys: KeyRing) -> None:
     if keys.path is None:
         _log.info("SIGHUP: there is no --api-key-file to read again")
         return
