@@ -16,7 +16,7 @@ _WATCHDOG_MARGIN = 30  # beyond a step: the engine's own watchdog is first, and 
 _WITHOUT_STEP_TIMEOUT = 600
 
 _SERVICE = """\
-# Written by `bequest install-service`. Flags can also live in a file: ExecStart=… serve --config /etc/bequest/bequest.toml
+# Written by `bequest install-service`. Flags can live in a file: ExecStart=… serve --config /etc/bequest/bequest.toml
 [Unit]
 Description=Bequest, an LLM inference server
 After=network-online.target
@@ -140,9 +140,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"bequest: {error}", file=sys.stderr)
         return 1
     enabled = "bequest.socket" if given.socket else "bequest.service"
-    print(
-        f"wrote {', '.join(units)} to {given.directory}; now: systemctl daemon-reload && systemctl enable --now {enabled}"
-    )
+    print(f"wrote {' and '.join(units)} to {given.directory}; now:")
+    print(f"systemctl daemon-reload && systemctl enable --now {enabled}")
     return 0
 
 

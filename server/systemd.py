@@ -1,5 +1,5 @@
-"""systemd's protocols, spoken by hand: readiness and status as datagrams, sockets that were opened for us, and a watchdog
-that is fed by the engine's device and not by the HTTP loop. Without systemd all of it does nothing."""
+"""systemd's protocols, by hand: readiness and status as datagrams, a socket that was opened for us, and a watchdog that
+is fed by the engine's device and not by the HTTP loop. Without systemd all of it does nothing."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def inherited_socket(environment: Mapping[str, str]) -> socket.socket | None:
 async def keep_informed(notifier: Notifier, engine: EngineLike, status: Callable[[], str]) -> None:
     """Tells systemd how things stand, and that we live, until it is cancelled.
 
-    We live if a probe went through the device's queue, behind every step that was launched, and if the engine either did
-    a step since the last beat or has nothing to do.
+    We live if a probe went through the device's queue, behind every step that was launched, and if the engine either
+    did a step since the last beat or has nothing to do.
     """
     if not notifier:
         return
