@@ -60,9 +60,10 @@ def serve_timed(arguments: list[str]) -> None:
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.leases import LeaseTimes
+    from server.logs import configure_logging
     from server.metrics import Metrics
     from server.options import parse
-    from server.serve import configure_logging, serve
+    from server.serve import serve
 
     engine_config, config = parse(arguments)
     configure_logging("info")

@@ -104,3 +104,4 @@ class ServerConfig:
     sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
+    log_format: Literal["text", "json"] = option("text", "json: one object per line")

@@ -319,7 +319,8 @@ class AsyncEngine:
         try:
             group.sink(delta)
         except Exception:
-            log.exception("the sink of request %s failed; the request is dropped", group.request.id)
+            told = {"request_id": group.request.id}
+            log.exception("the sink of a request failed; the request is dropped", extra=told)
             self._close(group, "error")
 
     # --- ends ----------------------------------------------------------------------------------------------------
@@ -363,7 +364,7 @@ class AsyncEngine:
             try:
                 self._close(group, "error")
             except Exception:
-                log.exception("request %s could not give back what it held", group.request.id)
+                log.exception("a request could not give back what it held", extra={"request_id": group.request.id})
             message = "The engine has failed and this server is restarting; send the request again."
             self._send(group, Delta(group.request.id, error=EngineDead(message)))
         self._groups.clear()

@@ -12,9 +12,10 @@ from typing import NoReturn
 from engine.config import EngineConfig, ServerConfig
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
+from server.logs import configure_logging
 from server.metrics import Metrics
 from server.options import parse
-from server.serve import EXIT_OK, configure_logging, serve
+from server.serve import EXIT_OK, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         sys.exit(install_service(arguments[1:]))
     engine_config, server_config = parse(arguments)
-    configure_logging(server_config.log_level)
+    configure_logging(server_config.log_level, server_config.log_format)
     _exit(_run(engine_config, server_config))
 
 

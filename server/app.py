@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,7 @@ from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
 from server.stored import ResponseStore
+from server.tracing import start_tracing
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
@@ -69,6 +71,7 @@ def make_app(
         leases=leases,
         gate=gate,
         admission=Admission(),
+        tracing=start_tracing(os.environ),
         metrics=metrics,
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),

@@ -18,6 +18,7 @@ from server.keys import Caller
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.stored import ResponseStore, RunningResponses
+from server.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Context:
     leases: LeaseTimes
     gate: Gate
     admission: Admission
+    tracing: Tracing
     metrics: Metrics
     model_names: tuple[str, ...]
     stored: ResponseStore
@@ -51,6 +53,7 @@ CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
+FALLBACK_ID: web.RequestKey[str] = web.RequestKey("fallback_id", str)
 ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)
 
 

@@ -14,6 +14,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.types import EngineLoad, Grade, GradeLoad, RequestStats, Source, StepStats
+from server.traffic import Traffic
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01)
 _TOKEN_SECONDS = (*_STEP_SECONDS, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -22,6 +23,7 @@ _FIRST_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 
 _REQUEST_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
                     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)  # fmt: skip
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _REASONS = ("stop", "length", "abort", "error")
 _SOURCES: tuple[Source, ...] = ("blocks", "host", "prefix_cache", "recompute")
@@ -76,6 +78,10 @@ class Metrics(Collector):
         self._request_generation = Histogram(_COUNTS)
         self._request_max_tokens = Histogram(_COUNTS)
         self._request_n = Histogram(_CHOICES)
+        self._iteration_tokens = Histogram(_STEP_TOKENS)
+        self._inference = Histogram(_REQUEST_SECONDS)
+        self._per_token = Histogram(_TOKEN_SECONDS)
+        self.traffic = Traffic()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -87,6 +93,7 @@ class Metrics(Collector):
         self._swapped_out += stats.swapped_out
         self._swapped_in += stats.swapped_in
         self._step.observe(stats.seconds)
+        self._iteration_tokens.observe(stats.prompt_tokens + stats.generated_tokens)
         for seconds in stats.first_token_seconds:
             self._first_token.observe(seconds)
         for seconds in stats.inter_token_seconds:
@@ -103,6 +110,10 @@ class Metrics(Collector):
         self._queue.observe(stats.queue_seconds)
         self._prefill.observe(stats.prefill_seconds)
         self._decode.observe(stats.decode_seconds)
+        self._inference.observe(stats.prefill_seconds + stats.decode_seconds)
+        if stats.completion_tokens > stats.n:
+            # Choices run side by side: each took this time for its part of the tokens.
+            self._per_token.observe(stats.decode_seconds * stats.n / (stats.completion_tokens - stats.n))
         self._request_prompt.observe(stats.prompt_tokens)
         self._request_generation.observe(stats.completion_tokens)
         self._request_max_tokens.observe(stats.max_tokens)
@@ -118,6 +129,7 @@ class Metrics(Collector):
         yield from self._retained(load)
         yield from self._counters()
         yield from self._histograms()
+        yield from self.traffic.collect()
 
     def _gauges(self, load: EngineLoad) -> Iterator[Metric]:
         leases = load.retained.get("leased", GradeLoad()).records
@@ -126,6 +138,8 @@ class Metrics(Collector):
             ("vllm:num_requests_running", "Sequences that run.", load.running),
             ("vllm:num_requests_waiting", "Sequences that wait to run.", load.waiting),
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
+            ("bequest:blocks", "Blocks of the cache.", load.usable_blocks),
+            ("bequest:blocks_used", "Blocks of the cache in use.", load.used_blocks),
             ("bequest:host_blocks", "Blocks of the host pool.", load.usable_host_blocks),
             ("bequest:host_blocks_used", "Blocks of the host pool in use.", load.used_host_blocks),
             ("bequest:leases", "Leases.", leases),
@@ -181,6 +195,9 @@ class Metrics(Collector):
             ("request_queue_time_seconds", "Waiting to run.", self._queue),
             ("request_prefill_time_seconds", "From running to the first token.", self._prefill),
             ("request_decode_time_seconds", "From the first token to the last.", self._decode),
+            ("request_inference_time_seconds", "From running to the end.", self._inference),
+            ("request_time_per_output_token_seconds", "Of a request, on average.", self._per_token),
+            ("iteration_tokens_total", "Tokens of a step.", self._iteration_tokens),
             ("request_prompt_tokens", "Prompt tokens of a request.", self._request_prompt),
             ("request_generation_tokens", "Generated tokens of a request.", self._request_generation),
             ("request_params_max_tokens", "max_tokens of a request.", self._request_max_tokens),

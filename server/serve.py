@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -39,12 +38,6 @@ Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
 EXIT_OK, EXIT_FAILED = 0, 1
 _BACKLOG = 2048  # connections that arrive at once; a refused one costs its client a second
 _LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
-
-
-def configure_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
-    )
 
 
 async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
