@@ -34,6 +34,7 @@ from engine.results import apply_result
 from engine.retention import Retention, Settlement
 from engine.scheduler import Scheduler, pack_salt
 from engine.sequence import Group, Status
+from engine.snapshot import Snapshot, take_snapshot
 from engine.stats import stats_of_request, stats_of_step
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
@@ -186,6 +187,9 @@ class AsyncEngine:
     @property
     def num_open(self) -> int:
         return len(self._groups)
+
+    def snapshot(self) -> Snapshot:
+        return take_snapshot(self.scheduler, self._groups.values(), self._clock())
 
     def num_waiting(self, tenant: str) -> int:
         return self.scheduler.waiting.num_waiting(tenant)

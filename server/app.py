@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import catalogues, continuations, models, operations, responses, stored_responses, tokens
+from server import catalogues, console_routes, continuations, models, operations, responses, stored_responses, tokens
 from server.admission import Admission
 from server.auth import Gate
 from server.catalogue_store import CatalogueStore
@@ -54,6 +54,9 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/live", operations.live),
     ("GET", "/version", operations.version),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/", console_routes.page),
+    *(("GET", path, console_routes.script) for path in sorted(console_routes.STATIC_PATHS - {"/"})),
+    ("GET", "/console/state", console_routes.state),
 ]
 
 
@@ -63,7 +66,13 @@ def make_app(
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
     metrics.load = engine.load
-    gate = Gate(keys, host=config.host, guard_metrics=config.guard_metrics, allowed_origins=config.allowed_origins)
+    gate = Gate(
+        keys,
+        host=config.host,
+        guard_metrics=config.guard_metrics,
+        allowed_origins=config.allowed_origins,
+        static_paths=console_routes.STATIC_PATHS,
+    )
     context = Context(
         engine=engine,
         text=text,
@@ -81,6 +90,7 @@ def make_app(
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
+    app[console_routes.LAST_STATE] = console_routes.LastState()
     expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
     for method, path, handler in _ROUTES:
         resource = app.router.add_resource(path)

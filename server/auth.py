@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from aiohttp import web
 
@@ -17,10 +17,18 @@ _NOBODY = Caller(ANONYMOUS, ANONYMOUS, KeyLimits(lowest_priority=-(2**31)), oper
 class Gate:
     """Decides on a request by its head alone, before a byte of its body is read."""
 
-    def __init__(self, keys: KeyRing, *, host: str, guard_metrics: bool, allowed_origins: Sequence[str]) -> None:
+    def __init__(
+        self,
+        keys: KeyRing,
+        *,
+        host: str,
+        guard_metrics: bool,
+        allowed_origins: Sequence[str],
+        static_paths: Collection[str] = (),
+    ) -> None:
         self._keys = keys
         self._check_host = not keys and is_loopback(host)
-        self._unguarded = _UNGUARDED if guard_metrics else _UNGUARDED | {"/metrics"}
+        self._unguarded = _UNGUARDED.union(static_paths, () if guard_metrics else ("/metrics",))
         self._origins = frozenset(allowed_origins)
 
     def caller(self, request: web.BaseRequest) -> Caller:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from engine.snapshot import Snapshot
 from engine.types import EngineLoad, ModelInfo, Parent, RecordEntry, Request, Sink
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
@@ -49,6 +50,9 @@ class EngineLike(Protocol):
         """
 
     def load(self) -> EngineLoad: ...
+
+    def snapshot(self) -> Snapshot:
+        """Takes time in proportion to the blocks in use."""
 
     def num_waiting(self, tenant: str) -> int:
         """Requests of the tenant that wait to run."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -118,6 +119,17 @@ class Metrics(Collector):
         self._request_generation.observe(stats.completion_tokens)
         self._request_max_tokens.observe(stats.max_tokens)
         self._request_n.observe(stats.n)
+
+    def figures(self) -> dict[str, Any]:
+        """Sums since the start, of which a watcher takes differences."""
+        return {
+            "generation_tokens": self._generation_tokens,
+            "prompt_tokens": self._prompt_tokens,
+            "inherited_tokens": self._inherited_tokens,
+            "preemptions": self._preemptions,
+            "first_token": {"bounds": self._first_token.bounds, "counts": list(self._first_token.counts)},
+            "inter_token": {"bounds": self._inter_token.bounds, "counts": list(self._inter_token.counts)},
+        }
 
     def exposition(self) -> tuple[bytes, str]:
         """The text format and its content type."""

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest
+from engine.snapshot import OpenRequest, Snapshot
 from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from tests.server.fake_records import FakeRecords
 
@@ -134,6 +137,14 @@ class FakeEngine(FakeRecords):
             run.sink(Delta(run.request.id, error=EngineDead("The engine has failed.")))
         self.runs.clear()
         self.died.set_result(RuntimeError("device fault"))
+
+    def snapshot(self) -> Snapshot:
+        empty = np.zeros(3, np.uint8)
+        requests = tuple(
+            OpenRequest(r.id, r.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
+            for r in (run.request for run in self.runs.values())
+        )
+        return Snapshot(16, empty, empty, requests)
 
     def num_waiting(self, tenant: str) -> int:
         return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)

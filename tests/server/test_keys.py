@@ -15,6 +15,7 @@ import pytest
 
 from server.admission import Admission
 from server.app import _ROUTES
+from server.console_routes import STATIC_PATHS
 from server.errors import ApiError
 from server.keys import Caller, KeyLimits, KeyRing
 from tests.server.conftest import Starter
@@ -140,7 +141,7 @@ async def test_hangup_without_a_file_is_harmless(caplog: pytest.LogCaptureFixtur
 async def test_nothing_is_unguarded(start: Starter) -> None:
     """Every route, also of what will be added, answers 401 to a stranger, but for those listed here."""
     front = await start(api_key=["k"])
-    open_to_all = {"/health", "/live", "/metrics"}
+    open_to_all = {"/health", "/live", "/metrics", *STATIC_PATHS}
     seen = set()
     for method, path, _ in _ROUTES:
         url = front.url + path.replace("{id}", "x").replace("{id:.+}", "x").replace("{name:.+}", "x")
