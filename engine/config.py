@@ -98,6 +98,7 @@ class ServerConfig:
     max_body_mb: float = option(32, "largest request body in MiB")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
+    client_timeout: float = option(30.0, "seconds that a client may let pass while it sends a request")
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")

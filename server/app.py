@@ -21,7 +21,8 @@ from server.interfaces import EngineLike, TextLike
 from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.metrics import Metrics
-from server.middleware import JsonProtocol, common_headers, guard
+from server.middleware import common_headers, guard
+from server.protocol import JsonProtocol
 from server.stored import ResponseStore
 from server.tracing import start_tracing
 
@@ -110,13 +111,18 @@ async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
 class AppRunner(web.AppRunner):
     """Runs the application such that a client that leaves cancels its handler, and every error is JSON."""
 
-    def __init__(self, app: web.Application, shutdown_timeout: float = 1.0) -> None:
+    def __init__(self, app: web.Application, shutdown_timeout: float = 1.0, client_timeout: float = 30.0) -> None:
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout)
+        self._client_timeout = client_timeout
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return _JsonServer(
-            server.request_handler, request_factory=server.request_factory, handler_cancellation=True, access_log=None
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=True,
+            access_log=None,
+            client_timeout=self._client_timeout,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from server.context import CALLER, CONTEXT, Context
-from server.errors import ApiError
+from server.errors import ApiError, too_slow
 from server.wire import parse_object
+
+_PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +48,30 @@ async def read_with_nulls(request: web.Request, context: Context) -> dict[str, A
     return parse_object(bytes(data))
 
 
-async def body_chunks(request: web.BaseRequest, limit: BodyLimit) -> AsyncIterator[bytes]:
+async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[bytes]:
     """A body as it comes in."""
     limit = of_caller(request, limit)
+    patience = request.app[CONTEXT].config.client_timeout
+    clock = asyncio.get_running_loop().time
+    due, progress = clock() + patience, 0
     chunks = request.content.iter_any()
     received = 0
     while True:
         try:
-            data = await anext(chunks)
+            async with asyncio.timeout_at(due):
+                data = await anext(chunks)
         except StopAsyncIteration:
             return
+        except TimeoutError:
+            raise too_slow(patience) from None
         except ConnectionError:
             raise
         except Exception as error:
             raise _broken() from error
         received += len(data)
+        progress += len(data)
+        if progress >= _PROGRESS_BYTES:
+            due, progress = clock() + patience, 0
         limit.check(received)
         yield data
 

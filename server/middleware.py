@@ -8,7 +8,6 @@ import time
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from aiohttp.web_protocol import RequestHandler
 
 from engine.errors import EngineError
 from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
@@ -75,7 +74,7 @@ def error_response(request: web.Request, error: ApiError) -> web.Response:
         request_id_of(request), f"{request.method} {route_of(request)}", error.status, error.code, error.message
     )
     response = error.response()
-    if error.status == 413:
+    if error.status in (408, 413):
         response.force_close()  # what is left of the body is not worth reading
     return response
 
@@ -109,31 +108,3 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
         return ApiError(404, "unknown_url", f"There is nothing at {request.method} {path}.")
     return ApiError(error.status, "invalid_value", f"{error.reason}.")
-
-
-class JsonProtocol(RequestHandler):
-    """Answers what never becomes a request (a malformed head, for example) in JSON too."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun, it can only be cut off") from exc
-        if status >= 500:
-            answer_id = new_id("req-")
-            _log.error("request failed (%s)", answer_id, exc_info=exc)
-            error = internal(answer_id)
-        else:
-            error = ApiError(status, "invalid_value", "The request is not valid HTTP/1.1.")
-            answer_id = new_id("req-")
-        response = error.response()
-        response.headers["X-Request-Id"] = answer_id
-        response.headers["Server"] = "bequest"
-        response.force_close()
-        return response

@@ -62,7 +62,8 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
         _raise_file_limit()
         _warn_if_open(config, keys)
-        runner = AppRunner(make_app(engine, text, config, leases, keys, metrics))
+        app = make_app(engine, text, config, leases, keys, metrics)
+        runner = AppRunner(app, client_timeout=config.client_timeout)
         await runner.setup()
         informing: asyncio.Future[None] | None = None
         try:
