@@ -29,6 +29,7 @@ from engine.errors import (
     ParentFailed,
     QueueFull,
 )
+from engine.mask_maker import MaskMaker
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
@@ -86,6 +87,7 @@ class AsyncEngine:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._device = DeviceThread(runner, self._loop, self._on_result, self._die)
+        self._masks = MaskMaker()
         self._launched: deque[Launch] = deque()
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
@@ -219,6 +221,7 @@ class AsyncEngine:
         self._fail_all(EngineDraining("The server is shutting down; the request was not finished."))
         if self._timer is not None:
             self._timer.cancel()
+        self._masks.stop()
         await self._device.stop()
         # Results of the last launched steps may still be queued on the loop.
         await asyncio.sleep(0)
@@ -250,6 +253,8 @@ class AsyncEngine:
                 return
             self._launched.append(launch)
             self._device.launch(launch.plan)
+            self._masks.add(launch)
+            self._masks.ask()
 
     def _on_result(self, result: StepResult) -> None:
         if self.state == "dead" or self._stopped:
@@ -259,9 +264,11 @@ class AsyncEngine:
             launch = self._launched.popleft()
             assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
+            self._masks.ask()  # the device may be waiting for them
             self._launch_steps()
             for group, error in applied.failed:
                 self._fail(group, error)
+            self._masks.ask()
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)
@@ -342,6 +349,7 @@ class AsyncEngine:
         log.critical("the engine died: %r", error, exc_info=error)
         self.state = "dead"
         self._launched.clear()
+        self._masks.stop()
         if not self._death.done():
             self._death.set_result(error)
         for group in list(self._groups.values()):

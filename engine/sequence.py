@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
+from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -61,6 +62,7 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
+    matcher: GrammarMatcher | None = field(init=False)  # where it stands in its grammar, if it has one
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
 
@@ -68,6 +70,8 @@ class Sequence:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
+        grammar = request.params.grammar
+        self.matcher = None if grammar is None else grammar.matcher()
         arrival = self.group.arrival_number
         self.urgency = (request.priority, arrival - _head_start(request), arrival, self.choice)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine._C import prepare_batch
 from engine.beams import BeamSearch
+from engine.masks import StepMasks
 from engine.sampler_rows import SamplerRows
 from engine.sequence import NO_ROW, Group, Sequence
 from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
@@ -49,6 +50,7 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
+    masked: tuple[tuple[Sequence, int], ...] = ()  # as plan.masks, with the position of the sampled token
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class StepMaker:
         outcome = _Outcome()
         for chunk, start in zip(chunks, batch.query_start.tolist(), strict=False):
             self._conclude(outcome, chunk, start)
+        masked = _masked_last(outcome)
         self._step += 1
         beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
         plan = StepPlan(
@@ -109,6 +112,7 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
+            masks=_masks_of(masked, len(outcome.sampled)),
         )
         return Launch(
             plan,
@@ -118,6 +122,7 @@ class StepMaker:
             tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
             outcome.num_prompt_tokens,
             num_preempted,
+            masked,
         )
 
     def _conclude(self, outcome: _Outcome, chunk: Chunk, start: int) -> None:
@@ -149,6 +154,27 @@ class StepMaker:
             outcome.sample_tokens.append(last)
             outcome.positions.append(choice.planned_len)
             choice.note_sampling()
+
+
+def _masked_last(outcome: _Outcome) -> tuple[tuple[Sequence, int], ...]:
+    """Moves the samples of rows with a grammar behind the others; returns them with the positions they sample."""
+    masked = [s.matcher is not None for s in outcome.sampled]
+    if not any(masked):
+        return ()
+    order = sorted(range(len(masked)), key=masked.__getitem__)
+    outcome.sampled = [outcome.sampled[i] for i in order]
+    outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]
+    outcome.positions = [outcome.positions[i] for i in order]
+    first = masked.count(False)
+    return tuple(zip(outcome.sampled[first:], outcome.positions[first:], strict=True))
+
+
+def _masks_of(masked: tuple[tuple[Sequence, int], ...], num_sampled: int) -> StepMasks | None:
+    if not masked:
+        return None
+    grammar = masked[0][0].group.request.params.grammar
+    assert grammar is not None
+    return StepMasks(num_sampled - len(masked), len(masked), grammar.vocabulary.vocab_size)
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine import _C
-from engine.kernels.cpu import HostInts, _host_ints, _kv_sizes
+from engine.kernels.cpu import HostInts, _kv_sizes
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 
@@ -80,9 +80,9 @@ class CudaAttentionWorkspace:
 
         query_start [S + 1], seq_lens [S]: computed tokens after the step; a sequence of 0 tokens is padding.
         """
-        starts, (num_starts,) = _host_ints(query_start)
-        lens, (num_sequences,) = _host_ints(seq_lens)
-        buffer, (list_len,) = _host_ints(work_list)
+        starts, (num_starts,) = host_ints(query_start)
+        lens, (num_sequences,) = host_ints(seq_lens)
+        buffer, (list_len,) = host_ints(work_list)
         assert num_starts == num_sequences + 1 and list_len == self.list_len
         return WorkCounts(*self._work.write(starts, lens, num_sequences, buffer))
 
