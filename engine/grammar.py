@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from engine.text.tokenizer import Tokenizer
@@ -102,16 +103,33 @@ class Grammar:
         """Takes milliseconds to seconds, without the interpreter lock. Raises GrammarError."""
         self.source = source
         self.vocabulary = vocabulary
-        self._start = llguidance.LLMatcher(vocabulary.handle, _serialised(source), log_level=0, limits=_LIMITS)
-        # The first mask too: some limits are reached only there.
-        trial = self._start.deep_copy()
-        if not trial.is_error():
-            trial.compute_bitmask()
-        if trial.is_error():
-            raise _explained(trial.get_error())
+        self._start = compile_source(source, vocabulary.handle)
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self._start.deep_copy(), self.vocabulary.end_token_ids)
+
+
+def compile_source(source: GrammarSource, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    """The beginning of a grammar. Raises GrammarError."""
+    try:
+        start = llguidance.LLMatcher(vocabulary, _serialised(source), log_level=0, limits=_LIMITS)
+    except ValueError as error:
+        raise _explained(str(error)) from None
+    # The first mask too: some limits are reached only there.
+    trial = start.deep_copy()
+    if not trial.is_error():
+        trial.compute_bitmask()
+    if trial.is_error():
+        raise _explained(trial.get_error())
+    return start
+
+
+def lark_of_any(text: str) -> str:
+    """A grammar in Lark, or in the BNF that llama.cpp and others take, as Lark. Raises GrammarError."""
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter has several of its own
+        raise GrammarError(_first_line(str(error)) or type(error).__name__) from None
 
 
 class GrammarMatcher:

@@ -2,7 +2,7 @@
 
 A step's masks can be made when the tokens before them are known: at once for rows whose last token was applied, else
 when the step before it comes back, which is when the device begins with this one. The mask thread then has the time of
-a forward pass. It owns every matcher; the event loop hands over tokens and never looks inside while a row is on its way.
+a forward pass. It owns every matcher; the event loop hands over tokens, and looks inside only when a row has failed.
 """
 
 from __future__ import annotations

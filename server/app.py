@@ -14,6 +14,7 @@ from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
+from server.grammars import GrammarStore
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
@@ -70,6 +71,7 @@ def make_app(
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
+        grammars=GrammarStore(text.tokenizer, engine.info),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
     )
@@ -89,6 +91,7 @@ async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     for pool in (app[CONTEXT].pool, app[CONTEXT].builder):
         pool.shutdown(wait=False, cancel_futures=True)
+    app[CONTEXT].grammars.close()
 
 
 class AppRunner(web.AppRunner):

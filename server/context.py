@@ -12,6 +12,7 @@ from engine.config import ServerConfig
 from server.auth import Gate
 from server.catalogue_store import CatalogueStore
 from server.errors import ApiError
+from server.grammars import GrammarStore
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
@@ -29,6 +30,7 @@ class Context:
     model_names: tuple[str, ...]
     stored: ResponseStore
     catalogues: CatalogueStore
+    grammars: GrammarStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
     running: RunningResponses = field(default_factory=RunningResponses)

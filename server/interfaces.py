@@ -74,6 +74,10 @@ class TokenizerLike(Protocol):
 
 
 class ChatTemplateLike(Protocol):
+    @property
+    def tool_source(self) -> str:
+        """The template of requests with tools."""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -16,6 +16,7 @@ from server.generation import Prompt, check_not_empty, truncated
 from server.interfaces import ChatTemplateLike
 from server.messages import conversation, text_length
 from server.sampling import check_ids, context_exceeded
+from server.tools import chat_tools
 from server.wire import ChatBody, CompletionBody, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
@@ -90,16 +91,18 @@ class TemplateUse:
     kwargs: Mapping[str, Any]
     opened: bool  # the answer's turn is opened after the last message
     continued: bool  # the last message is the beginning of the answer
+    tools: Sequence[Mapping[str, Any]] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         text = self.template.render(
             messages,
             add_generation_prompt=self.opened,
             continue_final_message=self.continued,
+            tools=self.tools,
             template=self.source,
             **self.kwargs,
         )
-        return Conversation(tuple(messages), text, self.source, self.kwargs, continued=self.continued)
+        return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
 
 
 def template_use(
@@ -108,7 +111,10 @@ def template_use(
     """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
     rendered as it was `before`, unless the client says otherwise."""
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
+    choice = body.tool_choice if isinstance(body, ChatBody) else None
+    tools: Sequence[Mapping[str, Any]] | None = chat_tools(body.tools, choice, None).for_template()
     if before is not None:
+        tools = before.tools if body.tools is None else tools
         source, kwargs = source or before.template, {**before.template_kwargs, **kwargs}
     template = context.text.chat_template
     if template is None:
@@ -125,7 +131,7 @@ def template_use(
         )
     if continued and last_role != "assistant":
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
-    return TemplateUse(template, source, kwargs, opened, continued)
+    return TemplateUse(template, source, kwargs, opened, continued, tools)
 
 
 async def rendered_chat(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from engine import _C
-from engine.kernels.cpu import HostInts, _kv_sizes
+from engine.kernels.cpu import _kv_sizes
+from engine.kernels.host_arrays import HostInts, host_ints
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 

@@ -38,6 +38,8 @@ class ByteTokenizer:
 class PlainTemplate:
     """One line per message."""
 
+    tool_source = ""
+
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
 
