@@ -23,6 +23,10 @@ MAX_SECONDS = 10.0  # that a grammar may take to compile
 _MOST_KEPT = 256
 
 
+class _NoGrammars(GrammarError):
+    """For this model there are none."""
+
+
 class GrammarStore:
     """Used on the event loop; its work is done in threads of its own."""
 
@@ -47,6 +51,8 @@ class GrammarStore:
                 raise GrammarError(f"it has {len(source.text)} characters, at most {MAX_CHARS}", too_large=True)
             # A client that leaves does not stop the work: others may want the same.
             return await asyncio.shield(self._compile_once(source))
+        except _NoGrammars as error:
+            raise unsupported(constraint.param, f"This model cannot follow a grammar: {error}.") from None
         except GrammarError as error:
             raise constraint.refused(error) from None
 
@@ -80,10 +86,10 @@ class GrammarStore:
         """Takes a second or so; servers that never see a grammar do without."""
         began = time.perf_counter()
         if not isinstance(self._tokenizer, Tokenizer):
-            raise unsupported("structured_outputs", "This model's tokenizer cannot follow a grammar.")
+            raise _NoGrammars("it has no tokenizer of a known kind")
         try:
             vocabulary = Vocabulary(self._tokenizer, self._info.vocab_size, self._info.eos_token_ids)
         except GrammarError as error:
-            raise unsupported("structured_outputs", f"This model cannot follow a grammar: {error}.") from None
+            raise _NoGrammars(str(error)) from None
         _log.info("vocabulary for grammars: %.2f s", time.perf_counter() - began)
         return vocabulary
