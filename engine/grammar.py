@@ -115,10 +115,13 @@ def compile_source(source: GrammarSource, vocabulary: llguidance.LLTokenizer) ->
         start = llguidance.LLMatcher(vocabulary, _serialised(source), log_level=0, limits=_LIMITS)
     except ValueError as error:
         raise _explained(str(error)) from None
-    # The first mask too: some limits are reached only there.
+    # The first masks too, up to where there is a choice: some limits are reached only there.
     trial = start.deep_copy()
     if not trial.is_error():
         trial.compute_bitmask()
+        trial.consume_tokens(trial.compute_ff_tokens())
+        if not trial.is_stopped():
+            trial.compute_bitmask()
     if trial.is_error():
         raise _explained(trial.get_error())
     return start
@@ -143,7 +146,8 @@ class GrammarMatcher:
         self.num_given = 0
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        tokens = [self._ends[0] if token in self._ends else token for token in token_ids]
+        # An end token ends the sequence: what is sampled behind it, nobody looks at.
+        tokens = [token for token in token_ids if token not in self._ends]
         if tokens:
             self.handle.consume_tokens(tokens)
 

@@ -174,10 +174,8 @@ def told(item: Any) -> tuple[str, ...]:
 async def test_the_stream_of_a_response_and_its_replay(front: Front, text: str) -> None:
     front.engine.script = saying(text, 3)
     client = front.strict()
-    events = []
     async with client.responses.stream(model="fake/model", input="Where?", tools=RESPONSE_TOOLS) as stream:
-        async for event in stream:
-            events.append(event)
+        events = [event async for event in stream]
         final = await stream.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
     whole = await respond(front, text)
