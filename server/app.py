@@ -20,11 +20,12 @@ from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
+from server.openapi import openapi
 from server.stored import ResponseStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
-_ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
+ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/responses", responses.create),
@@ -51,6 +52,7 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/live", operations.live),
     ("GET", "/version", operations.version),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/openapi.json", openapi),
 ]
 
 
@@ -78,7 +80,7 @@ def make_app(
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
     expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
-    for method, path, handler in _ROUTES:
+    for method, path, handler in ROUTES:
         resource = app.router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
             resource.add_route(verb, handler, expect_handler=expect_upload if handler is catalogues.upload else expect)
