@@ -37,7 +37,6 @@ _GENERATION = "it belongs to /v1/completions and /v1/chat/completions"
 # Fields of one endpoint that the other refuses, and what to use there.
 _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
     wire.CompletionBody: {
-        "suffix": (("",), "this model does not fill in the middle"),
         "messages": (([],), "completions take `prompt`; messages go to /v1/chat/completions"),
         "top_logprobs": ((0,), "in completions `logprobs` is the number of alternatives"),
         "continue_final_message": ((False,), "it belongs to /v1/chat/completions"),

@@ -72,6 +72,9 @@ class TokenizerLike(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def id_of(self, token: str) -> int | None:
+        """By its string in the vocabulary."""
+
 
 class ChatTemplateLike(Protocol):
     @property

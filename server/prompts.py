@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from engine.errors import EngineError
 from engine.text import ChatTemplate, no_template_error
+from engine.text.fill_in import fill_in_tokens
 from server.context import Context
-from server.errors import ApiError, from_engine, invalid, missing
+from server.errors import ApiError, from_engine, invalid, missing, unsupported
 from server.extension import Conversation
 from server.generation import Prompt, check_not_empty, truncated
 from server.interfaces import ChatTemplateLike
@@ -60,7 +61,8 @@ async def plain_prompts(
             raise ApiError(400, "invalid_type", f"`{param}` is a bare token id among other prompts.", param=param)
         if not isinstance(item, str):
             check_ids(item, context.engine.info.vocab_size, param)
-    special = True if body.add_special_tokens is None else body.add_special_tokens
+    gap = await _gap(context, body)
+    special = (True if body.add_special_tokens is None else body.add_special_tokens) and gap is None
     texts = [item for item in items if isinstance(item, str)]
     if body.truncate_prompt_tokens is None:
         for text in texts:
@@ -68,9 +70,27 @@ async def plain_prompts(
     encoded = iter(await encode(context, texts, special))
     prompts = []
     for param, item in zip(params, items, strict=True):
-        prompt = _completion_prompt(context, body, item, next(encoded) if isinstance(item, str) else item)
+        ids = next(encoded) if isinstance(item, str) else item
+        prompt = _completion_prompt(context, body, item, ids if gap is None else gap(ids))
         prompts.append(check_not_empty(prompt, param))
     return prompts
+
+
+async def _gap(context: Context, body: CompletionBody) -> Callable[[list[int]], list[int]] | None:
+    """With `suffix`: from the tokens of a prompt to those of a prompt whose answer stands between the two."""
+    if not body.suffix:
+        return None
+    tokenizer = context.text.tokenizer
+    marks = fill_in_tokens(tokenizer.id_of)
+    if marks is None:
+        message = "`suffix` cannot be used here: this model has no tokens for filling in the middle. Leave it out."
+        raise unsupported("suffix", message)
+    if body.echo:
+        raise invalid("`echo` cannot be used with `suffix`: the prompt does not end where the answer begins.", "echo")
+    check_length(context, body.suffix)
+    [after] = await encode(context, [body.suffix], add_special_tokens=False)
+    begin = [] if body.add_special_tokens is False else tokenizer.encode("", add_special_tokens=True)
+    return lambda before: marks.prompt(begin, before, after)
 
 
 def _completion_prompt(context: Context, body: CompletionBody, given: str | list[int], ids: list[int]) -> Prompt:

@@ -90,6 +90,7 @@ PromptField = str | list[int | str | list[int]]
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     prompt: PromptField | None = None
+    suffix: str | None = None
     echo: bool = False
     logprobs: int | None = None
     continuation_fallback: str | list[int] | None = None
