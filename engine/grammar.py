@@ -8,6 +8,7 @@ answer is complete, and nowhere else.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -65,9 +66,21 @@ class Vocabulary:
             raise GrammarError("this model has no end token")
         self.vocab_size = vocab_size
         self.end_token_ids = tuple(end_token_ids)
-        self._tokenizer = tokenizer
-        self.handle = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Face(tokenizer, vocab_size, end_token_ids)))
-        assert self.handle.vocab_size == vocab_size
+        self._face = _Face(tokenizer, vocab_size, end_token_ids)
+        self._special_texts = [
+            self._face.tokens[token].decode("utf-8", "replace") for token in self._face.special_token_ids
+        ]
+        self._careful: llguidance.LLTokenizer | None = None
+        self._quick = _native(tokenizer, self._face)
+
+    def handle_for(self, source: GrammarSource) -> llguidance.LLTokenizer:
+        """The one that tokenises by itself, without the interpreter lock; but it takes the spelling of a special token
+        for that token, so that a grammar with one in it needs ours."""
+        if self._quick is not None and not any(text and text in source.text for text in self._special_texts):
+            return self._quick
+        if self._careful is None:
+            self._careful = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._face))
+        return self._careful
 
 
 class _Face:
@@ -96,6 +109,26 @@ class _Face:
         return self._encode(text[:middle]) + self._encode(text[middle:])
 
 
+def _native(tokenizer: Tokenizer, face: _Face) -> llguidance.LLTokenizer | None:
+    """llguidance's own reading of the tokenizer; None if it is not the same as ours in every token."""
+    try:
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            file.write(tokenizer.backend.to_str())
+            file.flush()
+            native = llguidance.LLTokenizer(file.name, n_vocab=len(face.tokens), eos_token=face.eos_token_id)
+    except Exception:  # of a kind that it does not know
+        return None
+    special = frozenset(face.special_token_ids)
+    for token, spelled in enumerate(face.tokens):
+        if token in special:
+            if not native.is_special_token(token):
+                return None
+        # A byte 0xFF is how it marks special tokens.
+        elif spelled[:1] != b"\xff" and native.decode_bytes([token]) != spelled:
+            return None
+    return native if native.vocab_size == len(face.tokens) else None
+
+
 class Grammar:
     """A compiled grammar. Immutable; matchers are copies of its beginning."""
 
@@ -103,7 +136,7 @@ class Grammar:
         """Takes milliseconds to seconds, without the interpreter lock. Raises GrammarError."""
         self.source = source
         self.vocabulary = vocabulary
-        self._start = compile_source(source, vocabulary.handle)
+        self._start = compile_source(source, vocabulary.handle_for(source))
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self._start.deep_copy(), self.vocabulary.end_token_ids)

@@ -8,6 +8,8 @@ a forward pass. It owns every matcher; the event loop hands over tokens, and loo
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections import deque
 from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,8 @@ from engine.sequence import Sequence, Status
 from engine.step import Launch
 
 log = logging.getLogger("bequest.engine")
+
+_SWITCH_SECONDS = 1e-4
 
 # A matcher and the tokens it has not seen; None: the sequence has ended, and nobody will look at what is sampled.
 _Row = tuple[GrammarMatcher, list[int]] | None
@@ -49,6 +53,7 @@ class MaskMaker:
                 self._asked.popleft()
             self._asked.append(masks)
             self._thread.submit(self._make, masks, [_row_of(sequence) for sequence, _ in launch.masked])
+            time.sleep(0)  # lets the mask thread have the interpreter at once: the device is further than this loop
 
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
@@ -66,6 +71,8 @@ class MaskMaker:
             for matcher, tokens in filter(None, rows):
                 matcher.advance(tokens)
             if self._filler is None:
+                # From the result of a step to the masks of the next the interpreter changes hands three times.
+                sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
                 self._filler = GrammarMasks()
             self._filler.fill(live, filled)
         except Exception:
