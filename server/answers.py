@@ -126,6 +126,35 @@ class ItemList(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
+class HiddenStates(msgspec.Struct, kw_only=True):
+    """As JSON; `encoding_format: "safetensors"` is a file instead."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[dict[str, Any]]
+    usage: dict[str, Any]
+    computed_tokens: int
+
+
+class EmbeddingUsage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float | None] | str
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Deleted(msgspec.Struct, kw_only=True):
     id: str
     object: str

@@ -15,6 +15,7 @@ from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
 from server.constraints import constraint_of
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.generated_states import GeneratedStates, generated_states
 from server.generation import (
     Prompt,
     check_stream_options,
@@ -31,6 +32,7 @@ from server.lineage import chat_prompt
 from server.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
 from server.names import new_id
 from server.report import Report, report_of
+from server.states_wish import completion_states
 from server.tool_deltas import DeltaMaker, reason_with_calls, whole_message
 from server.tool_use import Calls
 from server.tools import chat_tools
@@ -57,19 +59,24 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     calls = Calls(context, chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls), body.chat_template)
     params = await calls.constrain(context, body, params, constraint_of(body))
     terms = terms_of(context, http, body, sampling.default_tokens(params, None))
+    wish = completion_states(body.return_hidden_states, context.engine.info)
     prompt = await chat_prompt(context, terms, body)
-    [request] = engine_requests(context, body, answer_id, [prompt], params, terms)
+    [request] = engine_requests(context, body, answer_id, [prompt], params, terms, wish)
+    states = generated_states(context, wish, [request])
     headers = fields.ignored_header(ignored)
     report = report_of(request)
     if body.stream:
-        return await _stream(http, context, body, head, request, report, calls, headers)
+        return await _stream(http, context, body, head, request, states, report, calls, headers)
     [result] = await collect(context.engine, [request])
     shape = ChatShape(context, body, prompt, calls)
     choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
     usage = usage_object([result.usage] if result.usage is not None else [])
     told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
     extras = shape.extras(result.prompt_logprobs)
-    return json_response({**head, "choices": choices, "usage": usage, **extras, **told}, headers)
+    answer = {**head, "choices": choices, "usage": usage, **extras, **told}
+    if states is not None:
+        return await states.send_whole(http, answer, [result.delivery], headers)
+    return json_response(answer, headers)
 
 
 async def _stream(
@@ -78,11 +85,12 @@ async def _stream(
     body: ChatBody,
     head: dict[str, Any],
     request: Request,
+    states: GeneratedStates | None,
     report: Report,
     calls: Calls,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    stream, chunk_head, report = open_stream(context, body, head, report)
+    stream, chunk_head, report = open_stream(context, body, head, report, states)
     shape = ChatShape(context, body, Prompt(request.prompt_token_ids), calls)
     kind = ToolChunks if calls.tools.active else ChatChunks
     source = stream.add_source(kind(shape, chunk_head, request.params.n, report))

@@ -16,7 +16,7 @@ from server.context import CONTEXT
 from server.generation import json_response
 from server.operations import installed_version
 
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
 # What any route may answer instead, and what that means; every one of them has the same body.
 _ERRORS = {
     "400": "The request is wrong: the message says where and what would do.",
@@ -42,6 +42,7 @@ class Operation:
     answer: type[msgspec.Struct] | None  # None: text
     body: type[msgspec.Struct] | None = None
     streams: bool = False
+    files: bool = False  # may answer with bytes
     query: tuple[str, ...] = ()
     media: tuple[str, ...] = ()  # of bodies beside JSON
 
@@ -52,6 +53,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         "Answers a conversation.", answers.ChatCompletion, wire.ChatBody, streams=True
     ),
+    ("POST", "/v1/hidden_states"): Operation(
+        "Hidden states of a prompt or of a parent.", answers.HiddenStates, wire.HiddenStatesBody, files=True
+    ),
+    ("POST", "/v1/embeddings"): Operation("Vectors of texts.", answers.Embeddings, wire.EmbeddingsBody),
     ("POST", "/v1/responses"): Operation(
         "Answers items, and keeps them.", answers.Response, wire.ResponseBody, streams=True
     ),
@@ -157,6 +162,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
         content = {JSON: {"schema": _reference(operation.answer)}}
     if operation.streams:
         content[EVENTS] = {"schema": {"type": "string"}}
+    if operation.files:
+        content[BYTES] = {}
     return {"description": "As asked for.", "content": content}
 
 

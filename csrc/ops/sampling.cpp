@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "core/threads.h"
-#include "core/work_queue.h"
 
 namespace bequest {
 namespace {
@@ -118,7 +117,7 @@ void Sampler::sample(const SampleParams& p) {
   const int64_t mask_words = (vocab_size_ + 31) / 32;
   const int workers = num_threads();
   if (static_cast<int>(scratch_.size()) < workers) scratch_.resize(workers);
-  for_each_item(p.num, workers, [&](int64_t i, int worker) {
+  for_each_item(p.num, [&](int64_t i, int worker) {
     SamplingRow& row = *rows_[p.rows[i]];
     const int32_t* mask = p.masks ? p.masks + i * mask_words : nullptr;
     const auto token = choose(row, p.logits + i * p.stride, mask, p.positions[i], scratch_[worker]);

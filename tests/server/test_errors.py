@@ -91,7 +91,6 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"structured_outputs": {"json": {}}}, "structured_outputs.json", "unsupported_parameter"),  # of this tokenizer
         ({"response_format": {"type": "json"}}, "response_format.type", "invalid_value"),
         ({"tools": [{}]}, "tools", "unsupported_parameter"),
-        ({"return_hidden_states": True}, "return_hidden_states", "unsupported_parameter"),
         ({"messages": HELLO}, "messages", "unsupported_parameter"),
         ({"catalog": "x"}, "catalog", "unknown_parameter"),
         ({"continuationOf": "x"}, "continuationOf", "unknown_parameter"),
