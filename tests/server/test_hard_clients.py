@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from server import protocol
-from server.app import CONSOLE_ROUTES, ROUTES
+from server.app import ROUTES
 from server.wire import ChatBody, CompletionBody, ResponseBody
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES
