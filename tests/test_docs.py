@@ -18,10 +18,6 @@ from tests.test_end_to_end import Server
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ("continuation.md", "beams.md", "hidden_states.md", "structured_outputs.md")
 SAMPLED = {"text", "content", "arguments"}  # roundings, so a near tie, may differ between instruction sets
-    "text",
-    "content",
-    "arguments",
-}  # roundings, and so a near tie, may differ from one instruction set to another
 
 
 def examples(page: str) -> list[tuple[str, Any]]:
