@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.budget import LeaseBudget
 from engine.errors import EngineError, InsufficientRetention
 from engine.records import KeptChoice, Record
@@ -72,7 +72,7 @@ class Leases:
     def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
         """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
         self._share_what_is_paid(record, kept, table)
-        kept.table, kept.epochs = table, []
+        kept.table, kept.epochs = table, BlockEpochs()
         fresh = self.budget.hold(record.tenant, table)
         self.budget.settle(record.tenant, fresh)
         record.charge -= fresh
@@ -104,6 +104,25 @@ class Leases:
             self._expiries = [entry for entry in self._expiries if entry[2].expires_at == entry[0]]
             heapq.heapify(self._expiries)
 
+    def replace(self, record: Record, kept: KeptChoice, table: BlockTable, computed: int) -> None:
+        """Somebody has computed more of an ended choice: his blocks replace its own, if the budget allows for it."""
+        if kept.table is None:
+            kept.epochs, kept.computed = table.epochs(), computed
+            table.free()
+            return
+        fresh = self.budget.num_unpaid(record.tenant, [table])
+        try:
+            self.budget.promise(record.tenant, fresh, len(table), None)
+        except EngineError:
+            table.free()
+            return
+        self.budget.settle(record.tenant, fresh)
+        self.budget.hold(record.tenant, table)
+        self.budget.let_go(record.tenant, [kept.table])
+        kept.table.free()
+        kept.table, kept.computed = table, computed
+        self._note_place(record)
+
     def revive(self, record: Record) -> None:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
         if record.ttl is not None:
@@ -119,7 +138,7 @@ class Leases:
         self.budget.settle(record.tenant, fresh)
         for kept, table in adopted:
             self.budget.hold(record.tenant, table)
-            kept.table, kept.epochs = table, []
+            kept.table, kept.epochs = table, BlockEpochs()
 
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""

@@ -16,6 +16,8 @@ from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
+from server.embeddings import embeddings
+from server.hidden_states import hidden_states
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
 from server.keys import KeyRing
@@ -23,6 +25,7 @@ from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import common_headers, guard
 from server.protocol import JsonProtocol
+from server.room import Room
 from server.stored import ResponseStore
 from server.tracing import start_tracing
 
@@ -31,6 +34,8 @@ _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the 
 _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/hidden_states", hidden_states),
+    ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
     ("GET", "/v1/responses/{id}", stored_responses.retrieve),
@@ -74,6 +79,7 @@ def make_app(
         allowed_origins=config.allowed_origins,
         static_paths=console_routes.STATIC_PATHS,
     )
+    extraction = engine.extraction_limits
     context = Context(
         engine=engine,
         text=text,
@@ -88,6 +94,8 @@ def make_app(
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
+        encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
+        room=Room(extraction.max_bytes, extraction.max_queued),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
@@ -104,7 +112,7 @@ def make_app(
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
-    for pool in (app[CONTEXT].pool, app[CONTEXT].builder):
+    for pool in (app[CONTEXT].pool, app[CONTEXT].builder, app[CONTEXT].encoder):
         pool.shutdown(wait=False, cancel_futures=True)
 
 

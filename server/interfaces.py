@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.snapshot import Snapshot
 from engine.types import EngineLoad, ModelInfo, Parent, RecordEntry, Request, Sink
+
+if TYPE_CHECKING:
+    from engine.extraction import ExtractionLimits
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 
@@ -14,6 +17,9 @@ EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 class EngineLike(Protocol):
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def extraction_limits(self) -> ExtractionLimits: ...
 
     @property
     def state(self) -> EngineState: ...

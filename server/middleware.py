@@ -14,6 +14,7 @@ from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
 from server.logs import CURRENT, request_id_of
 from server.names import new_id
+from server.sending import ReaderStopped
 from server.tracing import route_of
 from server.wire import shorten
 
@@ -49,11 +50,16 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(request, from_engine(error))
     except web.HTTPException as error:
         return error_response(request, _from_http(request, error))
+    except ReaderStopped:
+        request.app[CONTEXT].metrics.on_dropped_reader()
+        raise
     except ConnectionError:
         raise  # the client is gone: there is nobody to answer
     except Exception:
         answer_id = request[ANSWER_ID] = request.get(ANSWER_ID) or new_id("req-")
         _log.exception("%s %s failed (%s)", request.method, request.rel_url.raw_path, answer_id)
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun, it can only be cut off") from None
         return error_response(request, internal(answer_id))
 
 
