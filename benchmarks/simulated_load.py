@@ -25,7 +25,7 @@ from engine.sequence import Group
 from engine.step import Launch
 from engine.types import Request, SamplingParams, StepResult
 
-SLOTS, QUEUE, BUDGET = 32, 256, 256
+SLOTS, QUEUE, BUDGET = 32, 128, 256
 DEPTH = 2
 PROMPT, OUTPUT = (16, 120), (16, 80)  # tokens; from, to
 
@@ -59,6 +59,9 @@ class Simulation:
         self._arrivals: list[tuple[float, int, str]] = []  # heap
         self._numbers = itertools.count(1)
         self._free_at = 0.0  # when the device has done what is launched
+
+    def expect_tenants(self, count: int) -> None:
+        self._scheduler.waiting.expected_tenants = count
 
     def arrive(self, tenant: str, rate: float, seconds: float) -> None:
         """Requests of a tenant at random times from now on."""
@@ -123,6 +126,7 @@ def capacity(seconds: float) -> float:
 def loaded(seconds: float, **rates: float) -> dict[str, Figures]:
     """Tenants that send at these rates."""
     world = Simulation(1)
+    world.expect_tenants(len(rates))
     for tenant, rate in rates.items():
         world.arrive(tenant, rate, seconds)
     world.run(seconds)

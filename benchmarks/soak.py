@@ -301,6 +301,9 @@ def main() -> None:
         try:
             score, before, after = asyncio.run(soak(url, options.minutes, options.clients, options.seed))
             judge(score, before, after)
+        except aiohttp.ClientError as error:
+            log = (Path(folder) / "server.log").read_text()[-2000:] if process is not None else ""
+            raise SystemExit(f"FAULT the server is gone: {error}\n{log}") from None
         finally:
             if process is not None:
                 process.terminate()

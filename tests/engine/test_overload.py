@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.simulated_load import loaded, ratios
 
-SECONDS = 4.0
+SECONDS = 6.0
 
 
 def test_paces_hold_under_twice_the_load() -> None:
