@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from engine._C import BeamTables
 from engine.beams import BeamSearch, Finished, Turn
+from engine.capture import capture_of
 from engine.outputs import ChoiceOutput
 from engine.sequence import Group, Sequence, Status
 
@@ -79,7 +80,7 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
     """The best beams as the complete choices of the group, best first."""
     leader = group.sequences[0]
     leader.tokens.truncate(leader.num_prompt)
-    choices = []
+    choices: list[Sequence] = []
     best = search.best()
     for index, (ended, generated) in enumerate(zip(best, search.tokens_of(best), strict=True)):
         tokens = leader.tokens.fork(generated)
@@ -96,6 +97,8 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
         )
         choice.num_output = len(generated)
         choice.planned_len = len(tokens)
+        # Beams that were given up on the way have states that nobody wants: those of the best are computed at the end.
+        choice.capture = choices[0].capture.sibling() if choices and choices[0].capture else capture_of(group.request)
         choices.append(choice)
     return choices
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from engine.cache import KvCache
 from engine.config import EngineConfig
+from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
 from engine.errors import ModelError
+from engine.extraction import ExtractionLimits
 from engine.models.embedded import embedded_model_path
 from engine.preload import load_torch_libraries, start_cuda
 from engine.retention import Retention, RetentionLimits
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.text import TextBundle, load_text
 from engine.types import Observer
 
@@ -91,6 +93,15 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                 prepared.max_num_batched_tokens,
                 config.enable_prefix_caching,
                 prepared.max_num_tokens_alone,
+                ExtractionLimits(
+                    config.extraction_share,
+                    config.max_queued_extractions,
+                    int(config.max_extraction_mb * 2**20),
+                    int(config.extraction_mb * 2**20),
+                    prepared.states_rows,
+                    prepared.max_num_tokens_extracting,
+                    queues_steps=prepared.max_num_tokens_extracting is None,
+                ),
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,

@@ -104,6 +104,25 @@ class Leases:
             self._expiries = [entry for entry in self._expiries if entry[2].expires_at == entry[0]]
             heapq.heapify(self._expiries)
 
+    def replace(self, record: Record, kept: KeptChoice, table: BlockTable, computed: int) -> None:
+        """Somebody has computed more of an ended choice: his blocks replace its own, if the budget allows for it."""
+        if kept.table is None:
+            kept.epochs, kept.computed = table.epochs(), computed
+            table.free()
+            return
+        fresh = self.budget.num_unpaid(record.tenant, [table])
+        try:
+            self.budget.promise(record.tenant, fresh, len(table), None)
+        except EngineError:
+            table.free()
+            return
+        self.budget.settle(record.tenant, fresh)
+        self.budget.hold(record.tenant, table)
+        self.budget.let_go(record.tenant, [kept.table])
+        kept.table.free()
+        kept.table, kept.computed = table, computed
+        self._note_place(record)
+
     def revive(self, record: Record) -> None:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
         if record.ttl is not None:

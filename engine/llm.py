@@ -18,6 +18,8 @@ from tqdm import tqdm
 
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
+from engine.hidden import HiddenStatesParams
+from engine.hidden_values import ChoiceStates
 from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
 
 T = TypeVar("T")
@@ -31,6 +33,7 @@ class Completion:
     choices: tuple[ChoiceDelta, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+    hidden_states: tuple[ChoiceStates, ...] = ()  # of each choice, if asked for
 
 
 class LLM:
@@ -51,13 +54,17 @@ class LLM:
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams],
         *,
+        hidden_states: HiddenStatesParams | None = None,
         progress: bool = True,
     ) -> list[Completion]:
-        """One Completion per prompt, in order. Prompts are strings or token lists; params one for all or one each."""
+        """One Completion per prompt, in order. Prompts are strings or token lists; params one for all or one each.
+
+        With max_tokens 0 `hidden_states` are the prompts'; `completion.hidden_states[0].assemble()` is an array.
+        """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} SamplingParams")
-        return self._run(self._generate(prompts, each, progress))
+        return self._run(self._generate(prompts, each, hidden_states, progress))
 
     def chat(self, messages: list[dict[str, Any]], params: SamplingParams) -> Completion:
         """The answer to a conversation, through the model's chat template."""
@@ -79,24 +86,32 @@ class LLM:
         self.close()
 
     async def _generate(
-        self, prompts: Sequence[str | Sequence[int]], params: list[SamplingParams], progress: bool
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: list[SamplingParams],
+        states: HiddenStatesParams | None,
+        progress: bool,
     ) -> list[Completion]:
         with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
-            tasks = [asyncio.ensure_future(self._one(p, q, bar)) for p, q in zip(prompts, params, strict=True)]
+            tasks = [asyncio.ensure_future(self._one(p, q, states, bar)) for p, q in zip(prompts, params, strict=True)]
             try:
                 return await asyncio.gather(*tasks)
             finally:
                 for task in tasks:
                     task.cancel()
 
-    async def _one(self, prompt: str | Sequence[int], params: SamplingParams, bar: tqdm[Any]) -> Completion:
+    async def _one(
+        self, prompt: str | Sequence[int], params: SamplingParams, states: HiddenStatesParams | None, bar: tqdm[Any]
+    ) -> Completion:
         tokenizer = self._built.text.tokenizer
         token_ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        request = Request(f"llm-{uuid.uuid4().hex}", "local", token_ids, params, output=OutputMode.FINAL)
+        name = f"llm-{uuid.uuid4().hex}"
+        request = Request(name, "local", token_ids, params, output=OutputMode.FINAL, hidden_states=states)
         async for delta in self._built.engine.generate(request):
             if delta.usage is not None:
                 bar.update()
-                return Completion(token_ids, delta.choices, delta.usage, delta.prompt_logprobs)
+                found = () if delta.hidden_states is None else delta.hidden_states.choices
+                return Completion(token_ids, delta.choices, delta.usage, delta.prompt_logprobs, found)
         raise AssertionError("a request ends with usage or an error")
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -108,4 +123,4 @@ class LLM:
         self._loop.close()
 
 
-__all__ = ["LLM", "Completion", "EngineConfig", "SamplingParams"]
+__all__ = ["LLM", "Completion", "EngineConfig", "HiddenStatesParams", "SamplingParams"]

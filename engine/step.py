@@ -14,11 +14,13 @@ import numpy as np
 
 from engine._C import BeamTables, BlockTable, prepare_batch
 from engine.beams import BeamSearch
+from engine.hidden import Indices, StepTaps, TapSpec
 from engine.sampler_rows import SamplerRows
 from engine.sequence import NO_ROW, Group, Sequence
 from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
 
 BlockPairs = list[tuple[int, int]]
+NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Chunk:
     sequence: Sequence
     begin: int
     count: int
+    tapped: Indices | None = None  # positions whose hidden states are stored
+    read_only: bool = False  # their KV is there, and is not written again
 
     @property
     def tables(self) -> BlockTable | BeamTables:
@@ -60,6 +64,7 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
+    tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
 
 
 @dataclass(slots=True)
@@ -75,6 +80,8 @@ class _Outcome:
     spec_groups: list[Group] = field(default_factory=list)
     beam_tokens: dict[Group, range] = field(default_factory=dict)  # as sample_tokens, of each group's beams
     num_prompt_tokens: int = 0
+    tapped: list[tuple[Sequence, Indices]] = field(default_factory=list)
+    tapped_tokens: list[Indices] = field(default_factory=list)  # as tapped, of the step
 
 
 class StepMaker:
@@ -99,6 +106,8 @@ class StepMaker:
         outcome = _Outcome()
         start = 0
         for chunk in chunks:
+            if chunk.read_only:
+                batch.slot_mapping[start : start + chunk.count] = NO_SLOT
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         self._step += 1
@@ -122,6 +131,7 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
+            taps=_taps(outcome, len(batch.input_ids)) if outcome.tapped else None,
         )
         return Launch(
             plan,
@@ -131,11 +141,17 @@ class StepMaker:
             tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
             outcome.num_prompt_tokens,
             num_preempted,
+            tuple(outcome.tapped),
         )
 
     def _conclude(self, outcome: _Outcome, chunk: Chunk, start: int) -> None:
         """What a chunk, at token `start` of the step, leads to."""
         sequence, end = chunk.sequence, chunk.begin + chunk.count
+        if chunk.tapped is not None:
+            outcome.tapped.append((sequence, chunk.tapped))
+            outcome.tapped_tokens.append(chunk.tapped + (start - chunk.begin))
+        if chunk.read_only:
+            return
         if chunk.begin < sequence.num_prompt or chunk.count > 1:
             # Known tokens: whoever comes next may share them. A sampled token is committed when it is known.
             if self._prefix_caching:
@@ -144,7 +160,7 @@ class StepMaker:
             if (spec := _prompt_logprobs(chunk, start)) is not None:
                 outcome.specs.append(spec)
                 outcome.spec_groups.append(sequence.group)
-        if end < sequence.planned_len:
+        if end < sequence.planned_len or sequence.owing:
             return
         last = start + chunk.count - 1
         if sequence.group.search is not None and sequence.wants_sample:
@@ -166,6 +182,21 @@ class StepMaker:
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
     return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
+
+
+def _taps(outcome: _Outcome, num_tokens: int) -> StepTaps:
+    rows = np.full(num_tokens, -1, np.int32)
+    layers = np.zeros((num_tokens, 2), np.uint64)
+    specs, first = [], 0
+    for (sequence, _), tokens in zip(outcome.tapped, outcome.tapped_tokens, strict=True):
+        assert sequence.capture is not None
+        num_layers = sequence.capture.num_layers
+        end = first + len(tokens) * num_layers
+        rows[tokens] = np.arange(first, end, num_layers)
+        layers[tokens] = sequence.capture.mask
+        specs.append(TapSpec(tokens.astype(np.int32), num_layers))
+        first = end
+    return StepTaps(rows, layers, first, tuple(specs))
 
 
 def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError
+from engine.hidden import HiddenStatesParams, StatesDType, StepTaps
+from engine.hidden_values import ExtractedStates, StatesArray
 
 if TYPE_CHECKING:
     from engine.catalogue import Catalogue
@@ -134,11 +136,17 @@ class Request:
     retain: Retain | None = None
     keep_record: bool = True  # whether others may continue from it
     origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
+    hidden_states: HiddenStatesParams | None = None
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
         assert self.keep_record or self.retain is None
         assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
+
+    @property
+    def extracts(self) -> bool:
+        """Whether it wants nothing but hidden states: it then has a queue of its own, below generation."""
+        return self.hidden_states is not None and self.params.max_tokens == 0
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------
@@ -218,6 +226,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     inheritance: Inheritance | None = None  # on the first delivery of a continuation
     retained: Retained | None = None  # on the last delivery, if a lease was asked for and granted
     retention_lost: str | None = None  # on the last delivery, if a lease was asked for and outgrew the budget: why
+    hidden_states: ExtractedStates | None = None  # on the last delivery, if asked for
 
     @property
     def finished(self) -> bool:
@@ -345,6 +354,7 @@ class StepPlan:
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
     beams: tuple[BeamSpec, ...] = ()
+    taps: StepTaps | None = None  # None: nobody wants hidden states of this step
 
     @property
     def num_tokens(self) -> int:
@@ -370,6 +380,7 @@ class StepResult:
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
     beams: tuple[BeamCandidates, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it
+    states: tuple[StatesArray, ...] = ()  # as plan.taps.specs: [R, layers, H], owned by nobody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +422,9 @@ class ModelInfo:
     dtype: str
     num_parameters: int
     default_sampling: dict[str, float | int] = field(default_factory=dict)  # from generation_config.json
+    num_layers: int = 0  # L
+    hidden_size: int = 0  # H
+    states_dtype: StatesDType = "float32"  # what hidden states are computed in
 
 
 # --- engine → metrics --------------------------------------------------------------------------------------------
@@ -438,6 +452,8 @@ class EngineLoad:
     retention_budget: int = 0  # blocks
     retention_charged: int = 0  # blocks: held by leases, and promised to running requests
     retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
+    waiting_extractions: int = 0
+    states_bytes: int = 0  # of hidden states that are collected or being sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,13 @@ def check_length(context: Context, text: str) -> None:
 
 
 async def plain_prompts(
-    context: Context, body: CompletionBody, given: PromptField | Sequence[int] | None, name: str = "prompt"
+    context: Context,
+    body: CompletionBody,
+    given: PromptField | Sequence[int] | None,
+    name: str = "prompt",
+    hint: str = "",
 ) -> list[Prompt]:
-    """The prompts that are `given` in the field `name`."""
+    """The prompts that are `given` in the field `name`. `hint` follows the complaint about a foreign token id."""
     if given is None:
         raise missing(name, f"`{name}` is missing: send a string, a list of token ids, or a list of either.")
     single = isinstance(given, str) or (len(given) > 0 and all(isinstance(item, int) for item in given))
@@ -58,7 +62,7 @@ async def plain_prompts(
         if isinstance(item, int):
             raise ApiError(400, "invalid_type", f"`{param}` is a bare token id among other prompts.", param=param)
         if not isinstance(item, str):
-            check_ids(item, context.engine.info.vocab_size, param)
+            check_ids(item, context.engine.info.vocab_size, param, hint)
     special = True if body.add_special_tokens is None else body.add_special_tokens
     texts = [item for item in items if isinstance(item, str)]
     if body.truncate_prompt_tokens is None:

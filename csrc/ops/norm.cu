@@ -127,8 +127,7 @@ void launch_width(const RmsNormParams& p, Stream stream) {
 void rms_norm(const RmsNormParams& p, Stream stream) {
   check(p.num_tokens >= 0 && p.hidden >= 1, "rms_norm: empty rows");
   check(p.num_tokens == 0 || p.out != p.residual, "rms_norm: the result would overwrite the residual");
-  check(p.tap.ring_rows == nullptr || (p.tap.layer >= 0 && p.tap.layer < 128 && p.tap.num_ring_rows > 0),
-        "rms_norm: tap out of range");
+  check(in_range(p.tap), "rms_norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
     const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.hidden_tap import LayerTap
 from engine.models.backend import Backend, Matrix
 from engine.models.weights import WeightSource
 
@@ -82,6 +83,6 @@ class RMSNorm:
     def load(cls, loader: Loader, name: str, eps: float) -> RMSNorm:
         return cls(loader.backend, loader.vector([f"{name}.weight"]), eps)
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
         """[T, H] → [T, H]: x is added to the residual, in place, and the sum is normed."""
-        return self.backend.rms_norm(x, self.weight, self.eps, residual)
+        return self.backend.rms_norm(x, self.weight, self.eps, residual, tap)

@@ -7,7 +7,9 @@ import time
 import numpy as np
 import torch
 
+from engine.hidden import StepTaps
 from engine.kernels import cpu as kernels
+from engine.kernels.hidden_tap import HiddenTap
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.decoder import Decoder
 from engine.runner.beams import CpuBeams
@@ -41,16 +43,24 @@ class CpuRunner:
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
-        read = read_tokens(plan)
-        hidden = self._model.forward(self._batch(plan, read))  # [R, H]
+        read = read_tokens(plan, self._model.config.num_layers)
+        tap = None if plan.taps is None else self._tap(plan.taps)
+        hidden = self._model.forward(self._batch(plan, read, tap))  # [R, H]
         prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
-        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        states = () if plan.taps is None or tap is None else plan.taps.split(tap.ring.numpy())
+        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, seconds, states)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""
 
-    def _batch(self, plan: StepPlan, read: ReadTokens | None) -> ModelInput:
+    def _tap(self, taps: StepTaps) -> HiddenTap:
+        """Rows of memory that the result takes along: nothing is copied."""
+        ring = torch.empty(taps.num_rows, self._model.config.hidden_size)
+        return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
+
+    def _batch(self, plan: StepPlan, read: ReadTokens | None, tap: HiddenTap | None) -> ModelInput:
         config = self._model.config
         input_ids = self._sampler.resolve(plan.input_ids)
         last_window = config.sliding_windows[-1]
@@ -63,6 +73,7 @@ class CpuRunner:
             read=None
             if read is None
             else ReadRows(torch.from_numpy(read.rows), self._attention(plan, read.query_start, last_window)),
+            tap=tap,
         )
 
     def _attention(self, plan: StepPlan, query_start: IntArray, window: int) -> kernels.AttentionPlan:

@@ -22,6 +22,7 @@ from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.cuda_beams import CudaBeams
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
+from engine.runner.cuda_states import StatesRing
 from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
 from engine.types import MAX_BEAM_WIDTH, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan
@@ -35,6 +36,7 @@ class RunnerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_blocks_per_sequence: int
+    states_rows: int  # hidden states, of one token and one layer each, that a step may store
 
     @property
     def max_tokens(self) -> int:
@@ -85,6 +87,7 @@ class CudaRunner:
             for window in config.windows
         }
         self._staging = Staging(self._layout(), self._device)
+        self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
@@ -160,6 +163,8 @@ class CudaRunner:
                 Field("input_ids", (tokens,), torch.int32),
                 Field("positions", (tokens,), torch.int32),
                 Field("slot_mapping", (tokens,), torch.int64),
+                Field("tap_rows", (tokens,), torch.int32),
+                Field("tap_layers", (tokens, 2), torch.int64),
                 Field("sample_tokens", (samples,), torch.int32),
                 Field("sample_rows", (samples,), torch.int32),
                 Field("sample_positions", (samples,), torch.int32),
@@ -183,6 +188,7 @@ class CudaRunner:
         arrays["positions"][num_tokens : size.num_tokens] = 0
         arrays["slot_mapping"][:num_tokens] = plan.slot_mapping
         arrays["slot_mapping"][num_tokens : size.num_tokens] = -1
+        self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][:num_samples] = plan.sample_tokens
         arrays["sample_tokens"][num_samples : size.num_samples] = 0
         arrays["sample_rows"][:num_samples] = plan.sample_rows
@@ -227,6 +233,7 @@ class CudaRunner:
         arrays["input_ids"][: size.num_tokens] = 0
         arrays["positions"][: size.num_tokens] = 0
         arrays["slot_mapping"][: size.num_tokens] = -1
+        self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
         self._write_lists(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))
@@ -244,6 +251,9 @@ class CudaRunner:
                 kv_cache=self._kv_cache,
                 attention={window: self._bind(window, size) for window in self._workspaces},
                 last_tokens=self._sampler.last_tokens,
+                tap=self._states.table(
+                    self._on_device("tap_rows")[: size.num_tokens], self._on_device("tap_layers")[: size.num_tokens]
+                ),
             )
         )
         rows = self._on_device("sample_tokens")[: size.num_samples]
@@ -277,7 +287,8 @@ class CudaRunner:
             )
         prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
-        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams)
+        states = None if plan.taps is None else self._states.send(plan.taps)
+        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams, states)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.hidden import StepTaps
 from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
 
 VOCAB = 997
@@ -51,6 +52,19 @@ def best_continuations(
     return BeamCandidates(ranked.ravel()[order], rows.astype(np.int32), tokens.astype(np.int32), raw.ravel()[order])
 
 
+NUM_LAYERS, HIDDEN = 5, 3  # of the fake's hidden states
+
+
+def hidden_state(history: Sequence[int] | np.ndarray, layer: int) -> np.ndarray:
+    """[HIDDEN] what a layer makes of the last token of `history`: it depends on every token before it."""
+    return np.asarray([next_token(history, layer, i, greedy=False) for i in range(HIDDEN)], np.float32)
+
+
+def expected_states(tokens: Sequence[int], positions: Sequence[int], layers: Sequence[int]) -> np.ndarray:
+    """[K, P, HIDDEN]"""
+    return np.asarray([[hidden_state(tokens[: p + 1], layer) for p in positions] for layer in layers])
+
+
 def expected_tokens(
     prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, greedy: bool = True, eos: int | None = None
 ) -> list[int]:
@@ -74,6 +88,7 @@ class PagedFakeRunner:
         self.num_copies = 0
         self.num_swapped_out = 0
         self.num_tokens = 0
+        self.num_states = 0
         self.closed = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
         self.hold_from = 0
@@ -97,9 +112,13 @@ class PagedFakeRunner:
             assert spec.row not in self.rows, "a row was opened twice"
             self.rows[spec.row] = spec
         input_ids = [t if t >= 0 else self.last_tokens[-t - 1] for t in plan.input_ids.tolist()]
-        assert len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of a step share a slot"
-        assert (plan.slot_mapping >= self.block_size).all(), "a token was written to the null block"
-        self.slots[plan.slot_mapping] = input_ids
+        written = plan.slot_mapping >= 0
+        slots = plan.slot_mapping[written]
+        assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
+        assert (slots >= self.block_size).all(), "a token was written to the null block"
+        self.slots[slots] = np.asarray(input_ids)[written]
+        for index in np.flatnonzero(~written).tolist():
+            assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
         tokens, bad = self._sample(plan)
         return StepResult(
             plan.step,
@@ -108,6 +127,7 @@ class PagedFakeRunner:
             None if plan.num_logprobs is None else _fake_logprobs(np.asarray(tokens, np.int32), plan.num_logprobs),
             tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
             tuple(self._candidates(plan, spec) for spec in plan.beams),
+            states=() if plan.taps is None else self._states(plan, plan.taps),
         )
 
     def close(self) -> None:
@@ -140,6 +160,19 @@ class PagedFakeRunner:
             tokens.append(token)
             bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
         return tokens, bad
+
+    def _states(self, plan: StepPlan, taps: StepTaps) -> tuple[np.ndarray, ...]:
+        ring = np.full((taps.num_rows, HIDDEN), np.nan, np.float32)
+        for token in np.flatnonzero(taps.rows >= 0).tolist():
+            history = self._history(plan, token)
+            wanted = [layer for layer in range(NUM_LAYERS + 1) if token in taps.tokens_of_layer(layer)]
+            for number, layer in enumerate(wanted):
+                row = int(taps.rows[token]) + number
+                assert np.isnan(ring[row]).all(), "two states share a row"
+                ring[row] = hidden_state(history, layer)
+        self.num_states += len(ring)
+        assert not np.isnan(ring).any(), "a row of the ring was not written"
+        return taps.split(ring)
 
     def _candidates(self, plan: StepPlan, spec: BeamSpec) -> BeamCandidates:
         histories = [

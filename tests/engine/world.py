@@ -1,8 +1,8 @@
 """A scheduler with its records over the paged fake, driven step by step by a random number generator.
 
 Requests come, some as groups of beams, continue from records of every grade, are leased, prolonged, forgotten, run into
-NaN, leave. After every move all that the engine counts is counted again from what there is: references, rows, the
-budget, the memory of leases.
+NaN, leave, want hidden states. After every move all that the engine counts is counted again from what there is:
+references, rows, the budget, the memory of leases.
 """
 
 from __future__ import annotations
@@ -10,24 +10,29 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine._C import BlockTable
 from engine.build import CacheSizes, make_scheduler
+from engine.capture import capture_of
+from engine.draft import SchedulerLimits
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
+from engine.extraction import ExtractionLimits
+from engine.hidden import HiddenStatesParams, Span, present_positions
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
-from engine.scheduler import SchedulerLimits, pack_salt
+from engine.scheduler import pack_salt
 from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
-from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, request
-from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
+from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states, expected_tokens
 
 MOST_TOKENS = 60
 NAN_TOKEN = 666
+INFO = ModelInfo("fake", "fake", MOST_TOKENS, VOCAB, (EOS,), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,20 @@ class Shape:
         num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
         num_host = draw.choice([1, 5, enough, 100])
         limits = SchedulerLimits(
-            draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), draw.random() < 0.7, draw.choice([None, 7, 64])
+            draw.choice([3, 8, 16]),
+            draw.choice([1, 5, 32, 512]),
+            draw.random() < 0.7,
+            draw.choice([None, 7, 64]),
+            ExtractionLimits(draw.choice([0.0, 0.1, 0.6]), max_step_rows=draw.choice([6, 20, 1000])),
         )
         return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
+
+
+def draw_states(draw: random.Random, num_prompt: int) -> HiddenStatesParams:
+    position = draw.randrange(num_prompt)
+    positions = draw.choice(["last", "all", Span(position), (position, -1), (-1, 0, position)])
+    layers = tuple(draw.randint(0, NUM_LAYERS) for _ in range(draw.randint(1, 3)))
+    return HiddenStatesParams(layers, positions, include_prompt=draw.random() < 0.5)
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,7 @@ class World:
         self.promises: dict[Group, Promise] = {}
         self.seen: Counter[str] = Counter()  # what happened, so that a test can tell that it did
         self.num_arrived = 0
+        self.late: set[Group] = set()  # whose time was up before all their tokens were there
         draw = self.draw
         self.prompts = [[draw.randrange(10, VOCAB) for _ in range(draw.randint(1, 40))] for _ in range(6)]
 
@@ -101,7 +118,10 @@ class World:
         if parent is not None and parent.leased and asked.lineage is not None:
             estate = parent.choice(asked.lineage.choice)
             assert isinstance(estate, KeptChoice)
-            self.promises[group] = Promise(min(asked.lineage.at, estate.computed, len(asked.prompt_token_ids) - 1))
+            most = len(asked.prompt_token_ids) - 1
+            if (capture := capture_of(asked)) is not None and asked.extracts:
+                most = capture.goal_len
+            self.promises[group] = Promise(min(asked.lineage.at, estate.computed, most))
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         self.open.append(group)
         self.known.append((asked.tenant, asked.id))
@@ -139,7 +159,10 @@ class World:
             temperature=1 if sampled else 0,
             seed=draw.randrange(100),
         )
-        return request(prompt, params, **fields)
+        states = draw_states(draw, len(prompt)) if draw.random() < 0.4 else None
+        if states is not None and params.max_tokens == 0:
+            params = replace(params, n=1)
+        return request(prompt, params, hidden_states=states, **fields)
 
     def draw_beams(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
         """A group of beams, if it could run alone: others are refused before they get here."""
@@ -150,7 +173,8 @@ class World:
         params = SamplingParams(
             max_tokens=most, n=draw.randint(1, width), min_tokens=draw.choice([0, 0, most // 2]), beams=beams
         )
-        asked = request(prompt, params, output=OutputMode.FINAL, **fields)
+        states = draw_states(draw, len(prompt)) if draw.random() < 0.2 else None
+        asked = request(prompt, params, output=OutputMode.FINAL, hidden_states=states, **fields)
         if self.scheduler.most_blocks_of_beams(asked, beams) > self.scheduler.blocks_beside_leases:
             return None
         return asked
@@ -162,16 +186,20 @@ class World:
         searching = [g for g in self.open if g.beams is not None]  # briefly: they leave oftener than their share
         group = self.draw.choice(searching if searching and self.draw.random() < 0.7 else self.open)
         complete = group.first_token_at is not None and self.draw.random() < 0.5
+        self.seen["late" if complete else "aborted"] += 1
         if complete:
             if group.search is not None:
                 self.scheduler.cut_beams(group)
                 self.seen["cut"] += 1
             for sequence in group.sequences:
-                if sequence.status is not Status.FINISHED:
+                if sequence.status is not Status.FINISHED and not sequence.owing:
                     sequence.output.finish("length", "deadline")
-                    self.scheduler.finish(sequence)
+                    self.scheduler.end(sequence)
+            if not group.finished:  # hidden states are owed
+                self.late.add(group)
+                return
+            self.check_states(group)
         self.end(group, complete)
-        self.seen["late" if complete else "aborted"] += 1
 
     def meddle(self) -> None:
         """An owner changes the time of a record, or forgets it."""
@@ -221,7 +249,9 @@ class World:
             self.end(group, complete=False)
             self.seen["NaN"] += 1
         for group in [g for g in self.open if g.finished]:
-            self.check_tokens(group)
+            if group not in self.late:
+                self.check_tokens(group)
+            self.check_states(group)
             self.end(group, complete=True)
             self.seen["finished"] += 1
 
@@ -233,8 +263,10 @@ class World:
         if settlement.retained is not None:
             self.seen["leased"] += 1
             assert record is not None
-            for kept in record.kept.values():
-                assert kept.computed == max(kept.num_prompt, len(kept.tokens) - 1), "a lease lacks what it promises"
+            for choice, kept in record.kept.items():
+                capture = group.sequences[choice].capture
+                last = capture is None or not capture.covers_last
+                assert kept.computed == max(kept.num_prompt, len(kept.tokens) - last), "a lease lacks what it promises"
 
     def pass_time(self) -> None:
         self.now += 1
@@ -276,14 +308,32 @@ class World:
             )
             assert s.tokens[len(prompt) :] == expected
 
+    def check_states(self, group: Group) -> None:
+        """Exactly the rows that were asked for."""
+        wanted = group.request.hidden_states
+        if wanted is None:
+            return
+        for s in group.sequences:
+            assert s.capture is not None
+            tokens = s.tokens.to_list()
+            first = 0 if wanted.include_prompt or group.request.extracts else s.num_prompt
+            positions = first + present_positions(wanted.positions, len(tokens) - first)
+            states = s.capture.states(s.choice, INFO)
+            assert states.positions.tolist() == positions.tolist()
+            expected = expected_states(tokens, positions.tolist(), wanted.layers).reshape(states.shape)
+            assert (states.assemble() == expected).all()
+        self.seen["extracted" if group.request.extracts else "with states"] += 1
+
     def check_promises(self) -> None:
         """A child of a lease inherits all that it could, from blocks here or on the host."""
         for group in [g for g in self.promises if g.inheritance is not None or g.closed]:
             promise, told = self.promises.pop(group), group.inheritance
             if told is None:
                 continue
-            assert told.inherited_tokens == group.cached_tokens == promise.inherits
-            assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
+            # An extraction may have given the parent more meanwhile.
+            assert told.inherited_tokens == group.cached_tokens >= promise.inherits
+            if not group.request.extracts:
+                assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
             assert told.source in ("blocks", "host")
             self.seen[told.source] += 1
 
@@ -292,12 +342,12 @@ class World:
         running = 0
         for s in itertools.chain.from_iterable(group.sequences for group in self.open):
             blocks = s.table.blocks
-            if s.status is not Status.FINISHED:  # a step launched past the end is never applied
+            if s.status is not Status.FINISHED and not s.owing:  # a step launched past the end is never applied
                 assert s.planned_len == len(s.tokens) + s.num_in_flight
             assert s.num_output == len(s.tokens) - s.num_prompt
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
-                running += 1
+                running += not (s.group.request.extracts or s.owing) and s.group.search is None
                 for table in blocks_of_beams(s.group) or [blocks]:
                     assert len(table) * self.shape.block_size >= s.num_computed
                 assert s.num_computed <= s.planned_len
@@ -306,7 +356,7 @@ class World:
                 assert len(blocks) * self.shape.block_size >= s.num_computed or not blocks
             if s.row != NO_ROW:
                 rows.append(s.row)
-        assert running == self.scheduler.num_running
+        assert running <= min(self.scheduler.num_running, self.shape.limits.max_num_seqs)
         assert len(rows) == len(set(rows)) <= self.shape.limits.max_num_seqs
 
     def check_beams(self) -> None:
