@@ -4,8 +4,8 @@
 
 A server with random weights; client processes on the same machine ask for all positions of prompts of random tokens and
 read the answers into memory. Then transformers, on the same shape: batches of prompts through a forward pass with
-output_hidden_states, and the same layers copied to host memory, without any HTTP. `http, one number` asks for a single position of a
-single layer of the same prompts, which shows what the states themselves cost.
+output_hidden_states, and the same layers copied to host memory, without any HTTP. `http, one number` asks for a single
+position of a single layer of the same prompts, which shows what the states themselves cost.
 """
 
 from __future__ import annotations
