@@ -19,6 +19,11 @@ class SchedulerLimits:
     extraction: ExtractionLimits = ExtractionLimits()
 
     @property
+    def max_num_beams(self) -> int:
+        """Of all groups that run at once. Beams take no sampler rows: how much a step may compute limits them."""
+        return max(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
     def max_chunks(self) -> int:
         """Pieces of sequences in one step."""
         return max(self.max_num_seqs, MAX_BEAM_WIDTH)
@@ -40,6 +45,7 @@ class Draft:
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    num_beams: int = 0
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
 
@@ -54,3 +60,10 @@ class Draft:
         self.chunks.append(Chunk(sequence, begin, count, tapped, read_only))
         self.used.add(sequence)
         self.budget -= count
+
+    def add_beams(self, leader: Sequence, num_beams: int) -> None:
+        """Every beam of a group computes its next token. A group wider than the budget has a step to itself."""
+        self.chunks.append(Chunk(leader, leader.num_computed, 1))
+        self.used.add(leader)
+        self.budget = max(0, self.budget - num_beams)
+        self.num_beams += num_beams

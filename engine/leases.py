@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.budget import LeaseBudget
 from engine.errors import EngineError, InsufficientRetention
 from engine.records import KeptChoice, Record
@@ -72,7 +72,7 @@ class Leases:
     def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
         """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
         self._share_what_is_paid(record, kept, table)
-        kept.table, kept.epochs = table, []
+        kept.table, kept.epochs = table, BlockEpochs()
         fresh = self.budget.hold(record.tenant, table)
         self.budget.settle(record.tenant, fresh)
         record.charge -= fresh
@@ -138,7 +138,7 @@ class Leases:
         self.budget.settle(record.tenant, fresh)
         for kept, table in adopted:
             self.budget.hold(record.tenant, table)
-            kept.table, kept.epochs = table, []
+            kept.table, kept.epochs = table, BlockEpochs()
 
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""

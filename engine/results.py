@@ -59,8 +59,7 @@ def apply_result(
         if group.closed or group.search is not search:
             continue
         if result.beams[number].bad:
-            for sequence in group.sequences:
-                scheduler.distrust(sequence)
+            scheduler.distrust(group.sequences[0])
             failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
             continue
         if group.first_token_at is None:

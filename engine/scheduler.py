@@ -17,12 +17,11 @@ Rules of a step, within a budget of tokens:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from functools import partial
 
 from engine import beam_groups
-from engine._C import BlockPool, BlockTable, TokenList
-from engine.beams import Alternatives, Turn
+from engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
 from engine.capture import capture_of
 from engine.draft import Draft, SchedulerLimits
@@ -32,7 +31,7 @@ from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
 from engine.step import BlockMoves, Launch, StepMaker
-from engine.types import BeamCandidates, BeamParams, Request
+from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
 from engine.waiting import WaitingQueue
 
 
@@ -127,14 +126,13 @@ class Scheduler:
         group.closed = True
         self.extractions.release_memory(group)
         beam_groups.release_ended(group)
-        if group.search is not None and not group.finished:
-            self._drop_beams(group.sequences[1:])  # its best one stands for what was computed
-            del group.sequences[1:]
+        beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
+        beam_groups.keep_best(sequence.group)
         sequence.table.uncommit(0)
         if sequence.group.record is not None:
             sequence.group.record.failed = True
@@ -175,24 +173,21 @@ class Scheduler:
     def advance_beams(self, group: Group, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
         """A result brings the candidates of a group: beams change places, or the search is over."""
         assert group.search is not None
-        self._take_turn(group, group.search.advance(candidates, tops))
+        beam_groups.take_over(group)
+        self._take_turn(group, group.search, group.search.advance(candidates, tops))
 
     def cut_beams(self, group: Group) -> None:
         """The deadline has come: what there is, is the answer."""
         assert group.search is not None
-        self._take_turn(group, group.search.cut(), deadline=True)
+        self._take_turn(group, group.search, group.search.cut(), deadline=True)
 
-    def _take_turn(self, group: Group, turn: Turn, deadline: bool = False) -> None:
-        assert group.search is not None
+    def _take_turn(self, group: Group, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
         beam_groups.keep_ended(group, turn)
         if not turn.done:
-            forks, unneeded = beam_groups.reorder(group, turn)
-            self._drop_beams(unneeded)
-            self._running.update(dict.fromkeys(forks))
+            beam_groups.reorder(group, search, turn)
             return
-        choices = beam_groups.choices_of(group, group.search, deadline)
-        self._drop_beams(group.sequences)
-        beam_groups.release_ended(group)
+        choices = beam_groups.choices_of(group, search, deadline)
+        self._drop_search(group)
         group.sequences, group.search = choices, None
         self._running.update(dict.fromkeys(choices))
         for choice in choices:
@@ -214,7 +209,6 @@ class Scheduler:
             for s in self._running
             if s.num_computed < s.planned_len
             and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
-            and (s.group.search is None or s is s.group.sequences[0])
             and not s.owing
         ]
         owing = [(owed, s.urgency, s) for s in self._running if s.owing and (owed := s.num_to_compute(s.num_computed))]
@@ -234,8 +228,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
-        if sequence.group.search is not None and sequence.group.forked:
-            return self._schedule_beams(draft, sequence.group)
+        if sequence.group.beams is not None:
+            return self._schedule_beams(draft, sequence, sequence.group.beams)
         if sequence.owing:
             return self._schedule_owed(draft, sequence)
         return self._schedule_write(draft, sequence, min(sequence.num_pending, draft.budget))
@@ -262,41 +256,46 @@ class Scheduler:
         return True
 
     def _schedule_owed(self, draft: Draft, sequence: Sequence) -> bool:
-        """Hidden states that are owed: first those whose KV is there, which cost nothing but their own tokens."""
-        capture = sequence.capture
+        """Hidden states that are owed: of tokens that have no KV yet, and of those that have, which are only read.
+
+        The first come first: for their blocks the sequence itself may have to give way.
+        """
+        capture, num_there = sequence.capture, min(sequence.num_computed, sequence.planned_len)
         assert capture is not None
-        for begin, end in capture.owed_runs(min(sequence.num_computed, sequence.planned_len)):
+        count = min(capture.goal_len - sequence.num_computed, draft.budget)
+        if count > 0 and draft.state_rows >= capture.num_layers and len(draft.chunks) < self.limits.max_chunks:
+            self._schedule_write(draft, sequence, count)
+            if sequence.status is not Status.RUNNING:
+                return False
+        for begin, end in capture.owed_runs(num_there):
             count = min(end - begin, draft.budget, draft.state_rows // capture.num_layers)
             if count == 0 or len(draft.chunks) >= self.limits.max_chunks:
-                return sequence in draft.used
+                break
             draft.add(sequence, begin, count, read_only=True)
-        count = min(capture.goal_len - sequence.num_computed, draft.budget)
-        if count <= 0 or draft.state_rows < capture.num_layers or len(draft.chunks) >= self.limits.max_chunks:
-            return sequence in draft.used
-        return self._schedule_write(draft, sequence, count)
+        return sequence in draft.used
 
-    def _schedule_beams(self, draft: Draft, group: Group) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself."""
-        beams = group.sequences
-        if len(beams) > draft.budget and draft.chunks:
+    def _schedule_beams(self, draft: Draft, leader: Sequence, beams: BeamTables) -> bool:
+        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
+
+        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
+        """
+        if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
-        needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
-        while not self.cache.make_room(needed):
+        position = leader.num_computed
+        while not self.cache.make_room(beams.blocks_needed(position)):
             draft.short = True
-            victim = self._victim(draft, beams[0])
+            victim = self._victim(draft, leader)
             if not self._try_preempt(victim):
                 draft.used.add(victim)  # sits this step out, and can be preempted in the next
                 return False
             draft.num_preempted += 1
-            if victim.group is group:
+            if victim is leader:
                 return False
-        for beam in beams:
-            pairs = beam.table.try_prepare_write(beam.num_computed, beam.num_computed + 1)
-            assert pairs is not None, "the blocks were counted"
-            draft.copies.extend(pairs)
-            draft.add(beam, beam.num_computed, 1)
-            beam.num_computed += 1
-        draft.budget = max(0, draft.budget)
+        pairs = beams.try_prepare_write(position)
+        assert pairs is not None, "the blocks were counted"
+        draft.copies.extend(pairs)
+        draft.add_beams(leader, len(beams))
+        leader.num_computed += 1
         return True
 
     def _victim(self, draft: Draft, sequence: Sequence) -> Sequence:
@@ -322,18 +321,22 @@ class Scheduler:
     def _restart(self, group: Group) -> None:
         """A group of beams gives way as a whole, and searches anew from its prompt."""
         first = group.sequences[0]
-        self._drop_beams(group.sequences)
-        beam_groups.release_ended(group)
+        self._drop_search(group)
         prompt = TokenList(group.request.prompt_token_ids)
         group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        group.first_token_at = None  # whoever cuts it now gets nothing
         self._enqueue(group.sequences[0])
 
-    def _drop_beams(self, beams: Iterable[Sequence]) -> None:
-        for beam in beams:
-            self._running.pop(beam, None)
-            beam.table.free()
-            beam.status = Status.FINISHED
+    def _drop_search(self, group: Group) -> None:
+        """The leader goes, with all beams."""
+        leader = group.sequences[0]
+        assert leader.status is Status.RUNNING
+        del self._running[leader]
+        leader.table.free()
+        leader.status = Status.FINISHED
+        beam_groups.drop_beams(group)
+        beam_groups.release_ended(group)
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
@@ -350,20 +353,27 @@ class Scheduler:
 
     def _admit_waiting(self, draft: Draft, before: Sequence | None = None) -> None:
         """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
-        slots = self.limits.max_num_seqs - self._slots_in_use()
+        slots = self.limits.max_num_seqs - self._slots_in_use(of_beams=False)
+        beam_slots = self.limits.max_num_beams - self._slots_in_use(of_beams=True)
         while draft.budget > 0 and (sequence := self._waiting.head()) is not None:
             if before is not None and sequence.urgency > before.urgency:
                 return
-            # A group wider than all the slots there are runs when it has them all.
-            need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
+            group = sequence.group
+            if group.search is None:
+                need, left = 1 if group.forked else group.num_slots, slots
+            else:  # a group wider than all the slots there are runs when it has them all
+                need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > slots or sequence.num_in_flight > 0:
+            if need > left or sequence.num_in_flight > 0:
                 return
             if not self._admit(draft, sequence):
                 if sequence.status is Status.WAITING and self._preempt_extraction(draft):
                     continue
                 return
-            slots -= need
+            if group.search is None:
+                slots -= need
+            else:
+                beam_slots -= need
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
@@ -373,13 +383,13 @@ class Scheduler:
         draft.num_preempted += 1
         return True
 
-    def _slots_in_use(self) -> int:
-        return sum(_slots_of(sequence) for sequence in self._running)
+    def _slots_in_use(self, of_beams: bool) -> int:
+        return sum(_slots_of(s) for s in self._running if (s.group.search is not None) is of_beams)
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
 
-        Beside others it leaves each of them a block to grow into, or it would soon be preempted by one of them.
+        Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
         placement = self._place(sequence)
         if placement is None:
@@ -401,7 +411,7 @@ class Scheduler:
     def _place(self, sequence: Sequence) -> Placement | None:
         """Where it starts from, with room for it; None if there is none."""
         placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed + len(self._running)):
+        if self.cache.make_room(placement.needed + sum(s.group.growth for s in self._running)):
             return placement
         if not self._running and self._make_room_alone(placement, sequence):
             return placement
@@ -475,8 +485,6 @@ def _may_owe_blocks(sequence: Sequence) -> bool:
 def _slots_of(sequence: Sequence) -> int:
     """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
     group = sequence.group
-    if sequence.extracts:
-        return 0
-    if group.forked and group.search is None:
-        return 1
-    return group.num_slots if sequence is group.sequences[0] else 0
+    if sequence.extracts or sequence.owing:
+        return 0  # it samples nothing
+    return 1 if group.forked and group.search is None else group.num_slots

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine._C import BlockTable, TokenList
+from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
 from engine.capture import Capture
 from engine.outputs import ChoiceOutput
@@ -150,6 +150,7 @@ class Group:
     parent: Record | None = None  # what it continues from, if that is there
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
     search: BeamSearch | None = None  # of beams
+    beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
     ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
@@ -162,9 +163,14 @@ class Group:
 
     @property
     def num_slots(self) -> int:
-        """Running slots it takes: before the fork it already holds those of its later choices."""
+        """Running slots it takes: before the fork it already holds those of its later choices, or of its beams."""
         beams = self.request.params.beams
         return self.request.params.n if beams is None else beams.width
+
+    @property
+    def growth(self) -> int:
+        """Blocks that each of its running sequences may need next."""
+        return 1 if self.beams is None else len(self.beams)
 
     @property
     def finished(self) -> bool:

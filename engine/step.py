@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
-from engine._C import prepare_batch
+from engine._C import BeamTables, BlockTable, prepare_batch
 from engine.beams import BeamSearch
 from engine.hidden import Indices, StepTaps, TapSpec
 from engine.sampler_rows import SamplerRows
@@ -24,13 +25,23 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions [begin, begin + count) of a sequence, to be computed."""
+    """Positions [begin, begin + count) of a sequence, to be computed; of a group of beams, one position of each."""
 
     sequence: Sequence
     begin: int
     count: int
     tapped: Indices | None = None  # positions whose hidden states are stored
     read_only: bool = False  # their KV is there, and is not written again
+
+    @property
+    def tables(self) -> BlockTable | BeamTables:
+        beams = self.sequence.group.beams
+        return self.sequence.table if beams is None else beams
+
+    @property
+    def num_tokens(self) -> int:
+        beams = self.sequence.group.beams
+        return self.count if beams is None else len(beams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,7 @@ class _Outcome:
     ended: list[Group] = field(default_factory=list)
     specs: list[PromptLogprobSpec] = field(default_factory=list)
     spec_groups: list[Group] = field(default_factory=list)
-    beam_tokens: dict[Group, list[int]] = field(default_factory=dict)  # as sample_tokens, of each group's beams
+    beam_tokens: dict[Group, range] = field(default_factory=dict)  # as sample_tokens, of each group's beams
     num_prompt_tokens: int = 0
     tapped: list[tuple[Sequence, Indices]] = field(default_factory=list)
     tapped_tokens: list[Indices] = field(default_factory=list)  # as tapped, of the step
@@ -85,21 +96,22 @@ class StepMaker:
 
     def make(self, chunks: list[Chunk], moves: BlockMoves, num_preempted: int) -> Launch:
         batch = prepare_batch(
-            [c.sequence.table for c in chunks],
+            [c.tables for c in chunks],
             [c.sequence.tokens for c in chunks],
             [c.begin for c in chunks],
             [c.count for c in chunks],
             [c.sequence.row for c in chunks],
         )
-        for chunk, start in zip(chunks, batch.query_start.tolist(), strict=False):
-            if chunk.read_only:
-                batch.slot_mapping[start : start + chunk.count] = NO_SLOT
         closing = self._rows.take_closed()
         outcome = _Outcome()
-        for chunk, start in zip(chunks, batch.query_start.tolist(), strict=False):
+        start = 0
+        for chunk in chunks:
+            if chunk.read_only:
+                batch.slot_mapping[start : start + chunk.count] = NO_SLOT
             self._conclude(outcome, chunk, start)
+            start += chunk.num_tokens
         self._step += 1
-        beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
+        beam_tokens = list(chain.from_iterable(outcome.beam_tokens.values()))
         plan = StepPlan(
             step=self._step,
             input_ids=batch.input_ids,
@@ -152,8 +164,8 @@ class StepMaker:
             return
         last = start + chunk.count - 1
         if sequence.group.search is not None and sequence.wants_sample:
+            outcome.beam_tokens[sequence.group] = range(last, start + chunk.num_tokens)
             sequence.group.forked = True
-            outcome.beam_tokens.setdefault(sequence.group, []).append(last)
             return
         choices = self._part_ways(sequence)
         if not sequence.wants_sample:
@@ -192,7 +204,7 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
     first = len(outcome.sample_tokens)
     for group, tokens in outcome.beam_tokens.items():
         search = group.search
-        assert search is not None and len(tokens) == len(search.running)
+        assert search is not None and len(tokens) == search.num_running
         held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
         specs.append(
             BeamSpec(

@@ -25,7 +25,7 @@ from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.cuda_states import StatesRing
 from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
-from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
+from engine.types import MAX_BEAM_WIDTH, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 _UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
@@ -39,13 +39,13 @@ class RunnerLimits:
     states_rows: int  # hidden states, of one token and one layer each, that a step may store
 
     @property
-    def max_rows(self) -> int:
-        """Sequences in one step: a group of beams may be wider than what runs otherwise."""
-        return max(self.max_num_seqs, MAX_BEAM_WIDTH)
+    def max_tokens(self) -> int:
+        """And sequences of one step. A group of beams may be wider than other steps."""
+        return max(self.max_num_batched_tokens, MAX_BEAM_WIDTH)
 
     @property
-    def max_tokens(self) -> int:
-        return max(self.max_num_batched_tokens, self.max_rows)
+    def max_samples(self) -> int:
+        return self.max_num_seqs + MAX_BEAM_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,18 @@ class CudaRunner:
                 num_q_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
-                max_sequences=limits.max_rows,
+                max_sequences=limits.max_tokens,
                 max_tokens=limits.max_tokens,
                 dtype=kv_cache.dtype,
                 window=window,
+                block_size=kv_cache.shape[4],
                 device=self._device,
             )
             for window in config.windows
         }
         self._staging = Staging(self._layout(), self._device)
         self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
-        self._results = ResultBuffers(limits.max_rows, self._device)
+        self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -102,7 +103,8 @@ class CudaRunner:
         with torch.cuda.stream(self._stream):
             began = torch.cuda.Event(enable_timing=True)
             began.record()
-            size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens))
+            prefill = self._write_lists(plan.query_start, plan.seq_lens, plan.block_tables)
+            size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             self._stage(plan, padded)
@@ -141,7 +143,7 @@ class CudaRunner:
 
     def run_padding(self, num_tokens: int) -> None:
         """One eager step of nothing but padding: what it allocates at its peak is what steps of this size need."""
-        size = StepSize(num_tokens, self._limits.max_num_seqs, prefill=True)
+        size = StepSize(num_tokens, min(self._limits.max_samples, self._limits.max_tokens), prefill=True)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._stage_padding(size)
             self._forward(size)
@@ -151,7 +153,7 @@ class CudaRunner:
 
     def _layout(self) -> StagingLayout:
         limits = self._limits
-        tokens, seqs = limits.max_tokens, limits.max_rows
+        tokens, samples = limits.max_tokens, limits.max_samples
         lists = [
             Field(f"work_list_{window}", (workspace.list_len,), torch.int32)
             for window, workspace in self._workspaces.items()
@@ -163,13 +165,13 @@ class CudaRunner:
                 Field("slot_mapping", (tokens,), torch.int64),
                 Field("tap_rows", (tokens,), torch.int32),
                 Field("tap_layers", (tokens, 2), torch.int64),
-                Field("sample_tokens", (seqs,), torch.int32),
-                Field("sample_rows", (seqs,), torch.int32),
-                Field("sample_positions", (seqs,), torch.int32),
-                Field("copies", (seqs, 2), torch.int32),
+                Field("sample_tokens", (samples,), torch.int32),
+                Field("sample_rows", (samples,), torch.int32),
+                Field("sample_positions", (samples,), torch.int32),
+                Field("copies", (tokens, 2), torch.int32),
                 Field("updates", (_UPDATE_BYTES,), torch.uint8),
                 *lists,
-                Field("block_tables", (seqs, limits.max_blocks_per_sequence), torch.int32),
+                Field("block_tables", (tokens, limits.max_blocks_per_sequence), torch.int32),
             ]
         )
 
@@ -194,9 +196,16 @@ class CudaRunner:
         arrays["sample_positions"][:num_samples] = plan.sample_positions
         arrays["copies"][: len(plan.block_copies)] = plan.block_copies
         arrays["block_tables"][:num_sequences, : plan.block_tables.shape[1]] = plan.block_tables
-        for window, workspace in self._workspaces.items():
-            workspace.write_list(plan.query_start, plan.seq_lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
         self._send(plan, arrays, num_sequences)
+
+    def _write_lists(self, query_start: IntArray, seq_lens: IntArray, block_tables: IntArray) -> bool:
+        """Writes the attention work of the next step; True if it has prefill tiles."""
+        arrays = self._staging.arrays()
+        counts = [
+            workspace.write_list(query_start, seq_lens, block_tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+            for window, workspace in self._workspaces.items()
+        ]
+        return any(count.prefill_items > 0 for count in counts)
 
     def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
         for row in plan.close_rows:
@@ -227,9 +236,7 @@ class CudaRunner:
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
-        starts, lens = np.zeros(1, np.int32), np.empty(0, np.int32)
-        for window, workspace in self._workspaces.items():
-            workspace.write_list(starts, lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+        self._write_lists(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))
         self._staging.send(self._staging.layout.num_bytes)
 
     # --- what a graph holds --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from engine.text.tokenizer import Tokenizer
 
@@ -25,14 +26,26 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
-    """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left."""
+    """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left.
+
+    `steps(token_ids)` is the text of several steps.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         kind: type[_ByteStream | _WindowStream] = _ByteStream if tokenizer.spelling.exact else _WindowStream
-        stream = kind(tokenizer, prompt_token_ids, skip_special_tokens)
+        self._take(kind(tokenizer, prompt_token_ids, skip_special_tokens))
+
+    def _take(self, stream: _ByteStream | _WindowStream) -> None:
         self.step: Callable[[int], str] = stream.step
+        self.steps: Callable[[Sequence[int]], str] = stream.steps
         self.flush: Callable[[], str] = stream.flush
         self._stream = stream
+
+    def sibling(self) -> IncrementalDetokenizer:
+        """Another answer to the same prompt. REQUIRES: this one has not begun."""
+        sibling = IncrementalDetokenizer.__new__(IncrementalDetokenizer)
+        sibling._take(self._stream.sibling())
+        return sibling
 
     @property
     def inside_character(self) -> bool:
@@ -55,12 +68,24 @@ class _ByteStream:
             if token_id not in self._hidden:
                 tail = self._bytes[token_id] + tail
         self._decode(tail)
+        self._tail = tail
         self._strip_space = tokenizer.spelling.strips_first_space and not tail
+
+    def sibling(self) -> _ByteStream:
+        sibling = copy(self)
+        sibling._decoder = _utf8_decoder("replace")
+        sibling._decode = sibling._decoder.decode
+        sibling._decode(self._tail)
+        return sibling
 
     def step(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
         return self._strip(self._decode(self._bytes[token_id]))
+
+    def steps(self, token_ids: Sequence[int]) -> str:
+        shown = [self._bytes[token_id] for token_id in token_ids if token_id not in self._hidden]
+        return self._strip(self._decode(b"".join(shown)))
 
     def flush(self) -> str:
         return self._strip(self._decode(b"", True))
@@ -85,6 +110,14 @@ class _WindowStream:
         self._window = [i for i in prompt_token_ids[-CONTEXT_TOKENS:] if i not in self._hidden]
         self._num_shown = len(self._window)  # tokens of the window whose text was shown
         self._shown = self._text(self._window).rstrip("\ufffd")
+
+    def sibling(self) -> _WindowStream:
+        sibling = copy(self)
+        sibling._window = list(self._window)
+        return sibling
+
+    def steps(self, token_ids: Sequence[int]) -> str:
+        return "".join([self.step(token_id) for token_id in token_ids])
 
     def step(self, token_id: int) -> str:
         if token_id in self._hidden:

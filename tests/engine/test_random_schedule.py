@@ -44,5 +44,5 @@ def test_the_worlds_see_everything() -> None:
         seen += run(seed, 300).seen
     for event in ("blocks", "host", "leased", "refused", "preempted", "swapped out", "swapped in", "aborted", "late"):
         assert seen[event] > 0, event
-    for event in ("NaN", "forgotten", "not prolonged", "extracted", "with states"):
+    for event in ("NaN", "forgotten", "not prolonged", "beams", "searched", "cut", "extracted", "with states"):
         assert seen[event] > 0, event

@@ -1,7 +1,8 @@
 """A scheduler with its records over the paged fake, driven step by step by a random number generator.
 
-Requests come, continue from records of every grade, are leased, prolonged, forgotten, run into NaN, leave. After every
-move all that the engine counts is counted again from what there is: references, rows, the budget, the memory of leases.
+Requests come, some as groups of beams, continue from records of every grade, are leased, prolonged, forgotten, run into
+NaN, leave, want hidden states. After every move all that the engine counts is counted again from what there is:
+references, rows, the budget, the memory of leases.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from engine.results import apply_result
 from engine.scheduler import pack_salt
 from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
-from engine.types import Lineage, ModelInfo, Request, Retain, SamplingParams
+from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams
+from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, request
 from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states, expected_tokens
 
@@ -146,6 +148,10 @@ class World:
             lineage = Lineage(parent, choice, at)
         if len(prompt) > MOST_TOKENS:
             return None
+        retain = Retain(draw.choice([3.0, 30.0, 300.0])) if draw.random() < 0.4 else None
+        fields = {"priority": draw.choice([0, 0, 1]), "tenant": tenant, "lineage": lineage, "retain": retain}
+        if draw.random() < 0.25 and len(prompt) < MOST_TOKENS:
+            return self.draw_beams(prompt, fields)
         sampled = draw.random() < 0.5
         params = SamplingParams(
             max_tokens=draw.choice([0, draw.randint(0, MOST_TOKENS - len(prompt))]) if len(prompt) < MOST_TOKENS else 0,
@@ -153,12 +159,25 @@ class World:
             temperature=1 if sampled else 0,
             seed=draw.randrange(100),
         )
-        retain = Retain(draw.choice([3.0, 30.0, 300.0])) if draw.random() < 0.4 else None
         states = draw_states(draw, len(prompt)) if draw.random() < 0.4 else None
         if states is not None and params.max_tokens == 0:
             params = replace(params, n=1)
-        fields = {"lineage": lineage, "retain": retain, "hidden_states": states}
-        return request(prompt, params, priority=draw.choice([0, 0, 1]), tenant=tenant, **fields)
+        return request(prompt, params, hidden_states=states, **fields)
+
+    def draw_beams(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
+        """A group of beams, if it could run alone: others are refused before they get here."""
+        draw = self.draw
+        width = draw.choice([1, 2, 3, 5, 9])
+        most = min(draw.choice([1, 2, 3, 6, 12]), MOST_TOKENS - len(prompt))
+        beams = BeamParams(width, draw.choice([0.0, 1.0, 2.0]), draw.choice([False, True, "never"]))
+        params = SamplingParams(
+            max_tokens=most, n=draw.randint(1, width), min_tokens=draw.choice([0, 0, most // 2]), beams=beams
+        )
+        states = draw_states(draw, len(prompt)) if draw.random() < 0.2 else None
+        asked = request(prompt, params, output=OutputMode.FINAL, hidden_states=states, **fields)
+        if self.scheduler.most_blocks_of_beams(asked, beams) > self.scheduler.blocks_beside_leases:
+            return None
+        return asked
 
     def leave(self) -> None:
         """Somebody goes away, or runs out of time: then what it has is its answer."""
@@ -168,6 +187,9 @@ class World:
         complete = group.first_token_at is not None and self.draw.random() < 0.5
         self.seen["late" if complete else "aborted"] += 1
         if complete:
+            if group.search is not None:
+                self.scheduler.cut_beams(group)
+                self.seen["cut"] += 1
             for sequence in group.sequences:
                 if sequence.status is not Status.FINISHED and not sequence.owing:
                     sequence.output.finish("length", "deadline")
@@ -205,7 +227,10 @@ class World:
         if launch is None:
             return False
         limits = self.shape.limits
-        assert launch.plan.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0)
+        widest = max((len(spec.scores) for spec in launch.plan.beams), default=0)  # may have a step to itself
+        most = max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0, widest)
+        assert launch.plan.num_tokens <= most
+        self.seen["beams"] += sum(len(spec.scores) > 1 for spec in launch.plan.beams)
         self.seen["preempted"] += launch.num_preempted
         self.seen["swapped out"] += len(launch.plan.swaps_out)
         self.seen["swapped in"] += len(launch.plan.swaps_in)
@@ -263,12 +288,18 @@ class World:
         self.pool.check()
         self.host.check()
         self.check_sequences()
+        self.check_beams()
         self.check_blocks()
         self.check_budget()
         self.check_memory_of_leases()
 
     def check_tokens(self, group: Group) -> None:
         prompt, params = group.request.prompt_token_ids, group.request.params
+        if params.beams is not None:
+            expected = [tokens for tokens, _ in expected_beams(group.request)]
+            assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
+            self.seen["searched"] += 1
+            return
         assert [s.choice for s in group.sequences] == list(range(params.n))
         for s in group.sequences:
             expected = expected_tokens(
@@ -315,8 +346,9 @@ class World:
             assert s.num_output == len(s.tokens) - s.num_prompt
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
-                running += not s.group.request.extracts
-                assert len(blocks) * self.shape.block_size >= s.num_computed
+                running += not (s.group.request.extracts or s.owing) and s.group.search is None
+                for table in blocks_of_beams(s.group) or [blocks]:
+                    assert len(table) * self.shape.block_size >= s.num_computed
                 assert s.num_computed <= s.planned_len
             else:
                 assert s.row == NO_ROW
@@ -324,7 +356,25 @@ class World:
             if s.row != NO_ROW:
                 rows.append(s.row)
         assert running <= min(self.scheduler.num_running, self.shape.limits.max_num_seqs)
-        assert len(rows) == len(set(rows))
+        assert len(rows) == len(set(rows)) <= self.shape.limits.max_num_seqs
+
+    def check_beams(self) -> None:
+        """A group's beams have as many blocks as it was let in for, and no more of them run than there is room for."""
+        groups = [g for g in self.open if g.search is not None and not g.finished]
+        for group in groups:
+            assert len(group.sequences) == 1 and group.sequences[0].row == NO_ROW
+            assert group.search is not None and group.request.params.beams is not None
+            own = [*blocks_of_beams(group), *(table.blocks for table in group.ended_beams.values())]
+            distinct = {block for table in own for block in table}
+            assert len(distinct) <= self.scheduler.most_blocks_of_beams(group.request, group.request.params.beams)
+            if group.beams is None:
+                assert not group.ended_beams
+                continue
+            assert len(group.beams) == group.search.num_running
+            assert not group.sequences[0].table.blocks
+            assert group.sequences[0].tokens[group.sequences[0].num_prompt :] == group.search.path_of(0)
+        running = [g.num_slots for g in groups if g.sequences[0].status is Status.RUNNING]
+        assert len(running) <= 1 or sum(running) <= self.shape.limits.max_num_beams
 
     def holders(self) -> list[Record]:
         return self.retention.leases.holders()
@@ -333,9 +383,11 @@ class World:
         return [table for record in self.holders() for table in record.tables()]
 
     def check_blocks(self) -> None:
-        """Every reference is a sequence's or a lease's."""
+        """Every reference is a sequence's, a beam's or a lease's."""
         tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
-        owners = Counter(block for table in tables for block in table.blocks)
+        tables += [table for group in self.open for table in group.ended_beams.values()]
+        beams = [blocks for group in self.open for blocks in blocks_of_beams(group)]
+        owners = Counter(block for blocks in [*(table.blocks for table in tables), *beams] for block in blocks)
         for pool, sign in ((self.pool, 1), (self.host, -1)):
             counts = [owners[sign * block] for block in range(1, pool.num_blocks)]
             assert counts == [pool.ref_count(block) for block in range(1, pool.num_blocks)]
@@ -370,3 +422,7 @@ class World:
                     slots = self.runner.slots if block > 0 else self.runner.host_slots
                     content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
                 assert content[: kept.computed] == kept.tokens[: kept.computed]
+
+
+def blocks_of_beams(group: Group) -> list[list[int]]:
+    return [] if group.beams is None else [group.beams.blocks(beam) for beam in range(len(group.beams))]
