@@ -108,8 +108,20 @@ _OPEN = ("/health", "/live")  # without a key
 
 
 async def openapi(request: web.Request) -> web.Response:
-    names = request.app[CONTEXT].model_names
-    return json_response({**document(), "x-models": names})
+    return json_response(with_models(document(), request.app[CONTEXT].model_names))
+
+
+def with_models(shown: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The document of a server: bodies name one of its models, or none."""
+    schemas = dict(shown["components"]["schemas"])
+    for body in {operation.body for operation in OPERATIONS.values()}:
+        if body is not None and "model" in schemas[body.__name__]["properties"]:
+            schema = schemas[body.__name__]
+            schemas[body.__name__] = {
+                **schema,
+                "properties": {**schema["properties"], "model": {"enum": [*names, None]}},
+            }
+    return {**shown, "components": {**shown["components"], "schemas": schemas}}
 
 
 @cache

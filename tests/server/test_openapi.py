@@ -46,7 +46,8 @@ def test_references_lead_somewhere_and_schemas_are_schemas() -> None:
 async def test_it_is_served(front: Front) -> None:
     answer, shown = await front.get("/openapi.json")
     assert answer.status == 200 and shown["openapi"].startswith("3.1")
-    assert shown["components"]["schemas"]["ChatBody"]["properties"]["tools"]
+    fields = shown["components"]["schemas"]["ChatBody"]["properties"]
+    assert fields["tools"] and fields["model"] == {"enum": ["fake/model", None]}
 
 
 def conforms(value: Any, name: str) -> None:
