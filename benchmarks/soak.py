@@ -3,11 +3,11 @@
     python -m benchmarks.soak [--minutes 10] [--clients 32] [--seed 0] [--json FILE] [--url URL]
 
 Starts a server with a small random model and a small cache, or uses a running one. Clients chat, complete, continue
-from leases and from warm records, branch, search with beams, tokenize, upload catalogues, list and delete what is
-retained, hang up at random moments, send nonsense, and open connections that they never use. A refusal is fine where
-the API has one. Then every record is deleted, and the server's blocks, leases, descriptors and memory are compared with
-those after the first seconds. Exits with 1 if a request was not answered within a minute, was answered wrongly, or if
-anything was lost.
+from leases and from warm records, branch, search with beams, extract hidden states, embed, tokenize, upload catalogues,
+list and delete what is retained, hang up at random moments, send nonsense, and open connections that they never use. A
+refusal is fine where the API has one. Then every record is deleted, and the server's blocks, leases, descriptors and
+memory are compared with those after the first seconds. Exits with 1 if a request was not answered within a minute, was
+answered wrongly, or if anything was lost.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Client:
     async def run(self, end: float) -> None:
         acts: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (6, self.chat), (4, self.complete), (8, self.carry_on), (3, self.search), (4, self.hang_up),
-            (2, self.nonsense), (2, self.tidy), (1, self.upload), (2, self.idle_connection), (1, self.count_tokens),
+            (3, self.extract), (1, self.embed), (2, self.nonsense), (2, self.tidy), (1, self.upload),
+            (2, self.idle_connection), (1, self.count_tokens),
         ]  # fmt: skip
         while time.monotonic() < end:
             act = self.draw.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
@@ -110,6 +111,26 @@ class Client:
         body = {"prompt": self.words(10), "use_beam_search": True, "n": 2, "beam_width": self.draw.choice([2, 4])}
         body["max_tokens"] = self.draw.choice([2, 8])
         await self.generate("/v1/completions", body, streams=False)
+
+    async def extract(self) -> None:
+        """Hidden states, of a prompt or of something that was kept; now and then nobody waits for them."""
+        body: dict[str, Any] = {"layers": self.draw.choice(["last", "all"]), "encoding_format": "base64"}
+        body["positions"] = self.draw.choice(["last", "all", [0, -1]])
+        if self.known and self.draw.random() < 0.5:
+            body["continuation_of"] = self.draw.choice(self.known[-20:])
+        else:
+            body["input"] = self.words(60)
+        asking = self.session.post(f"{self.url}/v1/hidden_states", json=body)
+        if self.draw.random() < 0.8:
+            await self.take(asking)
+            return
+        try:
+            await asyncio.wait_for(self.take(asking), self.draw.choice([0.001, 0.02]))
+        except TimeoutError:
+            self.score.seen["aborted"] += 1
+
+    async def embed(self) -> None:
+        await self.take(self.session.post(f"{self.url}/v1/embeddings", json={"input": [self.words(20), self.words(9)]}))
 
     async def hang_up(self) -> None:
         """Leaves before the end: queued, in the prompt, or somewhere in the answer."""
@@ -251,6 +272,14 @@ async def measured(url: str) -> Standing:
         return now
 
 
+async def tick(session: aiohttp.ClientSession, url: str) -> None:
+    """A line a minute: a leak is a line that rises."""
+    while True:
+        await asyncio.sleep(60)
+        now = await standing(session, url)
+        print(f"  {now.resident_mb:.1f} MB, {now.descriptors} descriptors, {now.leases:g} leases", flush=True)
+
+
 async def soak(url: str, minutes: float, clients: int, seed: int) -> tuple[Score, Standing, Standing]:
     score = Score()
     timeout = aiohttp.ClientTimeout(total=None)
@@ -259,8 +288,10 @@ async def soak(url: str, minutes: float, clients: int, seed: int) -> tuple[Score
     for part in (warm_up, minutes - warm_up):
         end = time.monotonic() + 60 * part
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+            ticking = asyncio.ensure_future(tick(session, url))
             everybody = [Client(session, url, seed * 1000 + i, score) for i in range(clients)]
             await asyncio.gather(*(client.run(end) for client in everybody))
+            ticking.cancel()
         after = await measured(url)
         before = before or after
     return score, before, after

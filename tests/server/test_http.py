@@ -36,7 +36,7 @@ async def raw_exchange(front: Front, head: str, body: bytes = b"") -> tuple[byte
         ("GET", "/nothing", 404, "unknown_url"),
         ("GET", "/v1/models/", 404, "unknown_url"),
         ("GET", "/V1/models", 404, "unknown_url"),
-        ("GET", "/nothing", 404, "unknown_url"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", "/v1/models/gpt-5", 404, "model_not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/chat/completions", 405, "method_not_allowed"),
