@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
 from engine.capture import Capture
+from engine.fairness import Account
+from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -65,6 +67,7 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
+    matcher: GrammarMatcher | None = field(init=False)  # where it stands in its grammar, if it has one
     extracts: bool = field(init=False)  # as its request
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
@@ -73,6 +76,8 @@ class Sequence:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
+        grammar = request.params.grammar
+        self.matcher = None if grammar is None else grammar.matcher()
         arrival = self.group.arrival_number
         self.extracts = request.extracts
         priority = request.priority + (_BELOW if self.extracts else 0)
@@ -103,6 +108,10 @@ class Sequence:
         self.planned_len = len(self.tokens)
         self.num_computed = min(self.num_computed, self.planned_len)
         self.owing = True
+
+    @property
+    def ended(self) -> bool:
+        return self.status is Status.FINISHED
 
     @property
     def num_pending(self) -> int:
@@ -140,6 +149,7 @@ class Group:
     seed: int
     arrival_number: int
     arrived_at: float
+    account: Account = field(default_factory=Account)  # its tenant's
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_finished: int = 0  # of its sequences
