@@ -19,7 +19,7 @@ Features = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """The input of one request's encoder. Equal keys mean equal inputs: a tenant's requests share their cross blocks."""
+    """What one request's encoder reads. Equal keys mean equal inputs, whose cross blocks a tenant's requests share."""
 
     key: bytes  # exact: the tokens themselves, or a digest of the features
     length: int  # positions that the decoder attends to
@@ -39,7 +39,7 @@ class EncoderInput:
     def of_audio(cls, features: Features, frames_per_position: int) -> EncoderInput:
         """`features`: [n_mels, frames] float32, not written to any more; the stem makes one position of so many."""
         num_mels, frames = features.shape
-        digest = hashlib.blake2b(np.ascontiguousarray(features), digest_size=32).digest()
+        digest = hashlib.blake2b(np.ascontiguousarray(features).data, digest_size=32).digest()
         key = b"a" + num_mels.to_bytes(4, "little") + frames.to_bytes(4, "little") + digest
         return cls(key, -(-frames // frames_per_position), features=features)
 
