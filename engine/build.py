@@ -63,7 +63,12 @@ def make_scheduler(
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
     cache = KvCache(
-        pool, host, retention.leases, device_budget=sizes.num_lease_blocks, prefix_caching=limits.prefix_caching
+        pool,
+        host,
+        retention.leases,
+        retention.cross,
+        device_budget=sizes.num_lease_blocks,
+        prefix_caching=limits.prefix_caching,
     )
     return Scheduler(limits, cache, retention, eos_token_ids)
 

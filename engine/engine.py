@@ -32,7 +32,7 @@ from engine.errors import (
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Scheduler, pack_salt
+from engine.scheduler import Scheduler, salt_of
 from engine.sequence import Group, Status
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
@@ -104,7 +104,7 @@ class AsyncEngine:
         self._check_admissible(request)
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
-        self.retention.open(group, pack_salt(request.tenant, request.cache_salt))
+        self.retention.open(group, salt_of(request))
         self._groups[request.id] = group
         self._idle.clear()
         self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))

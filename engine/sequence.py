@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
+from engine.cross import CrossTable
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -119,6 +120,7 @@ class Group:
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
     search: BeamSearch | None = None  # of beams
     ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
+    cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
@@ -130,6 +132,10 @@ class Group:
         """Running slots it takes: before the fork it already holds those of its later choices."""
         beams = self.request.params.beams
         return self.request.params.n if beams is None else beams.width
+
+    @property
+    def runs(self) -> bool:
+        return any(s.status is Status.RUNNING for s in self.sequences)
 
     @property
     def finished(self) -> bool:
