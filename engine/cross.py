@@ -80,11 +80,11 @@ class CrossTables:
             self._remember(cross.salt, cross.table.epochs())
         cross.table.free()
 
-    def distrust(self, salt: bytes) -> None:
-        """What the blocks hold may be NaN: nobody else gets them."""
-        self._forget(salt)
-        for cross in self._held.get(salt, {}):
-            cross.trusted = False
+    def distrust(self, cross: CrossTable) -> None:
+        """Its holder met NaN, which may be in these blocks: nobody gets them from it. Others who hold the same meet it
+        too, or have shown that it is not there."""
+        self._forget(cross.salt)
+        cross.trusted = False
 
     def idle(self, cross: CrossTable) -> list[BlockTable]:
         """The table and those of groups that do not run and share its blocks: these move between the pools together."""

@@ -154,7 +154,8 @@ class Scheduler:
     def distrust(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
         sequence.table.uncommit(0)
-        self.cache.cross.distrust(sequence.salt)
+        if sequence.group.cross is not None:
+            self.cache.cross.distrust(sequence.group.cross)
         if sequence.group.record is not None:
             sequence.group.record.failed = True
 
