@@ -10,9 +10,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 VOCAB_SIZE = 320
@@ -29,9 +35,32 @@ T5_SHAPE: dict[str, Any] = {
     "relative_attention_max_distance": 12,
     "decoder_start_token_id": 0,
 }
+STACKS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 72,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+BART_SHAPE = STACKS | {"max_position_embeddings": 64}
+WHISPER_SHAPE = STACKS | {"max_source_positions": 41, "max_target_positions": 64, "num_mel_bins": 10}
 
 # name → (model class, its configuration)
 TINY_ENCODER_DECODERS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "bart": (BartForConditionalGeneration, BartConfig(**BART_SHAPE)),
+    "bart-scaled-relu-untied": (
+        BartForConditionalGeneration,
+        BartConfig(**BART_SHAPE, scale_embedding=True, activation_function="relu"),
+    ),
+    "mbart": (MBartForConditionalGeneration, MBartConfig(**BART_SHAPE, scale_embedding=True)),
+    "whisper": (WhisperForConditionalGeneration, WhisperConfig(**WHISPER_SHAPE)),
     "t5": (T5ForConditionalGeneration, T5Config(**T5_SHAPE)),
     "t5-gated-untied": (
         T5ForConditionalGeneration,
@@ -53,6 +82,8 @@ def make_encoder_decoder(name: str) -> PreTrainedModel:
             centre = 1.0 if "norm" in parameter_name and parameter_name.endswith("weight") else 0.0
             width = 1.0 if "relative_attention_bias" in parameter_name else 0.15
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
+        if name == "bart-scaled-relu-untied":
+            model.final_logits_bias.normal_(generator=random)
     return model.eval()
 
 
@@ -64,9 +95,9 @@ def save_encoder_decoder(name: str, directory: Path) -> Path:
     config.pop("scale_decoder_outputs", None)  # files of older versions say it by the tie alone
     config["tie_word_embeddings"] = not name.endswith("untied")
     (directory / "config.json").write_text(json.dumps(config))
-    tied = {key for key, value in model.state_dict().items() if "embed_tokens" in key}
-    tensors = {key: value.clone() for key, value in model.state_dict().items() if key not in tied}
-    if not name.endswith("untied"):
-        tensors.pop("lm_head.weight", None)
+    tensors = {key: value.clone() for key, value in model.state_dict().items()}
+    if name in ("t5", "whisper"):  # the others hold tied tensors twice, as some checkpoints do
+        for key in ("lm_head.weight", "proj_out.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+            tensors.pop(key, None)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

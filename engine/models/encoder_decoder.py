@@ -242,8 +242,8 @@ class EncoderDecoder(ABC):
         matrices = [table.weight for table in self.tables]
         if not self.config.tie_word_embeddings:
             matrices.append(self.output.weight)
-        for layer in (*self.encoder_layers, *self.decoder_layers):
-            matrices += layer.matrices
+        layers: list[EncoderLayer | CrossLayer] = [*self.encoder_layers, *self.decoder_layers]
+        matrices += [matrix for layer in layers for matrix in layer.matrices]
         return sum(matrix.nbytes for matrix in matrices)
 
 
