@@ -96,6 +96,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                 prepared.max_num_batched_tokens,
                 config.enable_prefix_caching,
                 prepared.max_num_tokens_alone,
+                prepared.max_num_encoder_tokens,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,

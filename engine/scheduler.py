@@ -103,6 +103,7 @@ class Scheduler:
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
+        leader.begin()
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -322,6 +323,7 @@ class Scheduler:
         prompt = TokenList(group.request.prompt_token_ids)
         group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        group.sequences[0].begin()
         self._enqueue(group.sequences[0])
         self._release_cross(group)
 
@@ -457,6 +459,7 @@ class Scheduler:
                 num_computed=sequence.num_computed,
                 status=Status.RUNNING,
             )
+            child.begin()
             group.sequences.append(child)
             self._running[child] = None
         return list(group.sequences)

@@ -89,6 +89,15 @@ class Sequence:
         self.planned_len += 1
         self.accept(token_id)
 
+    def begin(self) -> None:
+        """The model may force the first token: it is known before anything is computed. Beams note it on their own."""
+        params = self.group.request.params
+        first = None if params.rules is None else params.rules.first
+        if first is not None and params.max_tokens > 0:
+            self.accept_known(first)
+            if self.group.search is None:
+                self.output.push(first, TokenLogprob(first, 0.0, 1), shown=True)
+
     @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""

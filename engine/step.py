@@ -179,7 +179,6 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
     for group, tokens in outcome.beam_tokens.items():
         search = group.search
         assert search is not None and len(tokens) == len(search.running)
-        held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
         specs.append(
             BeamSpec(
                 request_id=group.request.id,
@@ -187,7 +186,7 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
                 first_sample=first,
                 scores=search.scores,
                 num_candidates=search.num_candidates,
-                held_back=held_back,
+                held_back=search.forbidden,
                 nodes=search.nodes,
                 end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
             )
