@@ -84,7 +84,8 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
         raise ModelError(
             f"The cache of {num_blocks} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens"
             f"{_beside(wish)}, but one request may take --max-model-len {wish.max_model_len} ({table(shares)}). Set "
-            f"--max-model-len {max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb {needed / GIB:.2f}."
+            f"--max-model-len {max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb "
+            f"{needed / GIB:.2f}."
         )
     if wish.retain_fraction:
         _lease_blocks(wish, usable)
