@@ -32,10 +32,22 @@ def test_states_and_logits(name: str, dtype: str, tmp_path: Path) -> None:
     first = sequences.step({s: part[:-1] for s, part in enumerate(tokens) if len(part) > 1})
     last = sequences.step({s: part[-1:] for s, part in enumerate(tokens)})
     states = sequences.states.split(sequences.cross_lens.tolist())
-    tolerance = 1e-3 if dtype == "float32" else 0.05
-    for s, item in enumerate(inputs):
-        expected_states, expected = run_reference(reference, item, tokens[s])
-        logits = torch.cat([first[s], last[s]]) if s in first else last[s]
-        for ours, theirs in ((states[s], expected_states), (logits, expected)):
-            assert not ours.isnan().any()
-            assert (ours.float().cpu() - theirs).norm() < tolerance * theirs.norm()
+    logits = [torch.cat([first[s], last[s]]) if s in first else last[s] for s in range(len(inputs))]
+    exact = [run_reference(reference, item, part) for item, part in zip(inputs, tokens, strict=True)]
+    for s, (expected_states, expected_logits) in enumerate(exact):
+        assert not states[s].isnan().any() and not logits[s].isnan().any()
+        if dtype == "float32":
+            assert error(states[s], expected_states) < 1e-4
+            assert error(logits[s], expected_logits) < 1e-4
+    if dtype == "bfloat16":
+        # Scores that nobody scales make some of these models sensitive: transformers in bfloat16 is the measure.
+        rough = reference.bfloat16()
+        halved = [item.bfloat16() if isinstance(item, torch.Tensor) else item for item in inputs]
+        theirs = [run_reference(rough, item, part)[1] for item, part in zip(halved, tokens, strict=True)]
+        ours_off = sum(error(ours, one[1]) for ours, one in zip(logits, exact, strict=True))
+        theirs_off = sum(error(their, one[1]) for their, one in zip(theirs, exact, strict=True))
+        assert ours_off < 1.25 * theirs_off
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.float().cpu() - expected).norm() / expected.norm())

@@ -44,7 +44,8 @@ def encoder_inputs(loaded: LoadedModel, inputs: Sequence[EncoderInput], scratch_
     frames = [-(-item.shape[1] // config.encoder.frames_per_state) for item in features]
     layout = lay_out(frames or [len(item) for item in inputs], scratch_block)
     shape = (layout.num_blocks, *config.scratch_shape(scratch_block))
-    scratch = torch.full(shape, torch.nan, dtype=loaded.dtype, device=device)
+    dtype = torch.float32 if device.type == "cpu" else loaded.dtype  # that of activations
+    scratch = torch.full(shape, torch.nan, dtype=dtype, device=device)
     tokens = None if features else torch.tensor([token for item in inputs for token in item], dtype=torch.int32)
     return EncoderInputs(
         make_plan(layout.query_start, layout.lens, layout.tables, scratch, causal=False),

@@ -183,14 +183,18 @@ def test_padded_heads_compute_the_same(
 
 
 def test_bfloat16_weights_and_cache(
-    name: str, reference: PreTrainedModel, inputs: list[EncoderInput], tokens: list[list[int]], tmp_path: Path
+    name: str, inputs: list[EncoderInput], tokens: list[list[int]], tmp_path: Path
 ) -> None:
+    reference = make_encoder_decoder(name)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.dim() > 1 and parameter.shape[0] > 8:  # all but norms, biases and the biases of distances
+                parameter.copy_(parameter.bfloat16())
     loaded = load_model(save_encoder_decoder(name, tmp_path), dtype="bfloat16")
     actual = CrossSequences(loaded, inputs, max(DECODER_LENS)).step(dict(enumerate(tokens)))
     for s in (3, 4):
         expected = run_reference(reference, inputs[s], tokens[s])[1]
-        # bfloat16 has 8 bits: each weight is off by up to 2^-9, and errors of ten sublayers add up.
-        assert (actual[s] - expected).norm() < 0.04 * expected.norm()
+        assert (actual[s] - expected).norm() < 0.05 * expected.norm()  # what rounded keys and values cost
 
 
 def test_facts(name: str, loaded: LoadedModel, reference: PreTrainedModel) -> None:
