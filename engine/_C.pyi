@@ -532,6 +532,9 @@ class Batch:
     def block_tables(self) -> npt.NDArray[np.int32]:
         """[S, MB]"""
 
+def gather_tables(tables: Sequence[BlockTable]) -> npt.NDArray[np.int32]:
+    """[S, MB]: the blocks of tables that are on the device, padded with block 0."""
+
 def prepare_batch(
     tables: Sequence[BlockTable],
     tokens: Sequence[TokenList],

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.encoder import EncoderInfo, EncoderInput, EncoderSpec, TokenRules
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     beams: BeamParams | None = None
     catalogue: Catalogue | None = None  # only its items, then an end token
+    rules: TokenRules | None = None  # of the model's own
 
     def __post_init__(self) -> None:
         assert self.beams is None or self.n <= self.beams.width
@@ -134,11 +136,17 @@ class Request:
     retain: Retain | None = None
     keep_record: bool = True  # whether others may continue from it
     origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
+    encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
         assert self.keep_record or self.retain is None
         assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of both prompts; audio has none."""
+        return len(self.prompt_token_ids) + (0 if self.encoder is None else len(self.encoder.token_ids))
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------
@@ -251,6 +259,7 @@ class Parent:
     cache_salt: str
     choices: tuple[ParentChoice, ...]
     origin: object
+    encoder: EncoderInput | None = None  # a child has the same one
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +321,7 @@ class BeamSpec:
     first_sample: int
     scores: FloatArray  # [R] summed log-probabilities so far
     num_candidates: int
-    held_back: tuple[int, ...]  # end tokens that must not come yet
+    held_back: tuple[int, ...]  # tokens that must not come: ends before min_tokens, the model's rules
     nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
     end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue
 
@@ -321,7 +330,7 @@ class BeamSpec:
 class StepPlan:
     """One step for the device thread.
 
-    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, forward, sampling.
+    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, encoders, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -345,6 +354,9 @@ class StepPlan:
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
     beams: tuple[BeamSpec, ...] = ()
+    encoders: tuple[EncoderSpec, ...] = ()
+    cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
+    cross_lens: IntArray | None = None  # [S]
 
     @property
     def num_tokens(self) -> int:
@@ -411,6 +423,7 @@ class ModelInfo:
     dtype: str
     num_parameters: int
     default_sampling: dict[str, float | int] = field(default_factory=dict)  # from generation_config.json
+    encoder: EncoderInfo | None = None  # of an encoder-decoder model
 
 
 # --- engine → metrics --------------------------------------------------------------------------------------------

@@ -127,8 +127,8 @@ class CudaAttentionPlan:
         prefill: bool,
         max_merges: int,
     ) -> None:
-        for tensor in (work_list, block_tables):
-            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.is_contiguous()
+        for tensor in (work_list, block_tables):  # tables may be columns of a wider array
+            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.stride(-1) == 1
         assert work_list.shape == (workspace.list_len,) and work_list.data_ptr() % 16 == 0 and block_tables.dim() == 2
         self.workspace = workspace
         self.work_list = work_list
