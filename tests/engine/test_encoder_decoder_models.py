@@ -167,6 +167,7 @@ class Cases:
 
 
 def make_cases(name: str) -> Cases:
+    torch.set_num_threads(1)  # more would wait for each other: there is next to nothing to compute
     reference = make_encoder_decoder(name)
     default = DEFAULT_PROMPTS.get(name, [0])
     asked: list[EncoderDecoderPrompt] = []
