@@ -164,6 +164,8 @@ void add_bias(float* scores, KeyRange computed, const float* table, int offset, 
     VecF bias;
     if (from >= 0 && from + kLanes - 1 <= last) {
       bias = load(table + from);
+    } else if (from + kLanes - 1 <= 0 || from >= last) {
+      bias = broadcast(table[from < 0 ? 0 : last]);
     } else {
       for (int i = 0; i < kLanes; ++i) {
         const int at = from + i;
