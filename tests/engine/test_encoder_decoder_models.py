@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ MOST = 12
 PAD = 1
 LENS = (1, 3, 4, 5, 17, 30, 41, 8)
 GREEDY = SamplingParams(max_tokens=MOST, temperature=0, logprobs=2)
+BEAMS = SamplingParams(max_tokens=MOST, n=4, temperature=0, beams=BeamParams(4))
 # What generate forces and forbids, by model: the tests try each rule at least once.
 RULES: dict[str, dict[str, Any]] = {
     "bart": {"forced_bos_token_id": 0, "forced_eos_token_id": 2},
@@ -123,16 +124,22 @@ def check_beams(answer: Completion, prompt: Sequence[int], expected: Any) -> Non
         assert choice.beam_score == pytest.approx(score, abs=1e-4)
 
 
+def save_model(name: str, directory: Path) -> Path:
+    """The checkpoint with a tokenizer and the rules of generate."""
+    save_encoder_decoder(name, directory)
+    make_tokenizer().save_pretrained(directory)
+    config = {"eos_token_id": 2, "pad_token_id": PAD} | RULES[name]
+    (directory / "generation_config.json").write_text(json.dumps(config))
+    return directory
+
+
 @pytest.fixture(scope="session")
 def encoder_decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 
     def directory_of(name: str) -> Path:
         if name not in made:
-            made[name] = save_encoder_decoder(name, tmp_path_factory.mktemp(name))
-            make_tokenizer().save_pretrained(made[name])
-            config = {"eos_token_id": 2, "pad_token_id": PAD} | RULES[name]
-            (made[name] / "generation_config.json").write_text(json.dumps(config))
+            made[name] = save_model(name, tmp_path_factory.mktemp(name))
         return made[name]
 
     return directory_of
@@ -149,43 +156,61 @@ def decoder_prompts(default: list[int]) -> list[list[int] | None]:
     return [None, default[:1], [9, 8, 7], [default[0], 9, 8, 7, 6]]
 
 
-def check_everything(name: str, directory: Path, **fields: Any) -> None:
-    """Greedy tokens and beams of 4 in every scenario, on the device that `fields` name."""
+@dataclass(frozen=True)
+class Cases:
+    """Requests to a model, and what transformers answers."""
+
+    asked: list[EncoderDecoderPrompt]
+    prompts: list[list[int]]  # of the decoder, with the start token
+    greedy: list[Any]
+    searched: list[Any]  # beams of 4
+
+
+def make_cases(name: str) -> Cases:
+    torch.set_num_threads(1)  # more would wait for each other: there is next to nothing to compute
     reference = make_encoder_decoder(name)
     default = DEFAULT_PROMPTS.get(name, [0])
     asked: list[EncoderDecoderPrompt] = []
-    whole: list[list[int]] = []
+    prompts: list[list[int]] = []
     items = inputs(reference)
     for number, item in enumerate(items):
         given = decoder_prompts(default)[number % 4]
         asked.append(EncoderDecoderPrompt(as_input(item), given))
-        whole.append(default if given is None else given if given[0] == default[0] else [default[0], *given])
-    greedy = [expect(name, reference, item, prompt) for item, prompt in zip(items, whole, strict=True)]
-    searched = [
-        expect(name, reference, item, prompt, num_beams=4, num_return_sequences=4)
-        for item, prompt in zip(items, whole, strict=True)
-    ]
-    beams = SamplingParams(max_tokens=MOST, n=4, temperature=0, beams=BeamParams(4))
-    seen: list[Any] = []
-    for scenario in ({}, {"max_num_batched_tokens": 3, "pipelined": False}, {"num_blocks": 28, "host_cache_gb": 0.1}):
-        with LLM(replace(engine_config(directory), **(scenario | fields))) as llm:
-            counts = llm._built.engine.observer = Counts()
-            check_greedy(llm.generate([asked[5]], GREEDY, progress=False)[0], whole[5], greedy[5])
-            answers = llm.generate(asked, GREEDY, progress=False)
-            for answer, prompt, one in zip(answers, whole, greedy, strict=True):
-                check_greedy(answer, prompt, one)
-            if "num_blocks" in scenario:
-                assert counts.swapped_out > 0 and counts.swapped_in > 0 and counts.preempted > 0
-                continue  # of beams each group has to fit
-            seen.append([answer.choices[0].logprobs for answer in answers])
-            for answer, prompt, one in zip(llm.generate(asked, beams, progress=False), whole, searched, strict=True):
+        prompts.append(default if given is None else given if given[0] == default[0] else [default[0], *given])
+    pairs = list(zip(items, prompts, strict=True))
+    return Cases(
+        asked,
+        prompts,
+        [expect(name, reference, item, prompt) for item, prompt in pairs],
+        [expect(name, reference, item, prompt, num_beams=4, num_return_sequences=4) for item, prompt in pairs],
+    )
+
+
+def check_engine(cases: Cases, config: EngineConfig, *, swaps: bool) -> list[Any]:
+    """Greedy tokens alone and in a crowd, then beams; `swaps`: the cache is so small that requests must give way, and
+    no beams fit. The log-probabilities of the crowd."""
+    with LLM(config) as llm:
+        counts = llm._built.engine.observer = Counts()
+        check_greedy(llm.generate([cases.asked[5]], GREEDY, progress=False)[0], cases.prompts[5], cases.greedy[5])
+        answers = llm.generate(cases.asked, GREEDY, progress=False)
+        for answer, prompt, one in zip(answers, cases.prompts, cases.greedy, strict=True):
+            check_greedy(answer, prompt, one)
+        if swaps:
+            assert counts.swapped_out > 0 and counts.swapped_in > 0 and counts.preempted > 0
+        else:
+            found = llm.generate(cases.asked, BEAMS, progress=False)
+            for answer, prompt, one in zip(found, cases.prompts, cases.searched, strict=True):
                 check_beams(answer, prompt, one)
-    assert all(one == seen[0] for one in seen), "the same request, cut another way, must give the same bits"
+    return [answer.choices[0].logprobs for answer in answers]
 
 
 @pytest.mark.parametrize("name", TINY_ENCODER_DECODERS)
 def test_equals_transformers(name: str, encoder_decoder: Callable[[str], Path]) -> None:
-    check_everything(name, encoder_decoder(name))
+    cases, config = make_cases(name), engine_config(encoder_decoder(name))
+    seen = check_engine(cases, config, swaps=False)
+    # The same request, cut another way, must give the same bits.
+    assert seen == check_engine(cases, replace(config, max_num_batched_tokens=3, pipelined=False), swaps=False)
+    assert seen == check_engine(cases, replace(config, num_blocks=28, host_cache_gb=0.1), swaps=True)
 
 
 def test_equal_inputs_beside_each_other(encoder_decoder: Callable[[str], Path]) -> None:
