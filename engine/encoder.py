@@ -55,6 +55,14 @@ class TokenRules:
     first: int | None = None  # the first sampled token
     last: int | None = None  # the max_tokens-th
 
+    def opening(self, max_tokens: int) -> int | None:
+        """The token that is known before anything is computed. One that is the last, too, waits for its turn."""
+        return self.first if max_tokens > 1 else None
+
+    def closing(self, max_tokens: int) -> int | None:
+        """The token that replaces the max_tokens-th."""
+        return self.first if self.last is None and max_tokens == 1 else self.last
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderInfo:
