@@ -14,11 +14,14 @@ from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
+from server.embeddings import embeddings
+from server.hidden_states import hidden_states
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
+from server.room import Room
 from server.stored import ResponseStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
@@ -26,6 +29,8 @@ _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the 
 _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/hidden_states", hidden_states),
+    ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
     ("GET", "/v1/responses/{id}", stored_responses.retrieve),
@@ -60,6 +65,7 @@ def make_app(
     metrics.model_name = names[0]
     metrics.load = engine.load
     gate = Gate(keys, host=config.host, guard_metrics=config.guard_metrics, allowed_origins=config.allowed_origins)
+    extraction = engine.extraction_limits
     context = Context(
         engine=engine,
         text=text,
@@ -72,6 +78,8 @@ def make_app(
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
+        encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
+        room=Room(extraction.max_bytes, extraction.max_queued),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
@@ -87,7 +95,7 @@ def make_app(
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
-    for pool in (app[CONTEXT].pool, app[CONTEXT].builder):
+    for pool in (app[CONTEXT].pool, app[CONTEXT].builder, app[CONTEXT].encoder):
         pool.shutdown(wait=False, cancel_futures=True)
 
 
