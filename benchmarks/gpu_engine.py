@@ -26,7 +26,8 @@ import torch
 from benchmarks.model_shapes import GPU_SHAPES, SHAPES, write_model
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
-from engine.types import OutputMode, Request, SamplingParams, StepStats
+from engine.observation import StepStats
+from engine.types import OutputMode, Request, SamplingParams
 
 
 @dataclass

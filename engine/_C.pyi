@@ -62,6 +62,22 @@ def rms_norm(
     layer: int,
     store_output: bool,
 ) -> None: ...
+def layer_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    hidden: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+) -> None: ...
 def head_rms_norm(
     x: int, row_stride: int, weight: int, num_tokens: int, num_heads: int, head_dim: int, eps: float
 ) -> None: ...
@@ -80,6 +96,7 @@ def rotary(
     rotary_dim: int,
 ) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
+def activate(x: int, count: int, activation: int) -> None: ...
 
 # --- csrc/attention, KV tensors; kv_sizes is (NB, L, NKV, BS, D)
 
@@ -136,6 +153,8 @@ def paged_attention(
     layer: int,
     scale: float,
     soft_cap: float,
+    bias: int,
+    bias_reach: int,
     plan: AttentionPlan,
 ) -> None: ...
 
@@ -253,6 +272,24 @@ def cuda_rms_norm(
     store_output: bool,
     stream: int,
 ) -> None: ...
+def cuda_layer_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    out: int,
+    dtype: int,
+    num_tokens: int,
+    hidden: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+    stream: int,
+) -> None: ...
 def cuda_prepare_qkv(
     q: int,
     k: int,
@@ -280,6 +317,7 @@ def cuda_prepare_qkv(
 def cuda_gated_activation(
     gate_up: int, out: int, dtype: int, num_tokens: int, intermediate: int, activation: int, stream: int
 ) -> None: ...
+def cuda_activate(x: int, dtype: int, count: int, activation: int, stream: int) -> None: ...
 def cuda_skinny_linear(
     x: int, weight: int, bias: int, out: int, num_tokens: int, out_features: int, in_features: int, stream: int
 ) -> None: ...
@@ -560,6 +598,9 @@ class Batch:
     def block_tables(self) -> npt.NDArray[np.int32]:
         """[S, MB]"""
 
+def gather_tables(tables: Sequence[BlockTable]) -> npt.NDArray[np.int32]:
+    """[S, MB]: the blocks of tables that are on the device, padded with block 0."""
+
 def prepare_batch(
     tables: Sequence[BlockTable | BeamTables],
     tokens: Sequence[TokenList],
@@ -633,6 +674,8 @@ def cuda_paged_attention(
     layer: int,
     scale: float,
     soft_cap: float,
+    bias: int,
+    bias_reach: int,
     block_tables: int,
     max_blocks: int,
     work_list: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.encoder import check_encoder
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.hidden import HiddenStatesParams, select_positions
 from engine.scheduler import Scheduler
@@ -10,6 +11,7 @@ from engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
 
 def check_admissible(request: Request, info: ModelInfo, scheduler: Scheduler, max_queued: int) -> None:
     """Raises the EngineError that says why not."""
+    check_encoder(request.encoder, info.encoder)
     params = request.params
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
     if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):

@@ -82,6 +82,15 @@ class BeamSearch:
     def num_running(self) -> int:
         return len(self.scores)
 
+    @classmethod
+    def start(cls, params: SamplingParams, stop_token_ids: frozenset[int]) -> BeamSearch:
+        """With the token that the model forces to be first, if there is one; it costs nothing."""
+        first = None if params.rules is None else params.rules.opening(params.max_tokens)
+        if first is None:
+            return cls(params, stop_token_ids)
+        forced = _Generation(np.zeros(1, np.int32), np.asarray([first], np.int32), np.zeros(1, np.float32), None)
+        return cls(params, stop_token_ids, _generations=[forced])
+
     @property
     def width(self) -> int:
         assert self.params.beams is not None
@@ -96,6 +105,17 @@ class BeamSearch:
     def may_end(self) -> bool:
         """Whether the next token may be an end token."""
         return self.length >= self.params.min_tokens
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Tokens that must not come next."""
+        tokens = set() if self.may_end else set(self.stop_token_ids)
+        rules = self.params.rules
+        if rules is not None:
+            tokens.update(rules.never)
+            if self.length == (rules.opening(self.params.max_tokens) is not None):
+                tokens.update(rules.not_first)
+        return tuple(sorted(tokens))
 
     def path_of(self, beam: int) -> list[int]:
         """The tokens of a running beam."""
@@ -124,6 +144,10 @@ class BeamSearch:
 
     def advance(self, candidates: BeamCandidates, tops: list[Alternatives] | None = None) -> Turn:
         """Takes the candidates of a step, best first, and the likeliest tokens of each running beam, if wanted."""
+        rules = self.params.rules
+        closing = None if rules is None else rules.closing(self.params.max_tokens)
+        if closing is not None and self.length + 1 == self.params.max_tokens:
+            candidates = self._all_end_in(closing)
         ends, goes_on = self._divide(candidates.tokens)
         ended = self._end(candidates, ends, self.length + 1, tops)
         parents, tokens = candidates.rows[goes_on], candidates.tokens[goes_on]
@@ -149,6 +173,13 @@ class BeamSearch:
     def best(self) -> list[Finished]:
         """The answer: the n best, best first; fewer if not as many could be completed."""
         return self.finished[: self.params.n]
+
+    def _all_end_in(self, token: int) -> BeamCandidates:
+        """The model forces the last token, at no cost: the running beams, best first, are all that there is."""
+        num = self.num_running
+        return BeamCandidates(
+            self.scores, np.arange(num, dtype=np.int32), np.full(num, token, np.int32), np.zeros(num, np.float32)
+        )
 
     def _divide(self, tokens: IntArray) -> tuple[list[int], slice | list[int]]:
         """The candidates that count as finished, and those that run on."""

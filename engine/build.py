@@ -19,11 +19,11 @@ from engine.engine import AsyncEngine
 from engine.errors import ModelError
 from engine.extraction import ExtractionLimits
 from engine.models.embedded import embedded_model_path
+from engine.observation import Observer
 from engine.preload import load_torch_libraries, start_cuda
 from engine.retention import Retention, RetentionLimits
 from engine.scheduler import Scheduler
 from engine.text import TextBundle, load_text
-from engine.types import Observer
 
 if TYPE_CHECKING:
     from engine.runner.prepare import Prepared
@@ -65,7 +65,12 @@ def make_scheduler(
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
     cache = KvCache(
-        pool, host, retention.leases, device_budget=sizes.num_lease_blocks, prefix_caching=limits.prefix_caching
+        pool,
+        host,
+        retention.leases,
+        retention.cross,
+        device_budget=sizes.num_lease_blocks,
+        prefix_caching=limits.prefix_caching,
     )
     return Scheduler(limits, cache, retention, eos_token_ids)
 
@@ -102,6 +107,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                     prepared.max_num_tokens_extracting,
                     queues_steps=prepared.max_num_tokens_extracting is None,
                 ),
+                prepared.max_num_encoder_tokens,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.cross import CrossPlace
+from engine.encoder import EncoderSpec
 from engine.extraction import ExtractionLimits
 from engine.sequence import Sequence
 from engine.step import Chunk
@@ -17,6 +19,7 @@ class SchedulerLimits:
     prefix_caching: bool
     max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
     extraction: ExtractionLimits = ExtractionLimits()
+    max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
 
     @property
     def max_num_beams(self) -> int:
@@ -48,6 +51,13 @@ class Draft:
     num_beams: int = 0
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
+    encoders: list[EncoderSpec] = field(default_factory=list)
+
+    def takes_encoder(self, cross: CrossPlace | None, most: int) -> bool:
+        """Whether an encoder that has to run still fits the step's own budget for them."""
+        if cross is None or not cross.runs_encoder or not self.encoders:
+            return True
+        return sum(spec.input.length for spec in self.encoders) + cross.encoder.length <= most
 
     def add(self, sequence: Sequence, begin: int, count: int, read_only: bool = False) -> None:
         """The sequence computes positions [begin, begin + count), with the hidden states that are wanted of them."""

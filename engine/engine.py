@@ -30,29 +30,18 @@ from engine.errors import (
 from engine.extraction import ExtractionLimits
 from engine.hidden_values import ExtractedStates
 from engine.mask_maker import MaskMaker
+from engine.observation import EngineLoad, Observer
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Scheduler, pack_salt
+from engine.salt import salt_of
+from engine.scheduler import Scheduler
 from engine.sequence import Group, Status
 from engine.snapshot import Snapshot, take_snapshot
 from engine.stats import stats_of_request, stats_of_step
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
-from engine.types import (
-    Delta,
-    EngineLoad,
-    ModelInfo,
-    Observer,
-    OutputMode,
-    Parent,
-    RecordEntry,
-    Request,
-    Runner,
-    Sink,
-    StepResult,
-    Usage,
-)
+from engine.types import Delta, ModelInfo, OutputMode, Parent, RecordEntry, Request, Runner, Sink, StepResult, Usage
 from engine.watchdog import StepWatchdog
 
 log = logging.getLogger("bequest.engine")
@@ -120,7 +109,7 @@ class AsyncEngine:
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
         self._charge_for_states(group)
         try:
-            self.retention.open(group, pack_salt(request.tenant, request.cache_salt))
+            self.retention.open(group, salt_of(request))
         except EngineError:
             self.scheduler.extractions.release_memory(group)
             raise
@@ -327,7 +316,7 @@ class AsyncEngine:
             prompt_logprobs = tuple(group.prompt_logprobs)
         usage = None
         if finished:
-            usage = Usage(len(group.request.prompt_token_ids), group.completion_tokens, group.cached_tokens)
+            usage = Usage(group.num_prompt_tokens, group.completion_tokens, group.cached_tokens)
         group.delivered = True
         settlement, states = Settlement(), None
         if finished:

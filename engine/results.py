@@ -119,8 +119,12 @@ def _accept(
     scheduler: Scheduler, sequence: Sequence, token: int, logprob: TokenLogprob | None, eos: tuple[int, ...]
 ) -> None:
     """Adds one sampled token to its sequence and ends the sequence if the token does."""
-    scheduler.accept_token(sequence, token)
     params = sequence.group.request.params
+    closing = None if params.rules is None else params.rules.closing(params.max_tokens)
+    if closing is not None and sequence.num_output + 1 == params.max_tokens:
+        token = closing  # whatever was sampled
+        logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
+    scheduler.accept_token(sequence, token)
     ended: tuple[FinishReason, StopReason] | None = None
     if sequence.num_output >= params.min_tokens:
         if token in eos and params.ends_at_eos:

@@ -14,11 +14,13 @@ from typing import get_args
 
 from engine._C import BlockPool, BlockTable
 from engine.budget import LeaseBudget
+from engine.cross import CrossTables
 from engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from engine.leases import OPEN_ENDED_TOKENS, Leases
+from engine.observation import GradeLoad
 from engine.records import KeptChoice, Record
 from engine.sequence import Group, Sequence
-from engine.types import Grade, GradeLoad, RecordEntry, Request, Retained
+from engine.types import Grade, RecordEntry, Request, Retained
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 
@@ -42,7 +44,8 @@ class Settlement:
 class Retention:
     def __init__(self, limits: RetentionLimits, pool: BlockPool, wall: Callable[[], float]) -> None:
         budget = LeaseBudget(limits.budget_blocks, limits.budget_per_tenant, limits.max_leases)
-        self.leases = Leases(budget, pool, wall)
+        self.cross = CrossTables(pool)
+        self.leases = Leases(budget, pool, self.cross, wall)
         self._limits = limits
         self._pool = pool
         self._wall = wall
@@ -107,6 +110,7 @@ class Retention:
                 lineage=request.lineage,
                 group=group,
                 num_choices=request.params.n,
+                encoder=request.encoder,
             )
             if request.retain is not None:
                 if request.retain.open_ended:
@@ -216,7 +220,7 @@ class Retention:
         if group.parent is None or lineage is None or group.parent.gone or not group.request.extracts:
             return
         kept = group.parent.kept.get(lineage.choice)
-        if kept is None or not sequence.table.resident:
+        if kept is None or not sequence.table.resident or group.parent.encoder != group.request.encoder:
             return
         alike = kept.tokens.common_prefix(sequence.tokens)
         computed = min(sequence.num_computed, lineage.at, alike)

@@ -29,6 +29,7 @@ from engine.extraction import Extractions
 from engine.fairness import Account, FairQueue, turn
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
+from engine.salt import salt_of
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
 from engine.step import BlockMoves, Launch, StepMaker
@@ -70,12 +71,13 @@ class Scheduler:
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
         request = group.request
-        salt = pack_salt(request.tenant, request.cache_salt)
+        salt = salt_of(request)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
         else:
             leader.capture = capture_of(request)
+        leader.begin()
         if request.extracts:
             leader.owe()
         group.sequences.append(leader)
@@ -90,7 +92,7 @@ class Scheduler:
         prompt = len(request.prompt_token_ids)
         shared = prompt // self.pool.block_size
         tail = self.blocks_for(prompt + request.params.max_tokens) - shared
-        return shared + 2 * beams.width * tail + beams.width
+        return shared + 2 * beams.width * tail + beams.width + self.cache.cross.num_blocks(request.encoder)
 
     @property
     def blocks_beside_leases(self) -> int:
@@ -110,6 +112,7 @@ class Scheduler:
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         sequence.group.num_finished += 1
+        self.cache.release_cross(sequence.group)
 
     def end(self, sequence: Sequence) -> None:
         """Its tokens are final: it is finished, unless hidden states are owed."""
@@ -129,11 +132,14 @@ class Scheduler:
         beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
+        self.cache.release_cross(group)
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
         beam_groups.keep_best(sequence.group)
         sequence.table.uncommit(0)
+        if sequence.group.cross is not None:
+            self.cache.cross.distrust(sequence.group.cross)
         if sequence.group.record is not None:
             sequence.group.record.failed = True
 
@@ -158,7 +164,8 @@ class Scheduler:
         if not draft.chunks:
             return None
         swaps_out, swaps_in = self.cache.take_swaps()
-        return self._steps.make(draft.chunks, BlockMoves(swaps_out, swaps_in, draft.copies), draft.num_preempted)
+        moves = BlockMoves(swaps_out, swaps_in, draft.copies)
+        return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
@@ -309,13 +316,14 @@ class Scheduler:
             return True
         if self.cache.try_swap_out(sequence):
             self._swapped[sequence] = None
-        elif _may_owe_blocks(sequence):
+        elif sequence.may_owe_blocks:
             return False
         else:
             self._drop_blocks(sequence)
         del self._running[sequence]
         self._rows.release(sequence)
         self._enqueue(sequence)
+        self.cache.release_cross(sequence.group)
         return True
 
     def _restart(self, group: Group) -> None:
@@ -326,7 +334,9 @@ class Scheduler:
         group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
         group.first_token_at = None  # whoever cuts it now gets nothing
+        group.sequences[0].begin()
         self._enqueue(group.sequences[0])
+        self.cache.release_cross(group)
 
     def _drop_search(self, group: Group) -> None:
         """The leader goes, with all beams."""
@@ -341,6 +351,7 @@ class Scheduler:
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
         sequence.num_computed = 0
+        self.cache.release_cross(sequence.group)
 
     # --- waiting sequences ---------------------------------------------------------------------------------------
 
@@ -400,11 +411,16 @@ class Scheduler:
         placement = self._place(sequence)
         if placement is None:
             return False
+        if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
+            placement.drop()
+            return False
         self._queue_of(sequence).pop(sequence)
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        self.cache.settle(placement, sequence)
+        encoder = self.cache.settle(placement, sequence)
+        if encoder is not None:
+            draft.encoders.append(encoder)
         group = sequence.group
         if group.admitted_at is None:
             group.admitted_at = draft.now
@@ -423,7 +439,7 @@ class Scheduler:
             return placement
         if placement.table is not sequence.table:
             placement.drop()
-        if self._running or any(_may_owe_blocks(s) for s in self._swapped):
+        if self._running or any(s.may_owe_blocks for s in self._swapped):
             return None
         return self._place_anew(sequence)
 
@@ -433,7 +449,7 @@ class Scheduler:
         if placement.lease is None and self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
             return True
         for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence and not _may_owe_blocks(other):
+            if other is not sequence and not other.may_owe_blocks:
                 del self._swapped[other]
                 self._drop_blocks(other)
                 if self.cache.make_room(placement.needed):
@@ -444,7 +460,8 @@ class Scheduler:
         """What it has, or would share, is in the way of leases that should move to the host: they move first."""
         self._swapped.pop(sequence, None)
         self._drop_blocks(sequence)
-        self.cache.make_room(self.blocks_for(len(sequence.tokens)))
+        cross = self.cache.cross.num_blocks(sequence.group.request.encoder)
+        self.cache.make_room(self.blocks_for(len(sequence.tokens)) + cross)
         placement = self.cache.place(sequence)
         if self.cache.make_room(placement.needed):
             return placement
@@ -460,32 +477,10 @@ class Scheduler:
             return [sequence]
         group.forked = True
         for choice in range(1, group.request.params.n):
-            child = Sequence(
-                group,
-                choice,
-                TokenList(group.request.prompt_token_ids),
-                sequence.table.fork(),
-                sequence.salt,
-                sequence.output.sibling(choice),
-                num_computed=sequence.num_computed,
-                status=Status.RUNNING,
-                capture=None if sequence.capture is None else sequence.capture.sibling(),
-            )
+            child = sequence.sibling(choice)
             group.sequences.append(child)
             self._running[child] = None
         return list(group.sequences)
-
-
-def pack_salt(tenant: str, cache_salt: str) -> bytes:
-    """An exact key of who may share blocks: no two (tenant, salt) pairs give the same bytes."""
-    name = tenant.encode()
-    return len(name).to_bytes(4, "little") + name + cache_salt.encode()
-
-
-def _may_owe_blocks(sequence: Sequence) -> bool:
-    """Its end may be in flight, and its blocks are promised to a lease: they cannot be dropped before that is known."""
-    record = sequence.group.record
-    return sequence.num_in_flight > 0 and record is not None and record.ttl is not None
 
 
 def _slots_of(sequence: Sequence) -> int:

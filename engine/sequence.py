@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
 from engine.capture import Capture
+from engine.cross import CrossTable
 from engine.fairness import Account
 from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
@@ -83,6 +84,22 @@ class Sequence:
         priority = request.priority + (_BELOW if self.extracts else 0)
         self.urgency = (priority, arrival - _head_start(request), arrival, self.choice)
 
+    def sibling(self, choice: int) -> Sequence:
+        """Another choice of its group, which parts ways with this one where the prompt ends."""
+        other = Sequence(
+            self.group,
+            choice,
+            TokenList(self.group.request.prompt_token_ids),
+            self.table.fork(),
+            self.salt,
+            self.output.sibling(choice),
+            num_computed=self.num_computed,
+            status=Status.RUNNING,
+            capture=None if self.capture is None else self.capture.sibling(),
+        )
+        other.begin()
+        return other
+
     # Plain counts, moved by these two and nobody else: they are read several times per token.
 
     def note_sampling(self) -> None:
@@ -100,6 +117,15 @@ class Sequence:
         self.planned_len += 1
         self.accept(token_id)
 
+    def begin(self) -> None:
+        """The model may force the first token: it is known before anything is computed. Beams note it on their own."""
+        params = self.group.request.params
+        first = None if params.rules is None else params.rules.opening(params.max_tokens)
+        if first is not None:
+            self.accept_known(first)
+            if self.group.search is None:
+                self.output.push(first, TokenLogprob(first, 0.0, 1), shown=True)
+
     def owe(self) -> None:
         """Its tokens are final; steps launched past its end do not count, except for what they know of its tokens."""
         assert self.capture is not None
@@ -112,6 +138,12 @@ class Sequence:
     @property
     def ended(self) -> bool:
         return self.status is Status.FINISHED
+
+    @property
+    def may_owe_blocks(self) -> bool:
+        """Its end may be in flight, and its blocks are promised to a lease: they stay until that is known."""
+        record = self.group.record
+        return self.num_in_flight > 0 and record is not None and record.ttl is not None
 
     @property
     def num_pending(self) -> int:
@@ -162,6 +194,7 @@ class Group:
     search: BeamSearch | None = None  # of beams
     beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
     ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
+    cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
@@ -178,6 +211,10 @@ class Group:
         return self.request.params.n if beams is None else beams.width
 
     @property
+    def runs(self) -> bool:
+        return any(s.status is Status.RUNNING for s in self.sequences)
+
+    @property
     def growth(self) -> int:
         """Blocks that each of its running sequences may need next."""
         return 1 if self.beams is None else len(self.beams)
@@ -186,6 +223,12 @@ class Group:
     def finished(self) -> bool:
         """Every choice is complete. Before the fork there is no other choice than the first."""
         return self.num_finished == len(self.sequences)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of both prompts, if it has two; audio has no tokens."""
+        encoder = self.request.encoder
+        return len(self.request.prompt_token_ids) + (0 if encoder is None else len(encoder.token_ids))
 
     @property
     def completion_tokens(self) -> int:

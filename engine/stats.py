@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from engine.observation import RequestStats, StepStats
 from engine.results import Applied
 from engine.sequence import Group
 from engine.step import Launch
-from engine.types import RequestStats, StepResult, StepStats
+from engine.types import StepResult
 
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
@@ -28,7 +29,7 @@ def stats_of_request(group: Group, reason: Literal["stop", "length", "abort", "e
     first = group.first_token_at if group.first_token_at is not None else now
     return RequestStats(
         reason=reason,
-        prompt_tokens=len(group.request.prompt_token_ids),
+        prompt_tokens=group.num_prompt_tokens,
         cached_tokens=group.cached_tokens,
         completion_tokens=group.completion_tokens,
         max_tokens=group.request.params.max_tokens,

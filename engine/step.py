@@ -12,8 +12,9 @@ from itertools import chain
 
 import numpy as np
 
-from engine._C import BeamTables, BlockTable, prepare_batch
+from engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
 from engine.beams import BeamSearch
+from engine.encoder import EncoderSpec
 from engine.hidden import Indices, StepTaps, TapSpec
 from engine.masks import StepMasks
 from engine.sampler_rows import SamplerRows
@@ -96,7 +97,7 @@ class StepMaker:
         self._prefix_caching = prefix_caching
         self._step = 0
 
-    def make(self, chunks: list[Chunk], moves: BlockMoves, num_preempted: int) -> Launch:
+    def make(self, chunks: list[Chunk], moves: BlockMoves, encoders: list[EncoderSpec], num_preempted: int) -> Launch:
         batch = prepare_batch(
             [c.tables for c in chunks],
             [c.sequence.tokens for c in chunks],
@@ -114,6 +115,7 @@ class StepMaker:
             start += chunk.num_tokens
         masked = _masked_last(outcome)
         self._step += 1
+        cross_tables, cross_lens = _cross_arrays(chunks)
         beam_tokens = list(chain.from_iterable(outcome.beam_tokens.values()))
         plan = StepPlan(
             step=self._step,
@@ -136,6 +138,9 @@ class StepMaker:
             beams=_beam_specs(outcome),
             masks=_masks_of(masked, len(outcome.sampled)),
             taps=_taps(outcome, len(batch.input_ids)) if outcome.tapped else None,
+            encoders=tuple(encoders),
+            cross_tables=cross_tables,
+            cross_lens=cross_lens,
         )
         return Launch(
             plan,
@@ -206,6 +211,20 @@ def _masks_of(masked: tuple[tuple[Sequence, int], ...], num_sampled: int) -> Ste
     return StepMasks(num_sampled - len(masked), len(masked), grammar.vocabulary.vocab_size)
 
 
+def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:
+    """[S, MBX] blocks and [S] lengths of what the sequences of an encoder-decoder model attend to."""
+    if chunks[0].sequence.group.request.encoder is None:
+        return None, None
+    tables: list[BlockTable] = []
+    lens: list[int] = []
+    for group in (chunk.sequence.group for chunk in chunks):
+        assert group.cross is not None and group.request.encoder is not None
+        num_rows = 1 if group.beams is None else len(group.beams)
+        tables += [group.cross.table] * num_rows
+        lens += [group.request.encoder.length] * num_rows
+    return gather_tables(tables), np.asarray(lens, dtype=np.int32)
+
+
 def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
     return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
 
@@ -231,7 +250,6 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
     for group, tokens in outcome.beam_tokens.items():
         search = group.search
         assert search is not None and len(tokens) == search.num_running
-        held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
         specs.append(
             BeamSpec(
                 request_id=group.request.id,
@@ -239,7 +257,7 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
                 first_sample=first,
                 scores=search.scores,
                 num_candidates=search.num_candidates,
-                held_back=held_back,
+                held_back=search.forbidden,
                 nodes=search.nodes,
                 end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
             )

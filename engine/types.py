@@ -10,7 +10,7 @@ Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks p
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.encoder import EncoderInfo, EncoderInput, EncoderSpec, TokenRules
 from engine.errors import EngineError
 from engine.hidden import HiddenStatesParams, StatesDType, StepTaps
 from engine.hidden_values import ExtractedStates, StatesArray
@@ -32,8 +33,7 @@ FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
-# None: the end token. str: the stop string, or "deadline". int: the stop token id.
-StopReason = int | str | None
+StopReason = int | str | None  # None: the end token. str: the stop string, or "deadline". int: the stop token id
 
 
 class OutputMode(enum.Enum):
@@ -85,6 +85,7 @@ class SamplingParams:
     beams: BeamParams | None = None
     catalogue: Catalogue | None = None  # only its items, then an end token
     grammar: Grammar | None = None  # only what it describes, then an end token; not with beams or a catalogue
+    rules: TokenRules | None = None  # of the model's own
 
     def __post_init__(self) -> None:
         assert self.beams is None or self.n <= self.beams.width
@@ -140,6 +141,7 @@ class Request:
     retain: Retain | None = None
     keep_record: bool = True  # whether others may continue from it
     origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
+    encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
     hidden_states: HiddenStatesParams | None = None
 
     def __post_init__(self) -> None:
@@ -264,6 +266,7 @@ class Parent:
     cache_salt: str
     choices: tuple[ParentChoice, ...]
     origin: object
+    encoder: EncoderInput | None = None  # a child has the same one
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +328,7 @@ class BeamSpec:
     first_sample: int
     scores: FloatArray  # [R] summed log-probabilities so far
     num_candidates: int
-    held_back: tuple[int, ...]  # end tokens that must not come yet
+    held_back: tuple[int, ...]  # tokens that must not come: ends before min_tokens, the model's rules
     nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
     end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue
 
@@ -334,7 +337,7 @@ class BeamSpec:
 class StepPlan:
     """One step for the device thread.
 
-    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, forward, sampling.
+    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, encoders, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -360,6 +363,9 @@ class StepPlan:
     beams: tuple[BeamSpec, ...] = ()
     masks: StepMasks | None = None  # of the rows with a grammar: the last sampled ones before the beams'
     taps: StepTaps | None = None  # None: nobody wants hidden states of this step
+    encoders: tuple[EncoderSpec, ...] = ()
+    cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
+    cross_lens: IntArray | None = None  # [S]
 
     @property
     def num_tokens(self) -> int:
@@ -411,7 +417,6 @@ class Runner(Protocol):
     """What the device thread runs. The paged fake of the tests and the real runners implement it."""
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
-
     def close(self) -> None: ...
 
 
@@ -430,71 +435,4 @@ class ModelInfo:
     num_layers: int = 0  # L
     hidden_size: int = 0  # H
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
-
-
-# --- engine → metrics --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class GradeLoad:
-    """The records of one grade."""
-
-    records: int = 0
-    tokens: int = 0
-    blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """How the engine stands at this moment."""
-
-    running: int  # sequences
-    waiting: int
-    used_blocks: int
-    usable_blocks: int
-    used_host_blocks: int = 0
-    usable_host_blocks: int = 0
-    retention_budget: int = 0  # blocks
-    retention_charged: int = 0  # blocks: held by leases, and promised to running requests
-    retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
-    waiting_extractions: int = 0
-    states_bytes: int = 0  # of hidden states that are collected or being sent
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """What one applied step did."""
-
-    prompt_tokens: int  # computed in this step
-    generated_tokens: int
-    preempted: int
-    swapped_out: int  # blocks
-    swapped_in: int
-    seconds: float  # on the device
-    first_token_seconds: tuple[float, ...]  # arrival to first token, of requests that got theirs in this step
-    inter_token_seconds: tuple[float, ...]  # since its last token, of every other sequence that got one
-
-
-@dataclass(frozen=True, slots=True)
-class RequestStats:
-    """A request that ended."""
-
-    reason: Literal["stop", "length", "abort", "error"]
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    max_tokens: int
-    n: int
-    queue_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-    total_seconds: float
-    inheritance: Inheritance | None = None
-
-
-class Observer(Protocol):
-    """Told of every step and every end, on the event-loop thread; must be quick and must not raise."""
-
-    def on_step(self, stats: StepStats) -> None: ...
-
-    def on_finish(self, stats: RequestStats) -> None: ...
+    encoder: EncoderInfo | None = None  # of an encoder-decoder model

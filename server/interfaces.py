@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from engine.observation import EngineLoad
 from engine.snapshot import Snapshot
-from engine.types import EngineLoad, ModelInfo, Parent, RecordEntry, Request, Sink
+from engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
 
 if TYPE_CHECKING:
     from engine.extraction import ExtractionLimits

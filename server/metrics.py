@@ -16,7 +16,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.hidden_values import ExtractedStates
-from engine.types import EngineLoad, Grade, GradeLoad, RequestStats, Source, StepStats
+from engine.observation import EngineLoad, GradeLoad, RequestStats, StepStats
+from engine.types import Grade, Source
 from server.traffic import Traffic
 
 StatesOf = Literal["prompt", "completion"]

@@ -157,6 +157,34 @@ inline float mask_scores(float* scores, KeyRange computed, KeyRange seen, float 
   return largest_lane(best);
 }
 
+// scores[j] += table[clamp(offset + j, 0, last)] for the vectors of `computed`.
+void add_bias(float* scores, KeyRange computed, const float* table, int offset, int last) {
+  for (int j = computed.begin; j < computed.end; j += kLanes) {
+    const int from = offset + j;
+    VecF bias;
+    if (from >= 0 && from + kLanes - 1 <= last) {
+      bias = load(table + from);
+    } else if (from + kLanes - 1 <= 0 || from >= last) {
+      bias = broadcast(table[from < 0 ? 0 : last]);
+    } else {
+      for (int i = 0; i < kLanes; ++i) {
+        const int at = from + i;
+        bias[i] = table[at < 0 ? 0 : at > last ? last : at];
+      }
+    }
+    store(scores + j, load(scores + j) + bias);
+  }
+}
+
+// a > b ? a : b, as one instruction.
+inline float larger(float a, float b) {
+#if defined(__x86_64__)
+  return _mm_cvtss_f32(_mm_max_ss(_mm_set_ss(a), _mm_set_ss(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
 // Running maxima and sums of some rows, in one split.
 struct RunningRows {
   float* m;       // [rows]
@@ -165,34 +193,41 @@ struct RunningRows {
 
 // Turns scores [rows, kKeyTile] of `computed` into weights, 0 outside what each row has `seen`, and moves the
 // rows to their new maxima; shrink [rows] is what their earlier weights are to be multiplied by. No branch
-// asks whether a maximum grew, which nobody could predict. One copy of the code, so that all rows round
-// alike.
+// asks whether a maximum grew, which nobody could predict, and the factors, written one by one, are read as
+// vectors only after the weights: the chip would wait for the writes. One copy of the code, so that all rows
+// round alike.
 __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed, const KeyRange* seen,
                                      float cap, RunningRows state, float* shrink) {
   for (int r = 0; r < rows; ++r) {
     const float before = state.m[r];
     const bool sees = seen[r].begin < seen[r].end;
     const float tile_max = sees ? mask_scores(scores + r * kKeyTile, computed, seen[r], cap) : before;
-    const float m = tile_max > before ? tile_max : before;
-    shrink[r] = m == before ? 0.0f : before - m;  // -inf stays -inf
+    const float m = larger(tile_max, before);
+    shrink[r] = before - m;
     state.m[r] = m;
   }
-  for (int r = 0; r < rows; r += kLanes) store(shrink + r, exp_nonpositive(load(shrink + r)));
+  VecF sums[kMaxScoreRows];
   for (int r = 0; r < rows; ++r, scores += kKeyTile) {
+    sums[r] = VecF{};
     if (seen[r].begin >= seen[r].end) {
       for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, VecF{});
       continue;
     }
     const VecF m = broadcast(state.m[r]);
-    VecF sum{};
 #pragma GCC unroll 4
     for (int j = computed.begin; j < computed.end; j += kLanes) {
       const VecF weight = exp_nonpositive(load(scores + j) - m);
       store(scores + j, weight);
-      sum += weight;
+      sums[r] += weight;
     }
+  }
+  for (int r = 0; r < rows; r += kLanes) {
+    const VecF fall = load(shrink + r);
+    store(shrink + r, exp_nonpositive(fall == fall ? fall : VecF{}));  // NaN: -inf to -inf, nothing seen yet
+  }
+  for (int r = 0; r < rows; ++r) {
     float* d = state.lane_d + r * kLanes;
-    store(d, load(d) * shrink[r] + sum);
+    store(d, load(d) * shrink[r] + sums[r]);
   }
 }
 
@@ -323,9 +358,20 @@ class TileAttention {
     return v;
   }
 
-  void weigh_rows(const View& v, int first, int count, StateRows state, float* shrink) {
+  void weigh_rows(const View& v, int first, int count, int tile_begin, StateRows state, float* shrink) {
+    if (p_.bias != nullptr) add_bias_rows(v, first, count, tile_begin);
     weigh(scratch_.scores, count, v.computed, v.seen, p_.soft_cap,
           {state.m + first, scratch_.lane_d + int64_t{first} * kLanes}, shrink);
+  }
+
+  void add_bias_rows(const View& v, int first, int count, int tile_begin) {
+    const int reach = static_cast<int>(p_.bias_reach);
+    for (int r = 0; r < count; ++r) {
+      const int head = job_.head * group_ + (first + r) % group_;
+      const int position = job_.tile->first_position + (first + r) / group_;
+      add_bias(scratch_.scores + r * kKeyTile, v.computed, p_.bias + int64_t{head} * (2 * reach + 1),
+               tile_begin - position + reach, 2 * reach);
+    }
   }
 
   template <class T>
@@ -335,7 +381,7 @@ class TileAttention {
     with_rows<kFewRows>(rows_, [&]<int R>() {
       score_few<R>(scratch_.q, rows, next, v.computed, dim_, scratch_.scores);
       float shrink[kShrinks];
-      weigh_rows(v, 0, R, state, shrink);
+      weigh_rows(v, 0, R, tile_begin, state, shrink);
       for (int j = v.any.begin; j < v.any.end; ++j)
         for (int d = 0; d < dim_; d += kLanes) fetch_ahead(next.at[j] + values + d);
       multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
@@ -365,7 +411,7 @@ class TileAttention {
                 DenseRows{scratch_.keys + v.computed.begin, kKeyTile}, scratch_.scores + v.computed.begin,
                 kKeyTile, dim_, (v.computed.end - v.computed.begin) / kLanes);
     float shrink[kShrinks];
-    weigh_rows(v, first, R, state, shrink);
+    weigh_rows(v, first, R, tile_begin, state, shrink);
     multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
                 DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
                 state.o + int64_t{first} * padded_dim_, padded_dim_, v.any.end - v.any.begin,

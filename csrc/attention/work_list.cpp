@@ -113,7 +113,7 @@ void for_each_tile(Step& step, bool decode, F&& f) {
     const Share* share = shares.empty() || shares[s].num_keys == 0 ? nullptr : &shares[s];
     for (int32_t done = 0; done < query_len; done += tile_tokens) {
       const int32_t tokens = std::min(tile_tokens, query_len - done);
-      const int32_t position = shape.causal ? seq_len - query_len + done : seq_len;
+      const int32_t position = seq_len - query_len + done + (shape.causal ? 0 : kFarPosition);
       const int32_t kv_end = std::min(seq_len, position + tokens);
       int32_t kv_begin = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
       if (share != nullptr) kv_begin = share->num_keys;

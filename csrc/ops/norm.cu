@@ -2,6 +2,7 @@
 // (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of additions, and
 // so the result, is the same in any batch.
 #include "core/cuda.cuh"
+#include "ops/hidden_tap.cuh"
 #include "ops/norm_cuda.h"
 
 namespace bequest::cuda {
@@ -9,22 +10,6 @@ namespace {
 
 constexpr int kWarpsPerBlock = 4;  // where a warp has a row
 constexpr int kMaxThreads = 1024;
-
-// Where the tap wants this row, or null.
-template <class T>
-__device__ __forceinline__ T* tap_row(const HiddenTap& tap, int64_t token, int64_t hidden) {
-  if (tap.ring_rows == nullptr) return nullptr;
-  const int64_t first = tap.ring_rows[token];
-  if (first < 0) return nullptr;
-  const uint64_t low = tap.layers[2 * token];
-  const uint64_t high = tap.layers[2 * token + 1];
-  const int layer = tap.layer;
-  const uint64_t word = layer < 64 ? low : high;
-  const uint64_t bit = uint64_t{1} << (layer % 64);
-  if ((word & bit) == 0) return nullptr;
-  const int before = __popcll(word & (bit - 1)) + (layer < 64 ? 0 : __popcll(low));
-  return static_cast<T*>(tap.ring) + (first + before) % tap.num_ring_rows * hidden;
-}
 
 // N vectors of W elements per thread; a row belongs to a warp or to the block.
 template <class T, int W, int N, bool kWarpPerRow>

@@ -32,6 +32,7 @@ class ModelInput:
         None  # [rows] int32: an input id of -(row + 1) means the last token of that sampler row
     )
     read: ReadRows | None = None  # None: every row is
+    cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
     tap: HiddenTap | None = None  # None: nobody wants hidden states
 
     def tap_before(self, layer: int) -> LayerTap | None:
@@ -44,3 +45,19 @@ class ModelInput:
             return None
         table = self.tap if self.read is None else self.tap.of(self.read.rows)
         return LayerTap(table, num_layers, of_output=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInputs:
+    """E states of any number of encoder inputs, one after another; an input sees itself alone.
+
+    Keys and values of a layer pass through a scratch that looks like a cache of one layer (engine.models.encoder_batch
+    places them).
+    """
+
+    attention: AttentionWork  # not causal, of all E states over the scratch's tables
+    scratch: Tensor  # [NB', 1, 2, NKV, BS', D] in the dtype of activations
+    slots: Tensor  # [E] int64 in the scratch
+    positions: Tensor  # [E] int32 in their inputs
+    token_ids: Tensor | None = None  # [E] int32, of text
+    features: tuple[Tensor, ...] = ()  # [n_mels, frames] float32 each, of audio

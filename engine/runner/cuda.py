@@ -18,17 +18,20 @@ from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorksp
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.cuda_beams import CudaBeams
+from engine.runner.cuda_encoders import CudaEncoders
 from engine.runner.cuda_masks import DeviceMasks
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.cuda_states import StatesRing
 from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
-from engine.types import MAX_BEAM_WIDTH, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan
+from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
+_CROSS = -1  # among the windows: cross attention, which is not causal
 _UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
 
 
@@ -38,6 +41,8 @@ class RunnerLimits:
     max_num_batched_tokens: int
     max_blocks_per_sequence: int
     states_rows: int  # hidden states, of one token and one layer each, that a step may store
+    max_cross_blocks: int = 0  # of an encoder-decoder model
+    max_num_encoder_tokens: int = 0
 
     @property
     def max_tokens(self) -> int:
@@ -64,7 +69,9 @@ class _Outputs:
 class CudaRunner:
     """Owns the weights, the KV cache, the sampler rows and the graphs."""
 
-    def __init__(self, model: Decoder, kv_cache: Tensor, num_host_blocks: int, limits: RunnerLimits) -> None:
+    def __init__(
+        self, model: Decoder | EncoderDecoder, kv_cache: Tensor, num_host_blocks: int, limits: RunnerLimits
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
@@ -73,20 +80,11 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(self._device)
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
-        self._workspaces = {
-            window: CudaAttentionWorkspace(
-                num_q_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                max_sequences=limits.max_tokens,
-                max_tokens=limits.max_tokens,
-                dtype=kv_cache.dtype,
-                window=window,
-                block_size=kv_cache.shape[4],
-                device=self._device,
-            )
-            for window in config.windows
-        }
+        self._workspaces = {window: self._workspace(causal=True, window=window) for window in config.windows}
+        self._encoders: CudaEncoders | None = None
+        if isinstance(model, EncoderDecoder):
+            self._workspaces[_CROSS] = self._workspace(causal=False, window=0)
+            self._encoders = CudaEncoders(model, kv_cache, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._staging = Staging(self._layout(), self._device)
         self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
@@ -98,6 +96,21 @@ class CudaRunner:
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
 
+    def _workspace(self, *, causal: bool, window: int) -> CudaAttentionWorkspace:
+        config = self._model.config
+        return CudaAttentionWorkspace(
+            num_q_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_sequences=self._limits.max_tokens,
+            max_tokens=self._limits.max_tokens,
+            dtype=self._kv_cache.dtype,
+            causal=causal,
+            window=window,
+            block_size=self._kv_cache.shape[4] if causal else None,
+            device=self._device,
+        )
+
     # --- steps ---------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -105,7 +118,7 @@ class CudaRunner:
         with torch.cuda.stream(self._stream):
             began = torch.cuda.Event(enable_timing=True)
             began.record()
-            prefill = self._write_lists(plan.query_start, plan.seq_lens, plan.block_tables)
+            prefill = self._write_lists(plan)
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
@@ -116,6 +129,9 @@ class CudaRunner:
                 self._host_cache.swap_in(plan.swaps_in)
             if len(plan.block_copies):
                 kernels.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
+            if plan.encoders:
+                assert self._encoders is not None
+                self._encoders.run(plan.encoders)
             if graph is not None:
                 graph.graph.replay()
                 outputs = graph.outputs
@@ -152,6 +168,13 @@ class CudaRunner:
             self._forward(size)
         torch.cuda.synchronize(self._device)
 
+    def run_encoder_padding(self) -> None:
+        """The same of the encoders of a step, if there are any."""
+        if self._encoders is not None:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                self._encoders.run_padding()
+            torch.cuda.synchronize(self._device)
+
     # --- a step's arrays -----------------------------------------------------------------------------------------
 
     def _layout(self) -> StagingLayout:
@@ -174,7 +197,8 @@ class CudaRunner:
                 Field("sample_positions", (samples,), torch.int32),
                 Field("copies", (tokens, 2), torch.int32),
                 *lists,
-                Field("block_tables", (tokens, limits.max_blocks_per_sequence), torch.int32),
+                # Self tables, then cross tables.
+                Field("block_tables", (tokens, limits.max_blocks_per_sequence + limits.max_cross_blocks), torch.int32),
                 Field("updates", (_UPDATE_BYTES,), torch.uint8),
             ]
         )
@@ -204,16 +228,25 @@ class CudaRunner:
         arrays["sample_positions"][:num_samples] = plan.sample_positions
         arrays["copies"][: len(plan.block_copies)] = plan.block_copies
         arrays["block_tables"][:num_sequences, : plan.block_tables.shape[1]] = plan.block_tables
+        if plan.cross_tables is not None:
+            first = self._limits.max_blocks_per_sequence
+            arrays["block_tables"][:num_sequences, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
         self._send(plan, arrays, num_sequences)
 
-    def _write_lists(self, query_start: IntArray, seq_lens: IntArray, block_tables: IntArray) -> bool:
-        """Writes the attention work of the next step; True if it has prefill tiles."""
+    def _write_lists(self, plan: StepPlan | None) -> bool:
+        """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
         arrays = self._staging.arrays()
-        counts = [
-            workspace.write_list(query_start, seq_lens, block_tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
-            for window, workspace in self._workspaces.items()
-        ]
-        return any(count.prefill_items > 0 for count in counts)
+        starts, lens, tables = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
+        prefills = 0
+        for window, workspace in self._workspaces.items():
+            if plan is not None:
+                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
+            if plan is not None and window == _CROSS:
+                assert plan.cross_lens is not None and plan.cross_tables is not None
+                lens, tables = plan.cross_lens, plan.cross_tables
+            counts = workspace.write_list(starts, lens, tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+            prefills += counts.prefill_items
+        return prefills > 0
 
     def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
         for row in plan.close_rows:
@@ -244,7 +277,7 @@ class CudaRunner:
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
-        self._write_lists(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))
+        self._write_lists(None)
         self._staging.send(self._staging.used_bytes("block_tables", 0))
 
     # --- what a graph holds --------------------------------------------------------------------------------------
@@ -257,8 +290,9 @@ class CudaRunner:
                 positions=self._on_device("positions")[: size.num_tokens],
                 slot_mapping=self._on_device("slot_mapping")[: size.num_tokens],
                 kv_cache=self._kv_cache,
-                attention={window: self._bind(window, size) for window in self._workspaces},
+                attention={window: self._bind(window, size) for window in self._model.config.windows},
                 last_tokens=self._sampler.last_tokens,
+                cross=self._bind(_CROSS, size) if _CROSS in self._workspaces else None,
                 tap=self._states.table(
                     self._on_device("tap_rows")[: size.num_tokens], self._on_device("tap_layers")[: size.num_tokens]
                 ),
@@ -291,9 +325,10 @@ class CudaRunner:
         )
 
     def _bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
+        tables, first_cross = self._on_device("block_tables"), self._limits.max_blocks_per_sequence
         return self._workspaces[window].bind(
             self._on_device(f"work_list_{window}"),
-            self._on_device("block_tables"),
+            tables[:, first_cross:] if window == _CROSS else tables[:, :first_cross],
             max_query_len=size.num_tokens if size.prefill else 1,
         )
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.encoder import EncoderInfo
 from engine.errors import ModelError
 from engine.kernels import cpu as kernels
+from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.load import LoadedModel, load_model
 from engine.runner.cpu import CpuRunner
 from engine.runner.memory import (
@@ -44,6 +46,9 @@ _CPU_TOKENS_ALONE = 512
 _CPU_TOKENS_EXTRACTING = 64
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
+# An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
+_CPU_ENCODER_TOKENS = 2048
+_CUDA_ENCODER_TOKENS = 16384
 # Hidden states that one step stores, in bytes.
 _CPU_STATES = 64 << 20
 _CUDA_STATES = 128 << 20
@@ -67,6 +72,7 @@ class Prepared:
     states_rows: int  # as in ExtractionLimits.max_step_rows
     max_num_tokens_alone: int | None = None  # as in SchedulerLimits
     max_num_tokens_extracting: int | None = None  # as in ExtractionLimits.max_step_tokens
+    max_num_encoder_tokens: int = 0  # likewise
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -119,7 +125,16 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     info = _info(config, path, loaded, plan, torch.float32)
     states = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
-        runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens, states, alone, _CPU_TOKENS_EXTRACTING
+        runner,
+        info,
+        plan.num_blocks,
+        num_host,
+        plan.num_lease_blocks,
+        tokens,
+        states,
+        alone,
+        _CPU_TOKENS_EXTRACTING,
+        config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
     )
 
 
@@ -151,13 +166,15 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     wish = _wish(config, loaded)
     shape = loaded.config.kv_shape(config.block_size)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
-    limits = RunnerLimits(config.max_num_seqs, tokens, wish.blocks_per_sequence, states)
+    encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
+    limits = RunnerLimits(config.max_num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
     with phase("activations"):
         # One step of the largest size beside a cache of one block tells what the steps need.
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         probe = CudaRunner(loaded.model, torch.zeros((2, *shape), dtype=loaded.dtype, device=device), 1, limits)
         probe.run_padding(tokens)
+        probe.run_encoder_padding()
         activations = torch.cuda.max_memory_allocated(device) - before
         probe.close()
         del probe
@@ -186,7 +203,16 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
             count = runner.capture()
         log.info("graphs: %d sizes", count)
     info = _info(config, path, loaded, plan, loaded.dtype)
-    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens, states)
+    return Prepared(
+        runner,
+        info,
+        plan.num_blocks,
+        num_host,
+        plan.num_lease_blocks,
+        tokens,
+        states,
+        max_num_encoder_tokens=encoder_tokens,
+    )
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
@@ -200,6 +226,7 @@ def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
         cache_gb=config.kv_cache_gb,
         retain_fraction=config.retain_fraction,
         host_cache_gb=config.host_cache_gb,
+        max_encoder_len=_max_encoder_len(config, loaded),
     )
 
 
@@ -245,6 +272,38 @@ def _info(
         num_layers=loaded.config.num_layers,
         hidden_size=loaded.config.hidden_size,
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
+        encoder=_encoder_info(config, loaded),
+    )
+
+
+def _max_encoder_len(config: EngineConfig, loaded: LoadedModel) -> int:
+    if not isinstance(loaded.config, EncoderDecoderConfig):
+        return 0
+    most = loaded.config.encoder.max_len
+    if config.max_encoder_len is not None and config.max_encoder_len > most:
+        raise ModelError(f"max_encoder_len {config.max_encoder_len} is more than the model's own {most} positions")
+    return config.max_encoder_len or most
+
+
+def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | None:
+    decoding = loaded.generation.decoding
+    if not isinstance(loaded.config, EncoderDecoderConfig):
+        return None
+    if decoding is None:
+        raise ModelError(f"{loaded.config.architecture}: nothing says how its decoder begins")
+    encoder = loaded.config.encoder
+    return EncoderInfo(
+        takes=encoder.takes,
+        max_len=_max_encoder_len(config, loaded),
+        decoder_start_token_id=decoding.start_token_id,
+        default_decoder_prompt=decoding.prompt,
+        forced_bos_token_id=decoding.forced_bos_token_id,
+        forced_eos_token_id=decoding.forced_eos_token_id,
+        suppress_tokens=decoding.suppress_tokens,
+        begin_suppress_tokens=decoding.begin_suppress_tokens,
+        num_mels=encoder.num_mels,
+        num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
+        frames_per_position=encoder.frames_per_state,
     )
 
 

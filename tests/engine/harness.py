@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.build import CacheSizes, make_scheduler
 from engine.draft import SchedulerLimits
+from engine.encoder import EncoderInfo
 from engine.engine import AsyncEngine
 from engine.extraction import ExtractionLimits
 from engine.hidden_values import ExtractedStates
@@ -37,6 +38,8 @@ class Setup:
     max_records: int = 1024
     chunk_alone: int | None = None
     extraction: ExtractionLimits = ExtractionLimits()
+    encoder_len: int | None = None  # of the longest encoder input; None: a decoder-only model
+    encoder_tokens: int = 1 << 30  # of a step
 
 
 @dataclass
@@ -57,9 +60,26 @@ class Answer:
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
     sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
-    limits = SchedulerLimits(setup.max_num_seqs, setup.chunk, setup.prefix_caching, setup.chunk_alone, setup.extraction)
+    limits = SchedulerLimits(
+        setup.max_num_seqs,
+        setup.chunk,
+        setup.prefix_caching,
+        setup.chunk_alone,
+        setup.extraction,
+        setup.encoder_tokens,
+    )
+    encoder = None if setup.encoder_len is None else EncoderInfo("tokens", setup.encoder_len, 1, (1,))
     info = ModelInfo(
-        "fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN
+        "fake",
+        "fake",
+        setup.max_model_len,
+        VOCAB,
+        setup.eos,
+        "float32",
+        0,
+        num_layers=NUM_LAYERS,
+        hidden_size=HIDDEN,
+        encoder=encoder,
     )
     engine = AsyncEngine(
         info,

@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.engine import AsyncEngine
 from engine.hidden import HiddenStatesParams, Span, resolve_layers
 from engine.hidden_values import ChoiceStates, as_float32
-from engine.types import BeamParams, Lineage, Request, RequestStats, Retain, SamplingParams, StepStats
+from engine.observation import RequestStats, StepStats
+from engine.types import BeamParams, Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Answer, ask, ask_all, request
 
 # States of all layers and tokens, [L + 1, tokens, H], as transformers computes them

@@ -4,6 +4,9 @@ Each slot of the fake cache holds a token id. A step writes its tokens to their 
 reads positions 0…p back through the block table and hashes what it finds. So any error in slot mapping, sharing,
 chunking, preemption, copy on write or token feedback changes the tokens. `expected_tokens` computes the same from the
 plain list of tokens, without any cache: it is the oracle.
+
+An encoder's run writes its input to the cross slots, marked as such; whoever samples reads all of it back through the
+cross table and hashes it before its own history.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepP
 VOCAB = 997
 BEAM_VOCAB = 40  # the first tokens of it: enough for beams to part and meet
 _EMPTY = -7  # a slot nothing was written to
+CROSS = 1 << 20  # marks what an encoder wrote: a cross table must read nothing else, and a self table none of it
 
 
 def next_token(history: Sequence[int] | np.ndarray, seed: int, choice: int, greedy: bool) -> int:
@@ -60,18 +64,29 @@ def hidden_state(history: Sequence[int] | np.ndarray, layer: int) -> np.ndarray:
     return np.asarray([next_token(history, layer, i, greedy=False) for i in range(HIDDEN)], np.float32)
 
 
-def expected_states(tokens: Sequence[int], positions: Sequence[int], layers: Sequence[int]) -> np.ndarray:
+def expected_states(
+    tokens: Sequence[int], positions: Sequence[int], layers: Sequence[int], encoder: Sequence[int] = ()
+) -> np.ndarray:
     """[K, P, HIDDEN]"""
-    return np.asarray([[hidden_state(tokens[: p + 1], layer) for p in positions] for layer in layers])
+    before = [CROSS + token for token in encoder]
+    return np.asarray([[hidden_state([*before, *tokens[: p + 1]], layer) for p in positions] for layer in layers])
 
 
 def expected_tokens(
-    prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, greedy: bool = True, eos: int | None = None
+    prompt: Sequence[int],
+    count: int,
+    *,
+    seed: int = 0,
+    choice: int = 0,
+    greedy: bool = True,
+    eos: int | None = None,
+    encoder: Sequence[int] = (),
 ) -> list[int]:
     """What a request must get: `count` tokens, or fewer when `eos` comes."""
+    before = [CROSS + token for token in encoder]
     history = list(prompt)
     for _ in range(count):
-        history.append(next_token(history, seed, choice, greedy))
+        history.append(next_token(before + history, seed, choice, greedy))
         if history[-1] == eos:
             break
     return history[len(prompt) :]
@@ -87,6 +102,9 @@ class PagedFakeRunner:
         self.num_steps = 0
         self.num_copies = 0
         self.num_swapped_out = 0
+        self.num_swapped_in = 0
+        self.num_encoded = 0  # positions
+        self.most_encoded = 0  # in one step
         self.num_tokens = 0
         self.num_states = 0
         self.closed = False
@@ -105,6 +123,7 @@ class PagedFakeRunner:
         self._swap(self.slots, self.host_slots, plan.swaps_out)
         self._swap(self.host_slots, self.slots, plan.swaps_in)
         self.num_swapped_out += len(plan.swaps_out)
+        self.num_swapped_in += len(plan.swaps_in)
         self._copy_blocks(plan.block_copies)
         for row in plan.close_rows:
             del self.rows[row]
@@ -116,6 +135,7 @@ class PagedFakeRunner:
         slots = plan.slot_mapping[written]
         assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
         assert (slots >= self.block_size).all(), "a token was written to the null block"
+        self._encode(plan, slots)
         self.slots[slots] = np.asarray(input_ids)[written]
         for index in np.flatnonzero(~written).tolist():
             assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
@@ -132,6 +152,15 @@ class PagedFakeRunner:
 
     def close(self) -> None:
         self.closed = True
+
+    def _encode(self, plan: StepPlan, written: np.ndarray) -> None:
+        slots = [slot for spec in plan.encoders for slot in spec.slots.tolist()]
+        assert len({*slots, *written.tolist()}) == len(slots) + len(written), "two writes to one slot"
+        for spec in plan.encoders:
+            assert len(spec.slots) == spec.input.length and (spec.slots >= self.block_size).all()
+            self.slots[spec.slots] = CROSS + np.asarray(spec.input.token_ids)
+        self.num_encoded += len(slots)
+        self.most_encoded = max(self.most_encoded, len(slots))
 
     def _copy_blocks(self, pairs: np.ndarray) -> None:
         self.num_copies += len(pairs)
@@ -153,7 +182,8 @@ class PagedFakeRunner:
                 bad.append(False)
                 continue
             history = self._history(plan, index)
-            assert position == len(history), "a sampled token's position is the number of tokens before it"
+            before = int((history < CROSS).sum())
+            assert position == before, "a sampled token's position is the number of tokens before it"
             spec = self.rows[row]
             token = next_token(history, spec.seed, spec.choice, spec.params.greedy)
             self.last_tokens[row] = token
@@ -183,12 +213,22 @@ class PagedFakeRunner:
         return best_continuations(histories, spec.scores, spec.num_candidates, spec.held_back)
 
     def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
+        """What the encoder wrote for the token's sequence, then the tokens up to it."""
         sequence = int(np.searchsorted(plan.query_start, token_index, side="right")) - 1
-        positions = np.arange(int(plan.positions[token_index]) + 1)
-        blocks = plan.block_tables[sequence, positions // self.block_size].astype(np.int64)
-        history = self.slots[blocks * self.block_size + positions % self.block_size]
+        history = self._read(plan.block_tables[sequence], int(plan.positions[token_index]) + 1)
         assert (history != _EMPTY).all(), "read a slot that nothing was written to"
-        return history
+        assert (history < CROSS).all(), "a self table holds what an encoder wrote"
+        if plan.cross_tables is None or plan.cross_lens is None:
+            return history
+        cross = self._read(plan.cross_tables[sequence], int(plan.cross_lens[sequence]))
+        assert (cross >= CROSS).all(), "a cross table holds what no encoder wrote"
+        return np.concatenate([cross, history])
+
+    def _read(self, blocks: np.ndarray, length: int) -> np.ndarray:
+        positions = np.arange(length)
+        return self.slots[
+            blocks[positions // self.block_size].astype(np.int64) * self.block_size + positions % self.block_size
+        ]
 
 
 def _fake_logprobs(chosen: np.ndarray, top: int) -> LogprobArrays:

@@ -28,7 +28,8 @@ async def check(engine: object, asked: Request) -> Answer:
     assert [answer.token_ids[i] for i in range(len(wanted))] == [tokens for tokens, _ in wanted]
     assert [answer.beam_scores[i] for i in range(len(wanted))] == pytest.approx([score for _, score in wanted])
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(asked.prompt_token_ids)
+    num_encoder = 0 if asked.encoder is None else asked.encoder.length
+    assert answer.usage.prompt_tokens == num_encoder + len(asked.prompt_token_ids)
     assert answer.usage.completion_tokens == sum(len(tokens) for tokens, _ in wanted)
     return answer
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
 from engine.extraction import ExtractionLimits
+from engine.observation import EngineLoad
 from engine.snapshot import OpenRequest, Snapshot
-from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from tests.server.fake_records import FakeRecords
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, FakeStates
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import RequestStats, StepStats
+from engine.observation import RequestStats, StepStats
 from server.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
 from server.metrics import Metrics
 from server.tracing import no_tracing, start_tracing

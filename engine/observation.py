@@ -1,0 +1,76 @@
+"""What the engine tells whoever watches it: how it stands, what a step did, how a request ended.
+
+All are frozen and complete when constructed. No torch here: the server imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from engine.types import Grade, Inheritance
+
+
+@dataclass(frozen=True, slots=True)
+class GradeLoad:
+    """The records of one grade."""
+
+    records: int = 0
+    tokens: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How the engine stands at this moment."""
+
+    running: int  # sequences
+    waiting: int
+    used_blocks: int
+    usable_blocks: int
+    used_host_blocks: int = 0
+    usable_host_blocks: int = 0
+    retention_budget: int = 0  # blocks
+    retention_charged: int = 0  # blocks: held by leases, and promised to running requests
+    retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
+    waiting_extractions: int = 0
+    states_bytes: int = 0  # of hidden states that are collected or being sent
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one applied step did."""
+
+    prompt_tokens: int  # computed in this step
+    generated_tokens: int
+    preempted: int
+    swapped_out: int  # blocks
+    swapped_in: int
+    seconds: float  # on the device
+    first_token_seconds: tuple[float, ...]  # arrival to first token, of requests that got theirs in this step
+    inter_token_seconds: tuple[float, ...]  # since its last token, of every other sequence that got one
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """A request that ended."""
+
+    reason: Literal["stop", "length", "abort", "error"]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    n: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    total_seconds: float
+    inheritance: Inheritance | None = None
+
+
+class Observer(Protocol):
+    """Told of every step and every end, on the event-loop thread; must be quick and must not raise."""
+
+    def on_step(self, stats: StepStats) -> None: ...
+    def on_finish(self, stats: RequestStats) -> None: ...
