@@ -206,8 +206,12 @@ class AsyncEngine:
     def snapshot(self) -> Snapshot:
         return take_snapshot(self.scheduler, self._groups.values(), self._clock())
 
+    def expect_tenants(self, count: int) -> None:
+        """So many may come: slots are kept for those who have not yet."""
+        self.scheduler.waiting.expected_tenants = count
+
     def num_waiting(self, tenant: str) -> int:
-        return self.scheduler.waiting.num_waiting(tenant)
+        return self.scheduler.num_waiting_of(tenant)
 
     def load(self) -> EngineLoad:
         scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host

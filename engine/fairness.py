@@ -44,6 +44,7 @@ class FairQueue:
         self._heaps: dict[str, list[tuple[_Urgency, Sequence]]] = {}  # by tenant; none is empty
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # least recently used first
         self._floor = 0  # tokens of whoever had the last turn
+        self.expected_tenants = 1  # that may come, whether or not they have
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -76,7 +77,8 @@ class FairQueue:
         """Slots that a tenant may not take, if taking others would leave `left`: some are kept for those who have fewer
         than an equal share, so that their first requests do not wait for the end of another's. `running` has the
         account of each running sequence."""
-        reserved = max_num_seqs // _RESERVED_PART if len(self._accounts) > 1 else 0
+        tenants = max(self.expected_tenants, len(self._accounts))
+        reserved = max_num_seqs // _RESERVED_PART if tenants > 1 else 0
         if left >= reserved:
             return 0
         holders = list(running)

@@ -26,7 +26,7 @@ from engine.cache import KvCache, Placement
 from engine.capture import capture_of
 from engine.draft import Draft, SchedulerLimits
 from engine.extraction import Extractions
-from engine.fairness import FairQueue, turn
+from engine.fairness import Account, FairQueue, turn
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
@@ -63,6 +63,9 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.extractions.waiting)
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return self.waiting.num_waiting(tenant) + self.extractions.waiting.num_waiting(tenant)
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
@@ -199,7 +202,7 @@ class Scheduler:
     # --- running sequences ---------------------------------------------------------------------------------------
 
     def _ready(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-        """Running sequences that need one token, by urgency; those that need more and extractions, as turns are."""
+        """Running sequences that need one token, by urgency; those that need more and extractions, in turn."""
         # One that wants no more samples only waits for its last token to come back, unless its prompt is not done.
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
@@ -357,15 +360,12 @@ class Scheduler:
                 return
             group = sequence.group
             if group.search is None:
-                need, left = 1 if group.forked else group.num_slots, slots
+                need = 1 if group.forked else group.num_slots
+                left = slots - self._reserved_from(group.account, slots - need)
             else:  # a group wider than all the slots there are runs when it has them all
                 need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            reserved = 0
-            if group.search is None:
-                holders = (running.group.account for running in self._running)
-                reserved = self.waiting.reserved_slots(group.account, holders, self.limits.max_num_seqs, left - need)
-            if need > left - reserved or sequence.num_in_flight > 0:
+            if need > left or sequence.num_in_flight > 0:
                 return
             if not self._admit(draft, sequence):
                 if sequence.status is Status.WAITING and self._preempt_extraction(draft):
@@ -375,6 +375,11 @@ class Scheduler:
                 slots -= need
             else:
                 beam_slots -= need
+
+    def _reserved_from(self, account: Account, left: int) -> int:
+        """Slots that are kept from a tenant whose next sequence would leave `left`."""
+        holders = (s.group.account for s in self._running if s.group.search is None and not s.extracts)
+        return self.waiting.reserved_slots(account, holders, self.limits.max_num_seqs, left)
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""

@@ -60,6 +60,9 @@ class EngineLike(Protocol):
     def snapshot(self) -> Snapshot:
         """Takes time in proportion to the blocks in use."""
 
+    def expect_tenants(self, count: int) -> None:
+        """So many may come: room is kept for those who have not yet."""
+
     def num_waiting(self, tenant: str) -> int:
         """Requests of the tenant that wait to run."""
 

@@ -95,6 +95,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def num_tenants(self) -> int:
+        """At least the anonymous one."""
+        return max(1, len({key.caller.tenant for key in self._keys}))
+
     def reload(self) -> None:
         """Reads the file again. Raises as the constructor does; then the keys are those from before."""
         self._keys = self._read()

@@ -130,17 +130,6 @@ class Metrics(Collector):
         self._request_max_tokens.observe(stats.max_tokens)
         self._request_n.observe(stats.n)
 
-    def on_states(self, states: ExtractedStates, of: StatesOf) -> None:
-        """Hidden states have come from the engine, of an extraction or with a completion."""
-        self._extractions[of] += 1
-        self._extraction_tokens += states.computed_tokens
-        for choice in states.choices:
-            self._extracted_vectors += math.prod(choice.shape[:-1])
-            self._extracted_bytes += choice.num_bytes
-
-    def on_dropped_reader(self) -> None:
-        self._dropped_readers += 1
-
     def figures(self) -> dict[str, Any]:
         """Sums since the start, of which a watcher takes differences."""
         return {
@@ -151,6 +140,17 @@ class Metrics(Collector):
             "first_token": {"bounds": self._first_token.bounds, "counts": list(self._first_token.counts)},
             "inter_token": {"bounds": self._inter_token.bounds, "counts": list(self._inter_token.counts)},
         }
+
+    def on_states(self, states: ExtractedStates, of: StatesOf) -> None:
+        """Hidden states have come from the engine, of an extraction or with a completion."""
+        self._extractions[of] += 1
+        self._extraction_tokens += states.computed_tokens
+        for choice in states.choices:
+            self._extracted_vectors += math.prod(choice.shape[:-1])
+            self._extracted_bytes += choice.num_bytes
+
+    def on_dropped_reader(self) -> None:
+        self._dropped_readers += 1
 
     def exposition(self) -> tuple[bytes, str]:
         """The text format and its content type."""
@@ -171,10 +171,10 @@ class Metrics(Collector):
             ("vllm:num_requests_running", "Sequences that run.", load.running),
             ("vllm:num_requests_waiting", "Sequences that wait to run.", load.waiting),
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
-            ("bequest:extractions_waiting", "Extractions that wait to run.", load.waiting_extractions),
-            ("bequest:states_bytes", "Hidden states that are collected or being sent.", load.states_bytes),
             ("bequest:blocks", "Blocks of the cache.", load.usable_blocks),
             ("bequest:blocks_used", "Blocks of the cache in use.", load.used_blocks),
+            ("bequest:extractions_waiting", "Extractions that wait to run.", load.waiting_extractions),
+            ("bequest:states_bytes", "Hidden states that are collected or being sent.", load.states_bytes),
             ("bequest:host_blocks", "Blocks of the host pool.", load.usable_host_blocks),
             ("bequest:host_blocks_used", "Blocks of the host pool in use.", load.used_host_blocks),
             ("bequest:leases", "Leases.", leases),

@@ -63,6 +63,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         _raise_file_limit()
         _warn_if_open(config, keys)
         app = make_app(engine, text, config, leases, keys, metrics)
+        engine.expect_tenants(keys.num_tenants)
         runner = AppRunner(app, client_timeout=config.client_timeout)
         await runner.setup()
         informing: asyncio.Future[None] | None = None
@@ -85,7 +86,7 @@ async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drai
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload, keys, notifier)
+    loop.add_signal_handler(signal.SIGHUP, _reload, keys, engine, notifier)
     death = asyncio.ensure_future(engine.wait_dead())
     called = asyncio.ensure_future(signals.get())
     draining: asyncio.Future[bool] | None = None
@@ -124,10 +125,11 @@ def _status(engine: EngineLike) -> str:
     return f"{engine.state}: {load.running} sequences run, {load.waiting} wait, {used:.0f}% of the cache is in use"
 
 
-def _reload(keys: KeyRing, notifier: Notifier) -> None:
+def _reload(keys: KeyRing, engine: EngineLike, notifier: Notifier) -> None:
     notifier.reloading()
     try:
         _read_keys_again(keys)
+        engine.expect_tenants(keys.num_tenants)
     finally:
         notifier.send("READY=1")
 

@@ -118,6 +118,19 @@ async def test_slots_are_kept_for_tenants_that_have_fewer() -> None:
         abort_all(engine)
 
 
+async def test_slots_are_kept_for_tenants_that_have_not_come_yet() -> None:
+    long = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+    async with running(Setup(max_num_seqs=16, num_blocks=4000, chunk=256)) as (engine, _):
+        engine.expect_tenants(2)
+        ends = Ends(engine)
+        ends.send("heavy", 30, params=long)
+        await until(lambda: engine.scheduler.num_running == 14)
+        ends.send("other", params=long)
+        await until(lambda: engine.scheduler.num_running == 15)
+        assert engine.num_waiting("heavy") == 16 and engine.num_waiting("other") == 0
+        abort_all(engine)
+
+
 async def test_an_ended_waiting_request_leaves_no_trace() -> None:
     async with running(Setup(max_num_seqs=1)) as (engine, _):
         asked = [request([20 + i], tenant=f"t{i % 3}") for i in range(30)]

@@ -109,6 +109,7 @@ class FakeEngine(FakeRecords):
         self.aborted: list[str] = []
         self.runs: dict[str, Run] = {}
         self.num_steps = 0
+        self.expected_tenants = 0
         self.device_works = asyncio.Event()
         self.device_works.set()
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -163,6 +164,9 @@ class FakeEngine(FakeRecords):
             for r in (run.request for run in self.runs.values())
         )
         return Snapshot(16, empty, empty, requests)
+
+    def expect_tenants(self, count: int) -> None:
+        self.expected_tenants = count
 
     def num_waiting(self, tenant: str) -> int:
         return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)

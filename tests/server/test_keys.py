@@ -118,7 +118,7 @@ async def test_hangup_reads_the_keys_again(caplog: pytest.LogCaptureFixture, tmp
     assert await status("first") == 200
     key_file(tmp_path, '[[keys]]\nname = "a"\nkey = "second"')
     await hang_up("SIGHUP: 1 keys")
-    assert await status("second") == 200
+    assert await status("second") == 200 and process.engine.expected_tenants == 1
     with pytest.raises(openai.AuthenticationError):
         await status("first")
     key_file(tmp_path, '[[keys]]\nname = "a"\nkey = ')
