@@ -38,9 +38,10 @@ class ExtractionLimits:
 
 
 class ShareOfTokens:
-    """Credit of extractions against the tokens that generations compute."""
+    """Credit of extractions against the tokens that generations compute while these wait."""
 
     def __init__(self, share: float) -> None:
+        self._share = share
         self._rate = share / (1 - share)
         self._credit = 0.0
 
@@ -49,8 +50,14 @@ class ShareOfTokens:
         return min(int(self._credit), most)
 
     def settle(self, generated: int, extracted: int, most: int) -> None:
-        """A step has so many tokens of each. What is not used does not pile up beyond one step."""
-        self._credit = min(max(0.0, self._credit + self._rate * generated - extracted), float(most))
+        """A step of `most` tokens has so many of each. What cannot be used does not pile up: it would come as one large
+        step, for which the streams of the generations would have to wait."""
+        credit = self._credit + self._rate * generated - extracted
+        self._credit = min(max(0.0, credit), max(1.0, self._share * most))
+
+    def forget(self) -> None:
+        """Nobody wants any."""
+        self._credit = 0.0
 
 
 class Extractions:
@@ -75,8 +82,9 @@ class Extractions:
         draft.short = short  # where an extraction finds no blocks, a generation may
         return extracted
 
-    def end(self, draft: Draft, fill: Fill, extracted: int, *, most: int, alone: bool) -> None:
-        """All that is left of a step of `most` tokens, if they are `alone` on the device and in it."""
+    def end(self, draft: Draft, fill: Fill, extracted: int, *, most: int, alone: bool, extracting: bool) -> None:
+        """All that is left of a step of `most` tokens, if they are `alone` on the device and in it. `extracting`: some
+        run."""
         generated = most - draft.budget - extracted
         if generated == 0 and alone:
             before = draft.budget
@@ -85,6 +93,8 @@ class Extractions:
             fill(draft)
             extracted += allowed - draft.budget
         self._share.settle(generated, extracted, most)
+        if not extracting and not len(self.waiting):
+            self._share.forget()
 
     def fill(self, draft: Draft, running: list[Sequence], schedule: Schedule, admit: Admit) -> None:
         """Running extractions by urgency, then waiting ones, as far as the budget goes."""

@@ -159,7 +159,7 @@ class Scheduler:
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
         alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
-        self.extractions.end(draft, fill, extracted, most=most, alone=alone)
+        self.extractions.end(draft, fill, extracted, most=most, alone=alone, extracting=bool(extracting))
         self.cache.end_plan()
         if not draft.chunks:
             return None

@@ -392,3 +392,34 @@ async def test_the_last_token_of_a_parent_is_computed_once(grade: str, length: i
         if grade == "leased":
             assert engine.record("t", parent).choices[0].blocks == -(-len(tokens) // 4)
             engine.forget("t", parent)
+
+
+async def test_nothing_is_saved_up_while_nobody_extracts() -> None:
+    """An extraction that comes after a long generation began gets small pieces of steps, not one large one."""
+    largest = 0
+    async with running(Setup(chunk=64, num_blocks=2000, eos=())) as (engine, _):
+        plan = engine.scheduler.plan
+
+        def recording(now: float, behind: bool):
+            nonlocal largest
+            launch = plan(now, behind)
+            if launch is not None and engine.scheduler.num_running > 1:
+                largest = max(largest, launch.plan.num_tokens)
+            return launch
+
+        engine.scheduler.plan = recording  # type: ignore[method-assign]
+        params = SamplingParams(max_tokens=300, temperature=0)
+        generation = asyncio.ensure_future(ask(engine, request([7], params)))
+        await until(
+            lambda: (
+                engine.scheduler.num_running and len(engine.parent("t", _running(engine)).choices[0].token_ids) > 100
+            )
+        )
+        answer = asyncio.ensure_future(ask(engine, extraction(PROMPT, wants("all"))))
+        await generation
+        check(await answer, PROMPT, range(37), LAST)
+    assert 1 < largest <= 1 + 7
+
+
+def _running(engine: AsyncEngine) -> str:
+    return next(iter(engine._groups))
