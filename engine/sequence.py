@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
 from engine.capture import Capture
+from engine.fairness import Account
 from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
@@ -109,6 +110,10 @@ class Sequence:
         self.owing = True
 
     @property
+    def ended(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""
         return self.planned_len - self.num_computed
@@ -144,6 +149,7 @@ class Group:
     seed: int
     arrival_number: int
     arrived_at: float
+    account: Account = field(default_factory=Account)  # its tenant's
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_finished: int = 0  # of its sequences

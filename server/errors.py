@@ -135,6 +135,14 @@ def from_engine(error: EngineError, param: str | None = None) -> ApiError:
     return ApiError(status, code, error.message, param=error.param or param, details=error.details)
 
 
+def too_slow(seconds: float) -> ApiError:
+    return ApiError(
+        408,
+        "request_timeout",
+        f"The request did not arrive: nothing came for {seconds:g} s (--client-timeout) before it was complete.",
+    )
+
+
 def internal(answer_id: str) -> ApiError:
     return ApiError(
         500,

@@ -173,9 +173,9 @@ class CudaRunner:
                 Field("masked_rows", (samples,), torch.int32),
                 Field("sample_positions", (samples,), torch.int32),
                 Field("copies", (tokens, 2), torch.int32),
-                Field("updates", (_UPDATE_BYTES,), torch.uint8),
                 *lists,
                 Field("block_tables", (tokens, limits.max_blocks_per_sequence), torch.int32),
+                Field("updates", (_UPDATE_BYTES,), torch.uint8),
             ]
         )
 
@@ -226,7 +226,7 @@ class CudaRunner:
         travels = updates is not None and len(updates[0]) <= _UPDATE_BYTES
         if updates is not None and travels:
             arrays["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        self._staging.send(self._staging.used_bytes("block_tables", num_sequences))
+        self._staging.send(self._staging.used_bytes("block_tables", num_sequences), "updates" if travels else None)
         if updates is None:
             return
         staged = self._on_device("updates")
@@ -245,7 +245,7 @@ class CudaRunner:
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
         self._write_lists(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))
-        self._staging.send(self._staging.layout.num_bytes)
+        self._staging.send(self._staging.used_bytes("block_tables", 0))
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 

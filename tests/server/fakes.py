@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
 from engine.extraction import ExtractionLimits
+from engine.snapshot import OpenRequest, Snapshot
 from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from tests.server.fake_records import FakeRecords
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, FakeStates
@@ -105,6 +108,10 @@ class FakeEngine(FakeRecords):
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.runs: dict[str, Run] = {}
+        self.num_steps = 0
+        self.expected_tenants = 0
+        self.device_works = asyncio.Event()
+        self.device_works.set()
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -150,8 +157,29 @@ class FakeEngine(FakeRecords):
         self.runs.clear()
         self.died.set_result(RuntimeError("device fault"))
 
+    def snapshot(self) -> Snapshot:
+        empty = np.zeros(3, np.uint8)
+        requests = tuple(
+            OpenRequest(r.id, r.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
+            for r in (run.request for run in self.runs.values())
+        )
+        return Snapshot(16, empty, empty, requests)
+
+    def expect_tenants(self, count: int) -> None:
+        self.expected_tenants = count
+
+    def num_waiting(self, tenant: str) -> int:
+        return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)
+
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0, 0)
+
+    @property
+    def num_open(self) -> int:
+        return len(self.runs)
+
+    async def probe(self) -> None:
+        await self.device_works.wait()
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109
         self.state = "draining"
