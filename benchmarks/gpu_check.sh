@@ -24,7 +24,8 @@ sanitize() { # tool
     tests/gpu/test_attention.py::test_small tests/gpu/test_attention.py::test_no_rows tests/gpu/test_shared_prefix.py::test_small tests/gpu/test_sampling.py::test_features \
     tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows tests/gpu/test_ops.py::test_parts_of_prepare_qkv \
     tests/gpu/test_ops.py::test_hidden_tap tests/gpu/test_ops.py::test_embedding \
-    tests/gpu/test_ops.py::test_linear_rows_do_not_depend_on_the_batch
+    tests/gpu/test_ops.py::test_linear_rows_do_not_depend_on_the_batch \
+    tests/gpu/test_masks.py::test_rows_that_are_skipped_or_closed
 }
 
 if has build; then

@@ -1,0 +1,101 @@
+"""Tool calls read out of answers: every format, cut anywhere."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.text.chat import ChatTemplate
+from engine.text.tool_calls import (
+    FORMATS,
+    CallArguments,
+    CallBegun,
+    Content,
+    ToolCallReader,
+    format_of_template,
+)
+
+TWO = [["f", '{"a": 1}'], ["g", "{}"]]
+CASES: list[tuple[str, str, str, list[list[str]]]] = [
+    (
+        "hermes",
+        'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "}\\"", "b": [1, {"c": 2}]}}\n</tool_call>\n'
+        '<tool_call>{"arguments": {}, "name": "g"}</tool_call>',
+        "Sure.",
+        [["f", '{"a": "}\\"", "b": [1, {"c": 2}]}'], ["g", "{}"]],
+    ),
+    ("hermes", '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name":"g"}]</tool_call>', "", TWO),
+    ("hermes", "no call <tool here < tool_call> x  ", "no call <tool here < tool_call> x  ", []),
+    ("hermes", 'a <tool_call>{"foo": 1}</tool_call> b', 'a {"foo": 1} b', []),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [["f", '{"a": 1']]),
+    ("hermes", "<tool_call>[]</tool_call>ok", "ok", []),
+    ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", TWO),
+    ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [["f", '{"a": 1}']]),
+    ("llama3", 'Hello {"name": "f"}', 'Hello {"name": "f"}', []),
+    ("llama3", '{"answer": 42}', '{"answer": 42}', []),
+    ("llama3", ' {"name": "f", "parameters": "{\\"a\\": 1}"}', "", [["f", '{"a": 1}']]),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", TWO),
+    ("mistral", "text [TOOL", "text [TOOL", []),
+]
+
+
+def read(name: str, text: str, cuts: list[int], most: int | None = None) -> tuple[str, list[list[str]]]:
+    reader = ToolCallReader(FORMATS[name], most)
+    events = [event for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) for event in reader.feed(text[a:b])]
+    calls: list[list[str]] = []
+    content = ""
+    for event in [*events, *reader.finish()]:
+        if isinstance(event, Content):
+            content += event.text
+        elif isinstance(event, CallBegun):
+            assert event.index == len(calls)
+            calls.append([event.name, ""])
+        elif isinstance(event, CallArguments):
+            calls[event.index][1] += event.text
+    return content, calls
+
+
+@pytest.mark.parametrize("name, text, content, calls", CASES)
+def test_calls_cut_anywhere(name: str, text: str, content: str, calls: list[list[str]]) -> None:
+    assert read(name, text, []) == (content, calls)
+    draw = random.Random(text)
+    for _ in range(200):
+        cuts = sorted(draw.sample(range(len(text) + 1), draw.randint(0, len(text))))
+        assert read(name, text, cuts) == (content, calls), cuts
+    assert read(name, text, [], most=1)[1] == calls[:1]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_written_is_read(name: str) -> None:
+    calls = [["f", '{"a": [1, "x"]}'], ["g", "{}"]]
+    assert read(name, FORMATS[name].written([(a, b) for a, b in calls]), []) == ("", calls)
+
+
+def test_formats_of_templates() -> None:
+    sources = {
+        "hermes": "{% if tools %}<tool_call>{% endif %}",
+        "mistral": "{{ '[TOOL_CALLS]' }}",
+        "llama3": "<|start_header_id|>{{ tools }}",
+    }
+    for name, source in sources.items():
+        assert format_of_template(source) is FORMATS[name]
+    assert format_of_template(None) is FORMATS["hermes"]
+
+
+PLAIN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+
+
+def test_a_template_without_tools_is_told_of_them() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "content": "there"},
+    ]
+    text = ChatTemplate(PLAIN).render(messages, tools=[tool])
+    assert text.startswith("[system]Be brief.\n\n") and '"name": "look"' in text
+    assert '[assistant]<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>[tool]there' in text
+    assert ChatTemplate(PLAIN).render(messages[1:2], tools=[tool]).startswith("[system]You may call functions")
+    assert ChatTemplate(PLAIN).render(messages[:2]) == "[system]Be brief.[user]Where?"
