@@ -3,6 +3,7 @@
 EngineError
 ├── InvalidRequest            the client must change something (400)
 │   ├── ContextLengthExceeded
+│   ├── InvalidAudio          no audio, a format that is not read, or too long
 │   └── RetentionTooLarge     more than the whole budget
 ├── QueueFull                 try again later (429)
 ├── InsufficientRetention     leases of others fill the budget (429)
@@ -40,6 +41,12 @@ class InvalidRequest(EngineError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidAudio(InvalidRequest):
+    """details: limit, seconds (of audio that is too long)"""
+
+    code = "invalid_audio"
 
 
 class QueueFull(EngineError):
