@@ -93,6 +93,8 @@ class ServerConfig:
     api_keys: str | None = option(None, "file with a line 'tenant key' for each key")
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
+    max_audio_mb: float = option(256, "largest upload of audio in MiB")
+    max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import catalogues, continuations, models, operations, responses, stored_responses, tokens
+from server import audio, audio_form, catalogues, continuations, models, operations, responses, stored_responses, tokens
 from server.auth import Gate, Keys
 from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
-from server.intake import body_limit, expect_continue
+from server.intake import Expectation, body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
@@ -40,6 +40,8 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/v1/catalogues", catalogues.list_catalogues),
     ("GET", "/v1/catalogues/{name:.+}", catalogues.retrieve),
     ("DELETE", "/v1/catalogues/{name:.+}", catalogues.delete),
+    ("POST", "/v1/audio/transcriptions", audio.transcriptions),
+    ("POST", "/v1/audio/translations", audio.translations),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{id:.+}", models.retrieve_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -72,14 +74,20 @@ def make_app(
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
+        speech=audio.speech_of(engine.info, text.tokenizer),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
-    expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
+    expect, expect_audio = expect_continue(), expect_continue(audio_form.check_head)
+    expecting: dict[object, Expectation] = {
+        catalogues.upload: expect_continue(catalogues.check_head),
+        audio.transcriptions: expect_audio,
+        audio.translations: expect_audio,
+    }
     for method, path, handler in _ROUTES:
         resource = app.router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
-            resource.add_route(verb, handler, expect_handler=expect_upload if handler is catalogues.upload else expect)
+            resource.add_route(verb, handler, expect_handler=expecting.get(handler, expect))
     app.on_response_prepare.append(common_headers)
     app.cleanup_ctx.append(_worker_pool)
     return app
@@ -87,7 +95,8 @@ def make_app(
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
-    for pool in (app[CONTEXT].pool, app[CONTEXT].builder):
+    context = app[CONTEXT]
+    for pool in (context.pool, context.builder, *([context.speech.pool] if context.speech else [])):
         pool.shutdown(wait=False, cancel_futures=True)
 
 

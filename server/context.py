@@ -16,6 +16,7 @@ from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.stored import ResponseStore, RunningResponses
+from server.transcription import Speech
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Context:
     catalogues: CatalogueStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
+    speech: Speech | None  # of a model that hears
     running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))
 

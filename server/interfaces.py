@@ -72,6 +72,10 @@ class TokenizerLike(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def id_of(self, token: str) -> int | None: ...
+
+    def token_string(self, token_id: int | None) -> str | None: ...
+
 
 class ChatTemplateLike(Protocol):
     def render(

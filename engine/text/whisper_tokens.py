@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-from engine.text.tokenizer import Tokenizer
+from typing import Literal, Protocol
 
 Task = Literal["transcribe", "translate"]
+
+
+class _Vocabulary(Protocol):
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def id_of(self, token: str) -> int | None: ...
+
+    def token_string(self, token_id: int | None) -> str | None: ...
+
 
 SECONDS_PER_TIMESTAMP = 0.02
 _FIRST_MULTILINGUAL_VOCABULARY = 51_865  # one token more than that of the English models
@@ -77,7 +84,7 @@ class WhisperTokens:
         return self.translate if task == "translate" else self.transcribe
 
 
-def whisper_tokens(tokenizer: Tokenizer, vocab_size: int) -> WhisperTokens | None:
+def whisper_tokens(tokenizer: _Vocabulary, vocab_size: int) -> WhisperTokens | None:
     """None where the tokenizer is not Whisper's. `vocab_size` is the model's."""
 
     def find(*names: str) -> int | None:
@@ -92,7 +99,7 @@ def whisper_tokens(tokenizer: Tokenizer, vocab_size: int) -> WhisperTokens | Non
     return WhisperTokens(**known, multilingual=vocab_size >= _FIRST_MULTILINGUAL_VOCABULARY, languages=languages)
 
 
-def non_speech_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+def non_speech_tokens(tokenizer: _Vocabulary) -> tuple[int, ...]:
     """Tokens of brackets, notes and the like, in which transcripts of the training data described sounds; ascending.
 
     Hyphens and quotes are among them only where they begin a word: inside one they are spelling."""

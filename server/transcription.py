@@ -1,0 +1,204 @@
+"""Audio → text: windows of the model's length, each decoded by an engine request, until the audio is used up.
+
+As OpenAI's own program does it: a window begins where the last whole segment of the one before ended and is told what
+was said so far; a window that came out badly (improbable, or repeating itself) is decoded again at a higher
+temperature; one that is silent is skipped. A listener (a stream) hears the text of a window while it is decoded, and
+since it cannot unhear it, its windows are decoded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from engine.audio import HOP, SAMPLE_RATE, LogMel, Samples
+from engine.encoder import EncoderInfo, EncoderInput
+from engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
+from engine.text.whisper_tokens import Task, WhisperTokens
+from engine.types import Request, SamplingParams
+from server.generation import Job, collect
+from server.hearing import Ear, Heard, Voice
+from server.interfaces import EngineLike, TokenizerLike
+from server.subtitles import Segment, TokenUsage, Transcript
+
+_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_FORGET_FROM = 0.5  # temperature above which the next window is not told what this one said
+_ALTERNATIVES = 20  # among which the probability of silence is looked up
+_SHORTEST = SAMPLE_RATE // 10  # what is left at the end is not listened to if it is shorter
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """What a model that hears brings along."""
+
+    tokens: WhisperTokens
+    encoder: EncoderInfo
+    features: LogMel
+    pool: ThreadPoolExecutor  # decodes files and makes features
+
+    @property
+    def window(self) -> int:
+        """Samples."""
+        return self.encoder.num_frames * HOP
+
+    async def off_loop(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a client wants of its audio."""
+
+    answer_id: str
+    tenant: str
+    task: Task
+    language: str | None  # code; None: to be found out
+    prompt: tuple[int, ...]  # tokens of what was said before
+    temperature: float | None  # None or 0: as low as it goes
+    timestamps: bool
+    deadline: float | None
+
+
+class Transcriber:
+    """Transcribes one piece of audio. `listener` hears text as it is decoded."""
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        tokenizer: TokenizerLike,
+        speech: Speech,
+        order: Order,
+        listener: Callable[[str], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._speech = speech
+        self._order = order
+        self._listener = listener
+        self._num_requests = 0
+        self._usage = TokenUsage()
+
+    async def run(self, samples: Samples) -> Transcript:
+        window = self._speech.window
+        # Where one window holds all and nobody asks for times, the model is not asked for them either.
+        timed = self._order.timestamps or len(samples) > window
+        language = self._order.language
+        segments: list[Segment] = []
+        said = self._order.prompt
+        place = 0
+        while place == 0 or len(samples) - place >= _SHORTEST:
+            part = samples[place : place + window]
+            given = await self._speech.off_loop(partial(self._encoder_input, part))
+            if language is None:
+                language = await self._detect(given)
+            heard = await self._hear(given, language, said, timed)
+            cut = self._cut(heard, len(part) / SAMPLE_RATE, timed)
+            found = [self._segment(heard, piece, place) for piece in cut.segments]
+            segments += [segment for segment in found if segment.text.strip()]
+            if heard.temperature > _FORGET_FROM or heard.bad:
+                said = ()
+            else:
+                said += tuple(token_id for piece in cut.segments for token_id in piece.token_ids)
+            place += max(HOP, round(cut.advance * SAMPLE_RATE))
+        return Transcript(language or "en", len(samples) / SAMPLE_RATE, tuple(segments), self._usage)
+
+    # --- one window ----------------------------------------------------------------------------------------------
+
+    def _encoder_input(self, part: Samples) -> EncoderInput:
+        """Of this window alone: its levels are relative to its own loudest moment, as the model was trained."""
+        encoder = self._speech.encoder
+        return EncoderInput.of_audio(self._speech.features(part, encoder.num_frames), encoder.frames_per_position)
+
+    async def _detect(self, window: EncoderInput) -> str:
+        """The language that the model would say it hears."""
+        tokens = self._speech.tokens
+        codes = {token_id: code for code, token_id in tokens.languages.items()}
+        params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes), ignore_eos=True)
+        [result] = await collect(self._engine, [self._request(window, (tokens.start,), params)])
+        self._usage += TokenUsage(window.length, 1, 1)
+        return codes[result.choices[0].token_ids[0]]
+
+    async def _hear(self, window: EncoderInput, language: str, said: tuple[int, ...], timed: bool) -> Heard:
+        given = self._order.temperature
+        temperatures = (given,) if given else _TEMPERATURES
+        prompt = self._prompt(language, said, timed)
+        first, *others = temperatures if self._listener is None else temperatures[:1]
+        heard = await self._decode(window, prompt, first, timed)
+        for temperature in others:
+            if not heard.bad:
+                break
+            heard = await self._decode(window, prompt, temperature, timed)
+        return heard
+
+    def _prompt(self, language: str, said: tuple[int, ...], timed: bool) -> tuple[int, ...]:
+        """Half of the model's context is for the answer, the other for what was said, its end first of all.
+
+        With timestamps the first one is part of the prompt, so that the model goes on in their way."""
+        tokens = self._speech.tokens
+        kept = said[-(self._engine.info.max_model_len // 2 - 1) :]
+        begun = (tokens.first_timestamp,) if timed else ()
+        return tokens.prompt(self._order.task, language, kept, timed) + begun
+
+    async def _decode(self, window: EncoderInput, prompt: tuple[int, ...], temperature: float, timed: bool) -> Heard:
+        longest = self._engine.info.max_model_len
+        params = SamplingParams(
+            max_tokens=max(1, min(longest - len(prompt), longest // 2)),
+            temperature=temperature,
+            logprobs=0,
+            prompt_logprobs=_ALTERNATIVES,
+            rules=self._speech.encoder.rules(len(prompt)),
+        )
+        tokens = self._speech.tokens
+        voice = None if self._listener is None else Voice(tokens, self._text_of, self._listener, timed)
+        ear = Ear(tokens, prompt, self._text_of, voice)
+        with Job(self._engine, [self._request(window, prompt, params)], [ear]):
+            await ear.done
+        self._usage += TokenUsage(window.length, len(prompt), ear.num_sampled)
+        return ear.heard(temperature)
+
+    def _request(self, window: EncoderInput, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+        order = self._order
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        return Request(
+            id=f"{order.answer_id}-{number}",
+            tenant=order.tenant,
+            prompt_token_ids=prompt,
+            params=params,
+            deadline=order.deadline,
+            keep_record=False,
+            encoder=window,
+        )
+
+    # --- what it means -------------------------------------------------------------------------------------------
+
+    def _cut(self, heard: Heard, seconds: float, timed: bool) -> WindowSegments:
+        tokens = self._speech.tokens
+        if heard.silent:
+            return WindowSegments((), seconds)
+        if not timed:
+            return WindowSegments((TimedTokens(0.0, seconds, heard.token_ids),), seconds)
+        return split_window(tokens, (tokens.first_timestamp, *heard.token_ids), seconds)
+
+    def _segment(self, heard: Heard, piece: TimedTokens, place: int) -> Segment:
+        offset = place / SAMPLE_RATE
+        return Segment(
+            start=offset + piece.start,
+            end=offset + piece.end,
+            text=b"".join(map(self._text_of, piece.token_ids)).decode("utf-8", "replace"),
+            token_ids=piece.token_ids,
+            seek=place // HOP,
+            temperature=heard.temperature,
+            avg_logprob=heard.avg_logprob,
+            compression_ratio=heard.compression_ratio,
+            no_speech_prob=heard.no_speech_prob,
+        )
+
+    def _text_of(self, token_id: int) -> bytes:
+        """Text tokens come before all the others."""
+        return self._tokenizer.token_bytes(token_id) if token_id < self._speech.tokens.end else b""
