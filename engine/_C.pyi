@@ -48,6 +48,9 @@ def gather_rows(
     ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
 ) -> None: ...
 def rms_norm(x: int, residual: int, weight: int, out: int, num_tokens: int, hidden: int, eps: float) -> None: ...
+def layer_norm(
+    x: int, residual: int, weight: int, bias: int, out: int, num_tokens: int, hidden: int, eps: float
+) -> None: ...
 def head_rms_norm(
     x: int, row_stride: int, weight: int, num_tokens: int, num_heads: int, head_dim: int, eps: float
 ) -> None: ...
@@ -66,6 +69,7 @@ def rotary(
     rotary_dim: int,
 ) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
+def activate(x: int, count: int, activation: int) -> None: ...
 
 # --- csrc/attention, KV tensors; kv_sizes is (NB, L, NKV, BS, D)
 
@@ -122,6 +126,8 @@ def paged_attention(
     layer: int,
     scale: float,
     soft_cap: float,
+    bias: int,
+    bias_reach: int,
     plan: AttentionPlan,
 ) -> None: ...
 
@@ -236,6 +242,18 @@ def cuda_rms_norm(
     store_output: bool,
     stream: int,
 ) -> None: ...
+def cuda_layer_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    out: int,
+    dtype: int,
+    num_tokens: int,
+    hidden: int,
+    eps: float,
+    stream: int,
+) -> None: ...
 def cuda_prepare_qkv(
     q: int,
     k: int,
@@ -263,6 +281,7 @@ def cuda_prepare_qkv(
 def cuda_gated_activation(
     gate_up: int, out: int, dtype: int, num_tokens: int, intermediate: int, activation: int, stream: int
 ) -> None: ...
+def cuda_activate(x: int, dtype: int, count: int, activation: int, stream: int) -> None: ...
 def cuda_skinny_linear(
     x: int, weight: int, bias: int, out: int, num_tokens: int, out_features: int, in_features: int, stream: int
 ) -> None: ...
@@ -513,6 +532,9 @@ class Batch:
     def block_tables(self) -> npt.NDArray[np.int32]:
         """[S, MB]"""
 
+def gather_tables(tables: Sequence[BlockTable]) -> npt.NDArray[np.int32]:
+    """[S, MB]: the blocks of tables that are on the device, padded with block 0."""
+
 def prepare_batch(
     tables: Sequence[BlockTable],
     tokens: Sequence[TokenList],
@@ -576,6 +598,8 @@ def cuda_paged_attention(
     layer: int,
     scale: float,
     soft_cap: float,
+    bias: int,
+    bias_reach: int,
     block_tables: int,
     max_blocks: int,
     work_list: int,

@@ -25,7 +25,7 @@ def start_search(group: Group, eos_token_ids: Iterable[int]) -> BeamSearch:
     stops = set(params.stop_token_ids)
     if params.ends_at_eos:
         stops.update(eos_token_ids)
-    return BeamSearch(params, frozenset(stops))
+    return BeamSearch.start(params, frozenset(stops))
 
 
 def keep_ended(group: Group, turn: Turn) -> None:

@@ -75,6 +75,14 @@ class BeamSearch:
     finished: list[Finished] = field(default_factory=list)  # best first, at most `width`
     length: int = 0  # tokens generated
 
+    @classmethod
+    def start(cls, params: SamplingParams, stop_token_ids: frozenset[int]) -> BeamSearch:
+        """With the token that the model forces to be first, if there is one; it costs nothing."""
+        first = None if params.rules is None else params.rules.first
+        if first is None or params.max_tokens == 0:
+            return cls(params, stop_token_ids)
+        return cls(params, stop_token_ids, [Beam(Path(None, first, 0.0), np.float32(0.0))], length=1)
+
     @property
     def width(self) -> int:
         assert self.params.beams is not None
@@ -94,10 +102,23 @@ class BeamSearch:
         """Whether the next token may be an end token."""
         return self.length >= self.params.min_tokens
 
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Tokens that must not come next."""
+        tokens = set() if self.may_end else set(self.stop_token_ids)
+        rules = self.params.rules
+        if rules is not None:
+            tokens.update(rules.never)
+            if self.length == (rules.first is not None):
+                tokens.update(rules.not_first)
+        return tuple(sorted(tokens))
+
     def advance(self, candidates: BeamCandidates, tops: list[Alternatives] | None = None) -> Turn:
         """Takes the candidates of a step, best first, and the likeliest tokens of each running beam, if wanted."""
         self.length += 1
         last = self.length >= self.params.max_tokens
+        if last and self.params.rules is not None and self.params.rules.last is not None:
+            candidates = self._all_end_in(self.params.rules.last)
         survivors: list[tuple[int, int]] = []
         beams: list[Beam] = []
         ended: list[Finished] = []
@@ -140,6 +161,13 @@ class BeamSearch:
     def best(self) -> list[Finished]:
         """The answer: the n best, best first; fewer if not as many could be completed."""
         return self.finished[: self.params.n]
+
+    def _all_end_in(self, token: int) -> BeamCandidates:
+        """The model forces the last token, at no cost: the running beams, best first, are all that there is."""
+        num = len(self.running)
+        return BeamCandidates(
+            self.scores, np.arange(num, dtype=np.int32), np.full(num, token, np.int32), np.zeros(num, np.float32)
+        )
 
     def _step_down(self, parent: int, token: int) -> int:
         catalogue = self.params.catalogue

@@ -63,7 +63,12 @@ def make_scheduler(
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
     cache = KvCache(
-        pool, host, retention.leases, device_budget=sizes.num_lease_blocks, prefix_caching=limits.prefix_caching
+        pool,
+        host,
+        retention.leases,
+        retention.cross,
+        device_budget=sizes.num_lease_blocks,
+        prefix_caching=limits.prefix_caching,
     )
     return Scheduler(limits, cache, retention, eos_token_ids)
 
@@ -91,6 +96,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                 prepared.max_num_batched_tokens,
                 config.enable_prefix_caching,
                 prepared.max_num_tokens_alone,
+                prepared.max_num_encoder_tokens,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,

@@ -10,13 +10,17 @@ are computed again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Tables
 from dataclasses import dataclass
+from typing import get_args
 
 from engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
+from engine.cross import CrossPlace, CrossTables, write_encoder
+from engine.encoder import EncoderSpec
 from engine.leases import Leases
 from engine.records import KeptChoice, Record
-from engine.sequence import Sequence
+from engine.sequence import Sequence, Status
 from engine.types import Inheritance, Source
 
 
@@ -26,15 +30,23 @@ class Placement:
 
     table: BlockTable  # may be in part on the host
     computed: int  # tokens whose KV it holds
-    needed: int  # device blocks that are missing for all tokens of the sequence
+    missing: int  # device blocks that it lacks for all tokens of the sequence
     source: Source
     lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
     lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
+    cross: CrossPlace | None = None  # of an encoder-decoder model
+
+    @property
+    def needed(self) -> int:
+        """Device blocks that are missing."""
+        return self.missing + (0 if self.cross is None else self.cross.needed)
 
     def drop(self) -> None:
         """Gives the blocks back."""
         self.table.free()
         self.release_lender()
+        if self.cross is not None:
+            self.cross.drop()
 
     def release_lender(self) -> None:
         if self.lender is not None:
@@ -43,11 +55,19 @@ class Placement:
 
 class KvCache:
     def __init__(
-        self, pool: BlockPool, host: BlockPool, leases: Leases, *, device_budget: int, prefix_caching: bool
+        self,
+        pool: BlockPool,
+        host: BlockPool,
+        leases: Leases,
+        cross: CrossTables,
+        *,
+        device_budget: int,
+        prefix_caching: bool,
     ) -> None:
         """`device_budget`: blocks of the device pool that leases may hold when the host has no room for them."""
         self.pool = pool
         self.host = host
+        self.cross = cross
         self._leases = leases
         self.device_budget = device_budget
         self._prefix_caching = prefix_caching
@@ -86,6 +106,11 @@ class KvCache:
 
     def place(self, sequence: Sequence) -> Placement:
         """The cheapest beginning that is there: its own blocks, its parent's, the prefix index's, none."""
+        placement = self._place_self(sequence)
+        placement.cross = self._place_cross(sequence)
+        return placement
+
+    def _place_self(self, sequence: Sequence) -> Placement:
         if len(sequence.table):
             return self._resume(sequence)
         placement = self._inherit(sequence)
@@ -100,22 +125,43 @@ class KvCache:
             placement.drop()
         return found
 
-    def settle(self, placement: Placement, sequence: Sequence) -> None:
-        """Gives the sequence its beginning; what is on the host moves. REQUIRES: `needed` blocks are free."""
+    def _place_cross(self, sequence: Sequence) -> CrossPlace | None:
+        """The cross blocks of its group, or of an equal input, or those that its encoder is going to write."""
+        group, encoder = sequence.group, sequence.group.request.encoder
+        if encoder is None:
+            return None
+        if group.cross is not None:
+            return CrossPlace(encoder, group.cross.table, group.cross, self.pool.block_size)
+        found = self.cross.find(sequence.salt)
+        return CrossPlace(encoder, BlockTable(self.pool) if found is None else found, None, self.pool.block_size)
+
+    def settle(self, placement: Placement, sequence: Sequence) -> EncoderSpec | None:
+        """Gives the sequence its beginning; what is on the host moves, and an encoder may have to run.
+
+        REQUIRES: `needed` blocks are free.
+        """
         sequence.table = placement.table
         sequence.num_computed = placement.computed
-        if placement.table.resident:
-            return
+        moving = [] if placement.table.resident else [placement.table]
+        cross = placement.cross
+        if cross is not None:
+            held = cross.own or self.cross.hold(sequence.salt, cross.table, sequence.group)
+            sequence.group.cross = held
+            if not cross.table.resident:
+                moving += [table for table in self.cross.idle(held) if not table.resident]
         lease = placement.lease
-        if lease is not None and self._can_come_too(lease, placement):
+        if not placement.table.resident and lease is not None and self._can_come_too(lease, placement):
             # Further children find it here. It then holds the last block too, which its child has to copy.
             before = lease.blocks
-            self._swap_in([placement.table, lease])
+            self._swap_in([*moving, lease])
             moved = [(old, new) for old, new in zip(before, lease.blocks, strict=True) if old != new]
             assert sequence.group.parent is not None
             self._leases.note_move([sequence.group.parent], moved)
-        else:
-            self._swap_in([placement.table])
+        elif moving:
+            self._swap_in(moving)
+        if cross is None or not cross.runs_encoder:
+            return None
+        return write_encoder(cross.encoder, cross.table, self.pool.block_size)
 
     def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
         """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,
@@ -141,7 +187,7 @@ class KvCache:
             at=lineage.at,
             inherited_tokens=placement.computed,
             computed_tokens=len(sequence.tokens) - placement.computed,
-            source=placement.source if lineage.at else "recompute",
+            source=_costliest(placement) if lineage.at else "recompute",
         )
 
     def trim(self, placement: Placement, sequence: Sequence) -> bool:
@@ -152,7 +198,7 @@ class KvCache:
         placement.table.truncate(whole)
         placement.release_lender()
         placement.computed = whole
-        placement.needed = self._missing(placement.table, whole, len(sequence.tokens))
+        placement.missing = self._missing(placement.table, whole, len(sequence.tokens))
         if sequence.group.request.lineage is not None:
             placement.source = "recompute"
         return True
@@ -170,6 +216,8 @@ class KvCache:
             return None
         if sequence.group.request.params.prompt_logprobs is not None:
             return None  # every position has to be computed
+        if parent is not None and parent.encoder != sequence.group.request.encoder:
+            return None  # the tokens are the same, but not what they attend to
         table = estate.borrow(self.pool)
         held = len(table) * self.pool.block_size
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
@@ -244,10 +292,16 @@ class KvCache:
 
     def try_swap_out(self, sequence: Sequence) -> bool:
         """Moves a preempted sequence to the host, if leases cannot come to need the place."""
-        moving = len(sequence.table) - sequence.table.num_on_host - sequence.table.num_shared
-        if moving <= 0 or self.host.num_free - moving < self._reserved_for_leases():
+        tables = [sequence.table]
+        group = sequence.group
+        others_run = any(s.status is Status.RUNNING for s in group.sequences if s is not sequence)
+        if group.cross is not None and not others_run:
+            tables += self.cross.idle(group.cross)
+        uses = Counter(block for table in tables for block in table.blocks if block > 0)
+        moving = sum(self.pool.ref_count(block) == count for block, count in uses.items())
+        if moving == 0 or self.host.num_free - moving < self._reserved_for_leases():
             return False
-        pairs = try_swap_out([sequence.table], self.host)
+        pairs = try_swap_out(tables, self.host)
         if pairs is None:
             return False
         self._note_out(pairs)
@@ -269,3 +323,9 @@ class KvCache:
     def _note_out(self, pairs: list[tuple[int, int]]) -> None:
         for device, host in pairs:
             self._swaps_out[host] = device
+
+
+def _costliest(placement: Placement) -> Source:
+    """Of the ways that its blocks come from."""
+    ways = [placement.source] if placement.cross is None else [placement.source, placement.cross.source]
+    return max(ways, key=get_args(Source).index)

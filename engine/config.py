@@ -37,6 +37,11 @@ class EngineConfig:
         "most tokens in one step, longer prompts are cut into chunks; "
         "default: 2048 on a GPU; on a CPU 256, or 512 while nothing but prompts is computed",
     )
+    max_num_encoder_tokens: int | None = option(
+        None,
+        "most positions of encoder inputs in one step; a longer input, up to the model's own limit, has a step to "
+        "itself; default: 16384 on a GPU, 2048 on a CPU",
+    )
     block_size: int = option(16, "tokens per cache block")
     num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
     kv_cache_gb: float | None = option(None, "memory of the cache pool in GiB, where --num-blocks is not given")
@@ -76,8 +81,9 @@ class EngineConfig:
             raise ValueError(
                 f"default_ttl must be over 0, at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"
             )
-        for name, least in (("max_model_len", 1), ("max_num_batched_tokens", 1), ("num_blocks", 2), ("threads", 1)):
-            value = getattr(self, name)
+        optional = ("max_model_len", "max_num_batched_tokens", "max_num_encoder_tokens", "num_blocks", "threads")
+        for name in optional:
+            value, least = getattr(self, name), 2 if name == "num_blocks" else 1
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
 

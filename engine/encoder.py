@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import ContextLengthExceeded, InvalidRequest
+
 Features = npt.NDArray[np.float32]
 
 
@@ -75,6 +77,29 @@ class EncoderInfo:
         first = self.forced_bos_token_id if num_decoder_prompt == 1 else None
         rules = TokenRules(self.suppress_tokens, self.begin_suppress_tokens, first, self.forced_eos_token_id)
         return None if rules == TokenRules() else rules
+
+    def check_length(self, length: int, param: str) -> None:
+        """Raises ContextLengthExceeded for an encoder input that does not even fit alone."""
+        if length > self.max_len:
+            unit = "tokens" if self.takes == "tokens" else "positions"
+            raise ContextLengthExceeded(
+                f"This model's encoder takes at most {self.max_len} {unit}; `{param}` is too long: {length}.",
+                param=param,
+                details={"max_encoder_len": self.max_len, "encoder_tokens": length},
+            )
+
+
+def check_encoder(encoder: EncoderInput | None, info: EncoderInfo | None) -> None:
+    """Whether a request brings what its model reads. The server says the same earlier, and names the field."""
+    if info is None and encoder is not None:
+        raise InvalidRequest("This model has no encoder: send the whole prompt as `prompt`.", param="prompt")
+    if info is not None and encoder is None:
+        where = "/v1/completions" if info.takes == "tokens" else "/v1/audio/transcriptions"
+        raise InvalidRequest(f"This model reads its input with an encoder: send it to {where}.")
+    if info is not None and encoder is not None:
+        if (encoder.features is not None) != (info.takes == "audio"):
+            raise InvalidRequest(f"This model's encoder reads {info.takes}.", param="prompt")
+        info.check_length(encoder.length, "prompt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from engine.device import DeviceThread
+from engine.encoder import check_encoder
 from engine.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -32,7 +33,7 @@ from engine.errors import (
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Scheduler, pack_salt
+from engine.scheduler import Scheduler, salt_of
 from engine.sequence import Group, Status
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
@@ -104,7 +105,7 @@ class AsyncEngine:
         self._check_admissible(request)
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
-        self.retention.open(group, pack_salt(request.tenant, request.cache_salt))
+        self.retention.open(group, salt_of(request))
         self._groups[request.id] = group
         self._idle.clear()
         self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
@@ -282,7 +283,7 @@ class AsyncEngine:
             prompt_logprobs = tuple(group.prompt_logprobs)
         usage = None
         if finished:
-            usage = Usage(len(group.request.prompt_token_ids), group.completion_tokens, group.cached_tokens)
+            usage = Usage(group.request.num_prompt_tokens, group.completion_tokens, group.cached_tokens)
         group.delivered = True
         settlement = Settlement()
         if finished:
@@ -403,6 +404,7 @@ class AsyncEngine:
             raise EngineDead("The engine has failed and this server is restarting.")
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
+        check_encoder(request.encoder, self.info.encoder)
         params = request.params
         prompt, limit = len(request.prompt_token_ids), self.info.max_model_len
         if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
@@ -471,7 +473,7 @@ class AsyncEngine:
         first = group.first_token_at if group.first_token_at is not None else now
         return RequestStats(
             reason=reason,
-            prompt_tokens=len(group.request.prompt_token_ids),
+            prompt_tokens=group.request.num_prompt_tokens,
             cached_tokens=group.cached_tokens,
             completion_tokens=group.completion_tokens,
             max_tokens=group.request.params.max_tokens,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.budget import LeaseBudget
+from engine.cross import CrossTables
 from engine.errors import EngineError, InsufficientRetention
 from engine.records import KeptChoice, Record
 from engine.sequence import Group
@@ -24,9 +25,10 @@ OPEN_ENDED_TOKENS = 1024
 
 
 class Leases:
-    def __init__(self, budget: LeaseBudget, pool: BlockPool, wall: Callable[[], float]) -> None:
+    def __init__(self, budget: LeaseBudget, pool: BlockPool, cross: CrossTables, wall: Callable[[], float]) -> None:
         self.budget = budget
         self._pool = pool
+        self._cross = cross
         self._wall = wall
         self._holders: set[Record] = set()
         self._on_device: OrderedDict[Record, None] = OrderedDict()  # holders with blocks there, least recent first
@@ -41,8 +43,11 @@ class Leases:
         """
         whole = self._most_blocks(group)
         discount = self._shared_blocks(group.request, creditor)
-        self.budget.open_lease(record.tenant, whole - discount, whole, self._earliest_expiry())
-        record.charge, record.discount, record.ttl, record.lost = whole - discount, discount, ttl, None
+        cross_discount = self._shared_cross(record, creditor)
+        charge = whole - discount - cross_discount
+        self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry())
+        record.charge, record.ttl, record.lost = charge, ttl, None
+        record.discount, record.cross_discount = discount, cross_discount
 
     def extend(self, group: Group) -> None:
         """The lease of a running group has to cover more than it was charged for, or is given up."""
@@ -71,16 +76,19 @@ class Leases:
 
     def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
         """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
+        if record.cross is None and record.encoder is not None:
+            self._hold_cross(record)
         self._share_what_is_paid(record, kept, table)
         kept.table, kept.epochs = table, []
-        fresh = self.budget.hold(record.tenant, table)
-        self.budget.settle(record.tenant, fresh)
-        record.charge -= fresh
+        self._pay(record, table)
         self._add_holder(record)
 
     def hold_ended(self, record: Record) -> None:
         """A lease was promised to a request some of whose choices had ended. Raises InsufficientRetention."""
-        for kept, table in self._adopt(record):
+        adopted, cross = self._adopt(record)
+        if cross is not None:
+            cross.free()  # the first choice that is held takes it
+        for kept, table in adopted:
             self.hold(record, kept, table)
 
     # --- after its end -------------------------------------------------------------------------------------------
@@ -108,15 +116,20 @@ class Leases:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
         if record.ttl is not None:
             return
-        adopted = self._adopt(record)
-        tables = record.tables() + [table for _, table in adopted]
+        adopted, cross = self._adopt(record)
+        tables = record.tables() + [table for _, table in adopted] + ([] if cross is None else [cross])
         fresh = self.budget.num_unpaid(record.tenant, tables)
         try:
             self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry())
         except EngineError:
             _free(table for _, table in adopted)
+            if cross is not None:
+                cross.free()
             raise
         self.budget.settle(record.tenant, fresh)
+        if cross is not None:
+            self.budget.hold(record.tenant, cross)
+            record.cross = self._cross.hold(record.salt, cross, None)
         for kept, table in adopted:
             self.budget.hold(record.tenant, table)
             kept.table, kept.epochs = table, []
@@ -140,6 +153,9 @@ class Leases:
                 kept.epochs = kept.table.epochs()
                 kept.table.free()
                 kept.table = None
+        if record.cross is not None:
+            self._cross.let_go(record.cross)
+            record.cross = None
 
     def touch(self, record: Record) -> None:
         if record in self._on_device:
@@ -178,7 +194,8 @@ class Leases:
         num_output = min(params.max_tokens, group.charged_output)
         prompt, size = len(group.request.prompt_token_ids), self._pool.block_size
         shared = prompt // size
-        return shared + params.n * (-(-(prompt + num_output) // size) - shared)
+        own = shared + params.n * (-(-(prompt + num_output) // size) - shared)
+        return own + self._cross.num_blocks(group.request.encoder)
 
     def _shared_blocks(self, request: Request, creditor: Record | None) -> int:
         if creditor is None or request.lineage is None or not creditor.leased:
@@ -189,6 +206,29 @@ class Leases:
         alike = estate.tokens.common_prefix(TokenList(request.prompt_token_ids))
         most = min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1, alike)
         return most // self._pool.block_size
+
+    def _shared_cross(self, record: Record, creditor: Record | None) -> int:
+        if creditor is None or creditor.cross is None or not creditor.leased or creditor.salt != record.salt:
+            return 0
+        return len(creditor.cross.table)
+
+    def _hold_cross(self, record: Record) -> None:
+        """What is the same for all choices of a promised lease. REQUIRES: its group holds it, or it can be found"""
+        group = record.group
+        held = None if group is None or group.cross is None else group.cross.table.fork()
+        table = held or self._cross.find(record.salt)
+        assert table is not None, "a choice that ended with its blocks has its cross table"
+        if record.cross_discount and group is not None and group.parent is not None:
+            assert group.parent.cross is not None, "an open child keeps the lease of its parent"
+            table.share_front(group.parent.cross.table, record.cross_discount)
+        record.cross = self._cross.hold(record.salt, table, None)
+        self._pay(record, table)
+
+    def _pay(self, record: Record, table: BlockTable) -> None:
+        """From what was promised to a running request."""
+        fresh = self.budget.hold(record.tenant, table)
+        self.budget.settle(record.tenant, fresh)
+        record.charge -= fresh
 
     def _add_holder(self, record: Record) -> None:
         self._holders.add(record)
@@ -204,7 +244,7 @@ class Leases:
         """The choices of a request are charged for one prompt, and a child not for what its parent's lease holds. A
         preempted choice may have computed its own, and a child of a lease on the host has its own copy: these go."""
         size = self._pool.block_size
-        siblings = record.tables()
+        siblings = record.choice_tables()
         if siblings:
             table.share_front(siblings[0], kept.num_prompt // size)
         elif record.discount and record.group is not None and record.group.parent is not None and record.lineage:
@@ -214,23 +254,32 @@ class Leases:
 
     def _end_promise(self, record: Record) -> None:
         self.budget.settle(record.tenant, record.charge)
-        record.charge = record.discount = 0
+        record.charge = record.discount = record.cross_discount = 0
 
-    def _adopt(self, record: Record) -> list[tuple[KeptChoice, BlockTable]]:
-        """Tables of the choices that hold no blocks, which must all still be there."""
+    def _adopt(self, record: Record) -> tuple[list[tuple[KeptChoice, BlockTable]], BlockTable | None]:
+        """Tables of the choices that hold no blocks, and of the encoder input: all must still be there."""
         adopted = []
-        for kept in (kept for kept in record.kept.values() if kept.table is None):
+        absent = [kept for kept in record.kept.values() if kept.table is None]
+        cross = self._cross.find(record.salt) if record.encoder is not None and record.cross is None else None
+        if absent and record.encoder is not None and record.cross is None and cross is None:
+            raise self._blocks_are_gone(record)
+        for kept in absent:
             table, num_blocks = BlockTable.adopt(self._pool, record.salt, kept.epochs)
             adopted.append((kept, table))
             if kept.computed == 0 or num_blocks * self._pool.block_size < kept.computed:
                 _free(table for _, table in adopted)
-                raise InsufficientRetention(
-                    f"The request '{record.id}' cannot be leased any more: its blocks have been reused. Continue from "
-                    "it with `retain` to lease its tokens anew.",
-                    param="ttl",
-                    details={"budget_blocks": self.budget.capacity, "used_blocks": self.budget.used},
-                )
-        return adopted
+                if cross is not None:
+                    cross.free()
+                raise self._blocks_are_gone(record)
+        return adopted, cross
+
+    def _blocks_are_gone(self, record: Record) -> InsufficientRetention:
+        return InsufficientRetention(
+            f"The request '{record.id}' cannot be leased any more: its blocks have been reused. Continue from "
+            "it with `retain` to lease its tokens anew.",
+            param="ttl",
+            details={"budget_blocks": self.budget.capacity, "used_blocks": self.budget.used},
+        )
 
     def _earliest_expiry(self) -> float | None:
         self.next_expiry()

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine.cross import CrossTable
+from engine.encoder import EncoderInput
 from engine.sequence import Group, Sequence, Status
 from engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry
 
@@ -135,11 +137,14 @@ class Record:
     lineage: Lineage | None
     group: Group | None  # while it runs
     num_choices: int
+    encoder: EncoderInput | None = None
     ttl: float | None = None  # of its lease, promised or granted; None: it has none
     charge: int = 0  # blocks of the budget promised to it while it runs
     discount: int = 0  # blocks it shares with its parent, whose lease pays for them
+    cross_discount: int = 0  # the same of its cross table
     lost: str | None = None  # why it was not leased after all
     kept: dict[int, KeptChoice] = field(default_factory=dict)
+    cross: CrossTable | None = None  # of a lease, for all choices
     expires_at: float | None = None  # of a lease, on the engine's clock
     expires_at_wall: float | None = None
     children: int = 0
@@ -169,8 +174,12 @@ class Record:
     def estates(self) -> list[Estate]:
         return [estate for i in range(self.num_choices) if (estate := self.choice(i)) is not None]
 
-    def tables(self) -> list[BlockTable]:
+    def choice_tables(self) -> list[BlockTable]:
         return [kept.table for kept in self.kept.values() if kept.table is not None]
+
+    def tables(self) -> list[BlockTable]:
+        """All that its lease holds."""
+        return self.choice_tables() + ([] if self.cross is None else [self.cross.table])
 
     def num_held_blocks(self) -> int:
         """Blocks of its lease, shared ones once."""
@@ -198,6 +207,7 @@ class Record:
             cache_salt=self.cache_salt,
             choices=tuple(ParentChoice(tuple(e.tokens[:]), e.num_prompt, e.shown_len) for e in self.estates()),
             origin=self.origin,
+            encoder=self.encoder,
         )
 
     def as_entry(self, pool: BlockPool) -> RecordEntry:

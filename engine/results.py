@@ -95,8 +95,11 @@ def _accept(
     scheduler: Scheduler, sequence: Sequence, token: int, logprob: TokenLogprob | None, eos: tuple[int, ...]
 ) -> None:
     """Adds one sampled token to its sequence and ends the sequence if the token does."""
-    scheduler.accept_token(sequence, token)
     params = sequence.group.request.params
+    if params.rules is not None and params.rules.last is not None and sequence.num_output + 1 == params.max_tokens:
+        token = params.rules.last  # whatever was sampled
+        logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
+    scheduler.accept_token(sequence, token)
     ended: tuple[FinishReason, StopReason] | None = None
     if sequence.num_output >= params.min_tokens:
         if token in eos and params.ends_at_eos:

@@ -14,6 +14,7 @@ from typing import get_args
 
 from engine._C import BlockPool, BlockTable
 from engine.budget import LeaseBudget
+from engine.cross import CrossTables
 from engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from engine.leases import OPEN_ENDED_TOKENS, Leases
 from engine.records import KeptChoice, Record
@@ -42,7 +43,8 @@ class Settlement:
 class Retention:
     def __init__(self, limits: RetentionLimits, pool: BlockPool, wall: Callable[[], float]) -> None:
         budget = LeaseBudget(limits.budget_blocks, limits.budget_per_tenant, limits.max_leases)
-        self.leases = Leases(budget, pool, wall)
+        self.cross = CrossTables(pool)
+        self.leases = Leases(budget, pool, self.cross, wall)
         self._limits = limits
         self._pool = pool
         self._wall = wall
@@ -107,6 +109,7 @@ class Retention:
                 lineage=request.lineage,
                 group=group,
                 num_choices=request.params.n,
+                encoder=request.encoder,
             )
             if request.retain is not None:
                 if request.retain.open_ended:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from engine.sequence import NO_ROW, Sequence
-from engine.types import RowSpec
+from engine.types import RowSpec, SamplingParams
+
+_RECOGNISED = 32  # tokens by which the beginning of a sequence is told from the rest of it
 
 
 class SamplerRows:
@@ -16,7 +21,7 @@ class SamplerRows:
     def open(self, sequence: Sequence) -> RowSpec:
         sequence.row = self._free.pop()
         request = sequence.group.request
-        params = request.params
+        params = _with_rules(request.params, sequence)
         remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
         holds_back_eos = params.min_tokens > 0 and params.ends_at_eos
         return RowSpec(
@@ -43,3 +48,16 @@ class SamplerRows:
 
     def check_all_free(self) -> None:
         assert len(self._free) == self._num_rows, "sampler rows lost"
+
+
+def _with_rules(params: SamplingParams, sequence: Sequence) -> SamplingParams:
+    """The model's rules in terms that every sampler knows: a bias that excludes, and words that begin with the whole
+    prompt for what must not be the first token."""
+    rules = params.rules
+    if rules is None:
+        return params
+    bias = tuple((token, -math.inf) for token in rules.never)
+    begins = sequence.num_output == (rules.first is not None)
+    before = sequence.tokens[-_RECOGNISED:] if begins else []
+    words = tuple((*before, token) for token in rules.not_first) if begins else ()
+    return replace(params, logit_bias=params.logit_bias + bias, bad_words=params.bad_words + words)

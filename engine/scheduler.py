@@ -23,6 +23,7 @@ from engine import beam_groups
 from engine._C import BlockPool, BlockTable, TokenList
 from engine.beams import Alternatives, Turn
 from engine.cache import KvCache, Placement
+from engine.encoder import EncoderInput, EncoderSpec
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.sampler_rows import SamplerRows
@@ -37,6 +38,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     prefix_caching: bool
     max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
+    max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
 
     def tokens_of_step(self, streaming: bool) -> int:
         """The budget of a step, by whether a running sequence is past its prompt."""
@@ -56,6 +58,13 @@ class _Draft:
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
+    encoders: list[EncoderSpec] = field(default_factory=list)
+
+    def takes_encoder(self, placement: Placement, most: int) -> bool:
+        """Whether an encoder that has to run still fits the step's own budget for them."""
+        if placement.cross is None or not placement.cross.runs_encoder or not self.encoders:
+            return True
+        return sum(spec.input.length for spec in self.encoders) + placement.cross.encoder.length <= most
 
 
 class Scheduler:
@@ -90,10 +99,11 @@ class Scheduler:
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
         request = group.request
-        salt = pack_salt(request.tenant, request.cache_salt)
+        salt = salt_of(request)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
+        leader.begin()
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -109,7 +119,7 @@ class Scheduler:
         prompt = len(request.prompt_token_ids)
         shared = prompt // self.pool.block_size
         tail = self.blocks_for(prompt + request.params.max_tokens) - shared
-        return shared + 2 * beams.width * tail + beams.width
+        return shared + 2 * beams.width * tail + beams.width + self.cache.cross.num_blocks(request.encoder)
 
     @property
     def blocks_beside_leases(self) -> int:
@@ -129,6 +139,7 @@ class Scheduler:
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         sequence.group.num_finished += 1
+        self._release_cross(sequence.group)
 
     def close(self, group: Group) -> None:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
@@ -139,10 +150,13 @@ class Scheduler:
             del group.sequences[1:]
         for sequence in group.sequences:
             self.finish(sequence)
+        self._release_cross(group)
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
         sequence.table.uncommit(0)
+        if sequence.group.cross is not None:
+            self.cache.cross.distrust(sequence.group.cross)
         if sequence.group.record is not None:
             sequence.group.record.failed = True
 
@@ -162,7 +176,8 @@ class Scheduler:
         if not draft.chunks:
             return None
         swaps_out, swaps_in = self.cache.take_swaps()
-        return self._steps.make(draft.chunks, BlockMoves(swaps_out, swaps_in, draft.copies), draft.num_preempted)
+        moves = BlockMoves(swaps_out, swaps_in, draft.copies)
+        return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
@@ -297,6 +312,7 @@ class Scheduler:
         del self._running[sequence]
         self._rows.release(sequence)
         self._enqueue(sequence)
+        self._release_cross(sequence.group)
         return True
 
     def _restart(self, group: Group) -> None:
@@ -307,7 +323,9 @@ class Scheduler:
         prompt = TokenList(group.request.prompt_token_ids)
         group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        group.sequences[0].begin()
         self._enqueue(group.sequences[0])
+        self._release_cross(group)
 
     def _drop_beams(self, beams: Iterable[Sequence]) -> None:
         for beam in beams:
@@ -318,6 +336,16 @@ class Scheduler:
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
         sequence.num_computed = 0
+        self._release_cross(sequence.group)
+
+    def _release_cross(self, group: Group) -> None:
+        """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
+        if group.cross is None or any(
+            s.status is Status.RUNNING or (s.status is Status.WAITING and len(s.table)) for s in group.sequences
+        ):
+            return
+        self.cache.cross.let_go(group.cross)
+        group.cross = None
 
     # --- waiting sequences ---------------------------------------------------------------------------------------
 
@@ -354,12 +382,17 @@ class Scheduler:
         placement = self._place(sequence)
         if placement is None:
             return False
+        if not draft.takes_encoder(placement, self.limits.max_num_encoder_tokens):
+            placement.drop()
+            return False
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        self.cache.settle(placement, sequence)
+        encoder = self.cache.settle(placement, sequence)
+        if encoder is not None:
+            draft.encoders.append(encoder)
         group = sequence.group
         if group.admitted_at is None:
             group.admitted_at = draft.now
@@ -399,7 +432,8 @@ class Scheduler:
         """What it has, or would share, is in the way of leases that should move to the host: they move first."""
         self._swapped.pop(sequence, None)
         self._drop_blocks(sequence)
-        self.cache.make_room(self.blocks_for(len(sequence.tokens)))
+        cross = self.cache.cross.num_blocks(sequence.group.request.encoder)
+        self.cache.make_room(self.blocks_for(len(sequence.tokens)) + cross)
         placement = self.cache.place(sequence)
         if self.cache.make_room(placement.needed):
             return placement
@@ -425,15 +459,21 @@ class Scheduler:
                 num_computed=sequence.num_computed,
                 status=Status.RUNNING,
             )
+            child.begin()
             group.sequences.append(child)
             self._running[child] = None
         return list(group.sequences)
 
 
-def pack_salt(tenant: str, cache_salt: str) -> bytes:
-    """An exact key of who may share blocks: no two (tenant, salt) pairs give the same bytes."""
-    name = tenant.encode()
-    return len(name).to_bytes(4, "little") + name + cache_salt.encode()
+def salt_of(request: Request) -> bytes:
+    return pack_salt(request.tenant, request.cache_salt, request.encoder)
+
+
+def pack_salt(tenant: str, cache_salt: str, encoder: EncoderInput | None = None) -> bytes:
+    """An exact key of who may share blocks: no two (tenant, salt, encoder input) of a model give the same bytes."""
+    name, salt = tenant.encode(), cache_salt.encode()
+    head = len(name).to_bytes(4, "little") + name
+    return head + salt if encoder is None else head + len(salt).to_bytes(4, "little") + salt + encoder.key
 
 
 def _may_owe_blocks(sequence: Sequence) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine._C import BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
+from engine.cross import CrossTable
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -88,6 +89,15 @@ class Sequence:
         self.planned_len += 1
         self.accept(token_id)
 
+    def begin(self) -> None:
+        """The model may force the first token: it is known before anything is computed. Beams note it on their own."""
+        params = self.group.request.params
+        first = None if params.rules is None else params.rules.first
+        if first is not None and params.max_tokens > 0:
+            self.accept_known(first)
+            if self.group.search is None:
+                self.output.push(first, TokenLogprob(first, 0.0, 1), shown=True)
+
     @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""
@@ -119,6 +129,7 @@ class Group:
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
     search: BeamSearch | None = None  # of beams
     ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
+    cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
@@ -130,6 +141,10 @@ class Group:
         """Running slots it takes: before the fork it already holds those of its later choices."""
         beams = self.request.params.beams
         return self.request.params.n if beams is None else beams.width
+
+    @property
+    def runs(self) -> bool:
+        return any(s.status is Status.RUNNING for s in self.sequences)
 
     @property
     def finished(self) -> bool:

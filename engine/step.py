@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine._C import prepare_batch
+from engine._C import BlockTable, gather_tables, prepare_batch
 from engine.beams import BeamSearch
+from engine.encoder import EncoderSpec
 from engine.sampler_rows import SamplerRows
 from engine.sequence import NO_ROW, Group, Sequence
 from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
@@ -76,7 +77,7 @@ class StepMaker:
         self._prefix_caching = prefix_caching
         self._step = 0
 
-    def make(self, chunks: list[Chunk], moves: BlockMoves, num_preempted: int) -> Launch:
+    def make(self, chunks: list[Chunk], moves: BlockMoves, encoders: list[EncoderSpec], num_preempted: int) -> Launch:
         batch = prepare_batch(
             [c.sequence.table for c in chunks],
             [c.sequence.tokens for c in chunks],
@@ -89,6 +90,7 @@ class StepMaker:
         for chunk, start in zip(chunks, batch.query_start.tolist(), strict=False):
             self._conclude(outcome, chunk, start)
         self._step += 1
+        cross_tables, cross_lens = _cross_arrays(chunks)
         beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
         plan = StepPlan(
             step=self._step,
@@ -109,6 +111,9 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
+            encoders=tuple(encoders),
+            cross_tables=cross_tables,
+            cross_lens=cross_lens,
         )
         return Launch(
             plan,
@@ -151,6 +156,19 @@ class StepMaker:
             choice.note_sampling()
 
 
+def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:
+    """[S, MBX] blocks and [S] lengths of what the sequences of an encoder-decoder model attend to."""
+    if chunks[0].sequence.group.request.encoder is None:
+        return None, None
+    tables: list[BlockTable] = []
+    lens: list[int] = []
+    for group in (chunk.sequence.group for chunk in chunks):
+        assert group.cross is not None and group.request.encoder is not None
+        tables.append(group.cross.table)
+        lens.append(group.request.encoder.length)
+    return gather_tables(tables), np.asarray(lens, dtype=np.int32)
+
+
 def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
     return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
 
@@ -161,7 +179,6 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
     for group, tokens in outcome.beam_tokens.items():
         search = group.search
         assert search is not None and len(tokens) == len(search.running)
-        held_back = () if search.may_end else tuple(sorted(search.stop_token_ids))
         specs.append(
             BeamSpec(
                 request_id=group.request.id,
@@ -169,7 +186,7 @@ def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
                 first_sample=first,
                 scores=search.scores,
                 num_candidates=search.num_candidates,
-                held_back=held_back,
+                held_back=search.forbidden,
                 nodes=search.nodes,
                 end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
             )

@@ -143,6 +143,11 @@ class Request:
         assert self.keep_record or self.retain is None
         assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of both prompts; audio has none."""
+        return len(self.prompt_token_ids) + (0 if self.encoder is None else len(self.encoder.token_ids))
+
 
 # --- engine → server ---------------------------------------------------------------------------------------------
 
@@ -316,7 +321,7 @@ class BeamSpec:
     first_sample: int
     scores: FloatArray  # [R] summed log-probabilities so far
     num_candidates: int
-    held_back: tuple[int, ...]  # end tokens that must not come yet
+    held_back: tuple[int, ...]  # tokens that must not come: ends before min_tokens, the model's rules
     nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
     end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue
 

@@ -79,7 +79,8 @@ def test_imports_follow_the_architecture(scope: str) -> None:
 
 
 def test_only_the_kernels_and_the_cache_users_touch_the_extension() -> None:
-    cache_users = ("beam_groups", "budget", "cache", "leases", "records", "retention", "scheduler", "sequence", "step")
+    cache_users = ("beam_groups", "budget", "cache", "cross", "leases", "records", "retention")
+    cache_users += ("scheduler", "sequence", "step")
     allowed = {f"engine.{name}" for name in ("build", "catalogue", *cache_users)}
     touching = {m for m, p in modules().items() if any(inside(n, "engine._C") for n in imports_of(p))}
     assert {m for m in touching if not inside(m, "engine.kernels")} <= allowed

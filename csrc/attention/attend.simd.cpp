@@ -157,6 +157,23 @@ inline float mask_scores(float* scores, KeyRange computed, KeyRange seen, float 
   return largest_lane(best);
 }
 
+// scores[j] += table[clamp(offset + j, 0, last)] for the vectors of `computed`.
+void add_bias(float* scores, KeyRange computed, const float* table, int offset, int last) {
+  for (int j = computed.begin; j < computed.end; j += kLanes) {
+    const int from = offset + j;
+    VecF bias;
+    if (from >= 0 && from + kLanes - 1 <= last) {
+      bias = load(table + from);
+    } else {
+      for (int i = 0; i < kLanes; ++i) {
+        const int at = from + i;
+        bias[i] = table[at < 0 ? 0 : at > last ? last : at];
+      }
+    }
+    store(scores + j, load(scores + j) + bias);
+  }
+}
+
 // Running maxima and sums of some rows, in one split.
 struct RunningRows {
   float* m;       // [rows]
@@ -314,9 +331,20 @@ class TileAttention {
     return v;
   }
 
-  void weigh_rows(const View& v, int first, int count, StateRows state, float* shrink) {
+  void weigh_rows(const View& v, int first, int count, int tile_begin, StateRows state, float* shrink) {
+    if (p_.bias != nullptr) add_bias_rows(v, first, count, tile_begin);
     weigh(scratch_.scores, count, v.computed, v.seen, p_.soft_cap,
           {state.m + first, scratch_.lane_d + int64_t{first} * kLanes}, shrink);
+  }
+
+  void add_bias_rows(const View& v, int first, int count, int tile_begin) {
+    const int reach = static_cast<int>(p_.bias_reach);
+    for (int r = 0; r < count; ++r) {
+      const int head = job_.head * group_ + (first + r) % group_;
+      const int position = job_.tile->first_position + (first + r) / group_;
+      add_bias(scratch_.scores + r * kKeyTile, v.computed, p_.bias + int64_t{head} * (2 * reach + 1),
+               tile_begin - position + reach, 2 * reach);
+    }
   }
 
   template <class T>
@@ -326,7 +354,7 @@ class TileAttention {
     with_rows<kFewRows>(rows_, [&]<int R>() {
       score_few<R>(scratch_.q, rows, next, v.computed, dim_, scratch_.scores);
       float shrink[kShrinks];
-      weigh_rows(v, 0, R, state, shrink);
+      weigh_rows(v, 0, R, tile_begin, state, shrink);
       for (int j = v.any.begin; j < v.any.end; ++j)
         for (int d = 0; d < dim_; d += kLanes) fetch_ahead(next.at[j] + values + d);
       multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
@@ -356,7 +384,7 @@ class TileAttention {
                 DenseRows{scratch_.keys + v.computed.begin, kKeyTile}, scratch_.scores + v.computed.begin,
                 kKeyTile, dim_, (v.computed.end - v.computed.begin) / kLanes);
     float shrink[kShrinks];
-    weigh_rows(v, first, R, state, shrink);
+    weigh_rows(v, first, R, tile_begin, state, shrink);
     multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
                 DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
                 state.o + int64_t{first} * padded_dim_, padded_dim_, v.any.end - v.any.begin,

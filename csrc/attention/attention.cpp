@@ -24,6 +24,8 @@ void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
             p.layout.num_kv_heads == shape.num_kv_heads && p.layout.head_dim == shape.head_dim,
         "paged_attention: the plan was made for a cache of another shape");
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
+  check(p.bias == nullptr || (p.soft_cap == 0 && p.bias_reach >= 0 && p.bias_reach <= INT32_MAX / 4),
+        "paged_attention: a bias has a reach, and no soft cap beside it");
 }
 
 }  // namespace

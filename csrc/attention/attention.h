@@ -22,6 +22,10 @@ struct PagedAttentionParams {
   int64_t layer;
   float scale;
   float soft_cap;  // c: scores become c * tanh(score / c); 0: none
+  // Added to the scaled scores: bias[head, clamp(key - query, -reach, reach) + reach], by positions in the
+  // sequence. [NQ, 2 * reach + 1], or null. REQUIRES: no soft cap beside it.
+  const float* bias = nullptr;
+  int64_t bias_reach = 0;
 };
 
 // REQUIRES: `out` does not overlap `q`; no other call uses `plan` meanwhile.

@@ -25,13 +25,19 @@ struct RowState {
   float d = 0.0f;
 };
 
+struct QueryRow {
+  int head;  // of NQ
+  int position;
+};
+
 __device__ const float* key_of(const AttentionArgs& a, const int32_t* table, int kv_head, int key) {
   return static_cast<const float*>(a.keys) + table[key / a.block_size] * a.block_stride +
          static_cast<int64_t>(kv_head) * a.head_stride + key % a.block_size * a.head_dim;
 }
 
 __device__ void add_keys(const AttentionArgs& a, const int32_t* table, int kv_head,
-                         const float (&q)[kMaxPerLane], int key, int end, int lane, RowState& state) {
+                         const float (&q)[kMaxPerLane], const QueryRow& row, int key, int end, int lane,
+                         RowState& state) {
   float scores[kUnroll];
   const float* keys[kUnroll];
 #pragma unroll
@@ -42,7 +48,9 @@ __device__ void add_keys(const AttentionArgs& a, const int32_t* table, int kv_he
     for (int i = 0; i < kMaxPerLane; ++i)
       if (lane + 32 * i < a.head_dim) dot = fmaf(q[i], keys[u][lane + 32 * i], dot);
     dot = warp_sum(dot);
-    scores[u] = a.cap_factor > 0.0f ? score_in_log2<true>(dot, a) : score_in_log2<false>(dot, a);
+    scores[u] =
+        a.cap_factor > 0.0f ? score_in_log2<Scores::kSoftCap>(dot, a) : score_in_log2<Scores::kPlain>(dot, a);
+    if (a.bias != nullptr) scores[u] = BiasRow(a, row.head).add(scores[u], key + u, row.position);
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -72,7 +80,8 @@ __device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int kv_
   const int end = min(item.kv_end, position + 1);
   const int32_t* table = a.block_tables + item.sequence * a.max_blocks;
   RowState state;
-  for (int key = begin; key < end; key += kUnroll) add_keys(a, table, kv_head, q, key, end, lane, state);
+  for (int key = begin; key < end; key += kUnroll)
+    add_keys(a, table, kv_head, q, {head, position}, key, end, lane, state);
 
   float* out = static_cast<float*>(a.out) + (token * a.num_q_heads + head) * a.head_dim;
 #pragma unroll

@@ -38,6 +38,9 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   a.window = p.window > 0 ? p.window : INT_MAX / 2;
   a.score_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
   a.cap_factor = p.soft_cap * kLog2E;
+  a.bias = p.bias;
+  a.bias_reach = p.bias_reach;
+  a.far_position = p.causal ? 0 : kFarPosition;
   return a;
 }
 
@@ -60,15 +63,15 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
         "bf16 attention: block_size must be a power of two, at least 8");
   check(reinterpret_cast<uintptr_t>(p.q) % 16 == 0 && p.q_stride % 8 == 0,
         "rows of q must be 16-byte aligned");
-  const bool soft_cap = p.soft_cap > 0.0f;
+  const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     if (launches.prefill) {
       AttentionArgs prefill = a;
       prefill.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
       prefill.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
-      launch_prefill<D>(prefill, p.lists.blocks, soft_cap, stream);
+      launch_prefill<D>(prefill, p.lists.blocks, scores, stream);
     }
-    if (launches.decode) launch_decode<D>(a, p.lists.workers, soft_cap, stream);
+    if (launches.decode) launch_decode<D>(a, p.lists.workers, scores, stream);
   });
   const int merge_blocks = std::min(launches.max_merges, 2 * p.lists.workers);
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
@@ -80,6 +83,8 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
                           cudaStream_t stream) {
   check(p.layer >= 0 && p.layer < p.layout.num_layers, "layer outside the cache");
   check(p.scale > 0.0f && p.soft_cap >= 0.0f, "scale must be positive, soft_cap not negative");
+  check(p.bias == nullptr || (p.soft_cap == 0.0f && p.bias_reach >= 0 && p.bias_reach < kFarPosition),
+        "a bias has a reach, and no soft cap beside it");
   const AttentionArgs a = make_args(p);
   if (p.dtype == DType::kBF16) return launch_bf16(p, launches, a, stream);
   check(p.dtype == DType::kF32, "attention is for bf16 and f32");

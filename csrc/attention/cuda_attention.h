@@ -34,9 +34,14 @@ struct CudaAttentionParams {
   KvLayout layout;       // bf16: BS a power of two, at least 8; D 64, 128 or 256
   int64_t layer;
   int num_q_heads;
-  float scale;                  // > 0
-  float soft_cap;               // c: scores become c * tanh(score / c); 0: none
-  int window;                   // as in the list's shape
+  float scale;     // > 0
+  float soft_cap;  // c: scores become c * tanh(score / c); 0: none
+  // As in attention.h: [NQ, 2 * reach + 1] added to the scaled scores by distance, or null. No soft cap
+  // beside it.
+  const float* bias;
+  int bias_reach;
+  bool causal;                  // as in the list's shape
+  int window;                   // likewise
   const int32_t* block_tables;  // [S, MB], rows max_blocks apart
   int64_t max_blocks;
   const int32_t* work_list;  // [lists.size]

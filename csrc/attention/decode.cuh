@@ -110,7 +110,7 @@ class StepReader {
 
 // One warp's softmax state of 16 rows. A lane holds rows lane / 4 + {0, 8}: m[half], d[half] (its own
 // columns' part).
-template <int D, bool kSoftCap>
+template <int D, Scores kScores>
 class WarpState {
  public:
   __device__ WarpState(const AttentionArgs& a, const WorkItem& item, int head, int lane) : lane_(lane) {
@@ -120,8 +120,9 @@ class WarpState {
       const int row = lane / 4 + half * 8;
       const int token = row / a.group;
       position_[half] = item.first_position + min(token, item.num_tokens - 1);
+      q_head_[half] = head * a.group + row % a.group;
       const bf16* q = static_cast<const bf16*>(a.q) + (item.first_token + token) * a.q_stride +
-                      (head * a.group + row % a.group) * D + lane % 4 * 2;
+                      q_head_[half] * D + lane % 4 * 2;
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
         q_[k][half] = row < rows ? *reinterpret_cast<const uint32_t*>(q + k * 16) : 0;
@@ -185,7 +186,8 @@ class WarpState {
         const int position = position_[e >> 1];
         const bool seen =
             key >= item.kv_begin && key < item.kv_end && key <= position && key > position - a.window;
-        const float score = seen ? score_in_log2<kSoftCap>(scores[n][e], a) : -INFINITY;
+        float score = seen ? score_in_log2<kScores>(scores[n][e], a) : -INFINITY;
+        if constexpr (kScores == Scores::kBias) score = BiasRow(a, q_head_[e >> 1]).add(score, key, position);
         scores[n][e] = score;
         highest[e >> 1] = fmaxf(highest[e >> 1], score);
       }
@@ -219,6 +221,7 @@ class WarpState {
 
   const int lane_;
   int position_[2];
+  int q_head_[2];
   uint32_t q_[D / 16][4];
   float o_[D / 8][4] = {};
   float m_[2] = {-INFINITY, -INFINITY};
@@ -245,8 +248,8 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, int he
     for (int w = 0; w < kDecodeWarps; ++w) {
       if (!tiles[w]) continue;
       const float factor = exp2f(scales[w][row].x - finite_or_zero(m));
-      const auto& part =
-          *reinterpret_cast<const float4*>(tiles[w] + row * D + WarpState<D, false>::swizzled(row, column));
+      const auto& part = *reinterpret_cast<const float4*>(
+          tiles[w] + row * D + WarpState<D, Scores::kPlain>::swizzled(row, column));
       o = {o.x + factor * part.x, o.y + factor * part.y, o.z + factor * part.z, o.w + factor * part.w};
       d += factor * scales[w][row].y;
     }
@@ -265,7 +268,7 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, int he
   }
 }
 
-template <int D, bool kSoftCap>
+template <int D, Scores kScores>
 __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     decode_kernel(const __grid_constant__ AttentionArgs a) {
   using S = DecodeShape<D>;
@@ -289,7 +292,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     const WorkItem item = load_item(a.items, index);
     if (item.num_tokens == 0) break;
     index = item.next;
-    WarpState<D, kSoftCap> state(a, item, head, lane);
+    WarpState<D, kScores> state(a, item, head, lane);
     // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.
     int held = -1;
     for (int token = item.kv_begin / kStepKeys * kStepKeys + warp * kStepKeys; token < item.kv_end;
@@ -314,8 +317,10 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
 }
 
 template <int D>
-void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream) {
-  const auto kernel = soft_cap ? decode_kernel<D, true> : decode_kernel<D, false>;
+void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream) {
+  const auto kernel = scores == Scores::kPlain     ? decode_kernel<D, Scores::kPlain>
+                      : scores == Scores::kSoftCap ? decode_kernel<D, Scores::kSoftCap>
+                                                   : decode_kernel<D, Scores::kBias>;
   launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes,
                        Overlap::kPrevious},
                 stream, a);

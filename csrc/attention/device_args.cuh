@@ -14,6 +14,9 @@ struct TicketCounter {
   int32_t blocks_done;
 };
 
+// What becomes of q · k before the softmax.
+enum class Scores { kPlain, kSoftCap, kBias };
+
 struct AttentionArgs {
   const void* q;
   void* out;
@@ -39,6 +42,9 @@ struct AttentionArgs {
   int32_t window;      // INT_MAX / 2: all keys
   float score_factor;  // with a soft cap: scale / cap; else scale * log2(e)
   float cap_factor;    // cap * log2(e)
+  const float* bias;   // [NQ, 2 * bias_reach + 1], or null
+  int32_t bias_reach;
+  int32_t far_position;  // what the list added to the positions of queries
 };
 
 __device__ inline WorkItem load_item(const int4* items, int index) {
@@ -48,9 +54,9 @@ __device__ inline WorkItem load_item(const int4* items, int index) {
 }
 
 // Scores leave the tensor cores as q · k and enter the softmax in powers of two.
-template <bool kSoftCap>
+template <Scores kScores>
 __device__ inline float score_in_log2(float dot, const AttentionArgs& a) {
-  if constexpr (kSoftCap) {
+  if constexpr (kScores == Scores::kSoftCap) {
     // tanh(x) = 1 - 2 / (1 + e^2x), right at both infinities; the chip's own tanh has only 11 bits.
     const float e = exp2f(2.0f * 1.44269504f * a.score_factor * dot);
     return a.cap_factor * (1.0f - __fdividef(2.0f, 1.0f + e));
@@ -58,6 +64,25 @@ __device__ inline float score_in_log2(float dot, const AttentionArgs& a) {
     return dot * a.score_factor;
   }
 }
+
+// A head's bias by distance.
+class BiasRow {
+ public:
+  __device__ BiasRow(const AttentionArgs& a, int q_head)
+      : reach_(a.bias_reach),
+        shift_(a.far_position),
+        middle_(a.bias + q_head * (2 * a.bias_reach + 1) + a.bias_reach) {}
+
+  // score + bias, both in powers of two; positions as in the list.
+  __device__ float add(float score, int key, int position) const {
+    const int distance = max(-reach_, min(reach_, key - (position - shift_)));
+    return fmaf(__ldg(middle_ + distance), 1.44269504f, score);
+  }
+
+ private:
+  const int reach_, shift_;
+  const float* const middle_;
+};
 
 // A row's reference m only moves when a score exceeds it by this much (in powers of two): the state stays
 // exact because o and d use the same m, p stays below 2^8, and accumulators are almost never rescaled.
@@ -99,9 +124,9 @@ class Tickets {
 };
 
 template <int D>
-void launch_decode(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
+void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
 template <int D>
-void launch_prefill(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream);
+void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream);
 void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream);
 void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream);
 

@@ -97,14 +97,14 @@ class TileReader {
 };
 
 // One warp's rows of a tile. A lane holds rows lane / 4 + {0, 8} of each row tile t.
-template <int D, bool kSoftCap>
+template <int D, Scores kScores>
 class WarpTile {
  public:
   using S = PrefillShape<D>;
   static constexpr int kTiles = S::kRowTiles;
 
-  __device__ WarpTile(const AttentionArgs& a, const WorkItem& item)
-      : lane_(threadIdx.x % 32), first_row_(threadIdx.x / 32 * 16 * kTiles) {
+  __device__ WarpTile(const AttentionArgs& a, const WorkItem& item, int head)
+      : lane_(threadIdx.x % 32), first_row_(threadIdx.x / 32 * 16 * kTiles), head_(head) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -122,7 +122,8 @@ class WarpTile {
     const int last_position = item.first_position + item.num_tokens - 1;
     const bool edge = key + kUnitKeys > item.first_position + 1 || key + kUnitKeys > item.kv_end ||
                       key < item.kv_begin || key <= last_position - a.window;
-    if constexpr (kSoftCap) cap(a, scores);
+    if constexpr (kScores == Scores::kSoftCap) cap(a, scores);
+    if constexpr (kScores == Scores::kBias) add_bias(a, key, scores);
     if (edge) mask(a, item, key, scores);
     weigh(a, scores);
     multiply_values(scores, buffer + S::kKeyBytes);
@@ -178,7 +179,23 @@ class WarpTile {
 #pragma unroll
       for (int n = 0; n < kUnitKeys / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) scores[t][n][e] = score_in_log2<true>(scores[t][n][e], a);
+        for (int e = 0; e < 4; ++e) scores[t][n][e] = score_in_log2<Scores::kSoftCap>(scores[t][n][e], a);
+  }
+
+  __device__ void add_bias(const AttentionArgs& a, int key, float (&scores)[kTiles][kUnitKeys / 8][4]) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const BiasRow bias(a, head_ * a.group + row(t, half) % a.group);
+#pragma unroll
+        for (int n = 0; n < kUnitKeys / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores[t][n][half * 2 + e];
+            score = bias.add(score * a.score_factor, key + lane_ % 4 * 2 + n * 8 + e, position_[t][half]);
+          }
+      }
   }
 
   __device__ void mask(const AttentionArgs& a, const WorkItem& item, int key,
@@ -201,7 +218,7 @@ class WarpTile {
 
   // scores → softmax weights, relative to m.
   __device__ void weigh(const AttentionArgs& a, float (&scores)[kTiles][kUnitKeys / 8][4]) {
-    const float factor = kSoftCap ? 1.0f : a.score_factor;
+    const float factor = kScores == Scores::kPlain ? a.score_factor : 1.0f;
     float highest[kTiles][2];
     bool grows = false;
 #pragma unroll
@@ -315,6 +332,7 @@ class WarpTile {
 
   const int lane_;
   const int first_row_;
+  const int head_;
   int position_[kTiles][2];
   float o_[kTiles][D / 8][4] = {};
   float m_[kTiles][2];
@@ -322,7 +340,7 @@ class WarpTile {
 };
 
 // Attends one item and draws the next ticket meanwhile.
-template <int D, bool kSoftCap>
+template <int D, Scores kScores>
 __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket, uint8_t* shared) {
   // The item lies in shared memory because registers are all taken.
   __shared__ WorkItem item;
@@ -337,7 +355,7 @@ __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int t
   reader.read_ids(0, first_key);
   reader.read_ids(1, first_key + kUnitKeys);
   commit_copies();
-  WarpTile<D, kSoftCap> tile(a, item);
+  WarpTile<D, kScores> tile(a, item, head);
   wait_copies<0>();
   __syncthreads();
   reader.read_unit(0, first_key);
@@ -358,20 +376,22 @@ __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int t
   return next_ticket;
 }
 
-template <int D, bool kSoftCap>
+template <int D, Scores kScores>
 __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
     prefill_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   asm volatile("griddepcontrol.launch_dependents;");
   const Tickets tickets(a);
   for (int ticket = tickets.first(); ticket >= 0;)
-    ticket = attend_item<D, kSoftCap>(a, tickets, ticket, shared);
+    ticket = attend_item<D, kScores>(a, tickets, ticket, shared);
   if (threadIdx.x == 0) tickets.finish();
 }
 
 template <int D>
-void launch_prefill(const AttentionArgs& a, int blocks, bool soft_cap, cudaStream_t stream) {
-  const auto kernel = soft_cap ? prefill_kernel<D, true> : prefill_kernel<D, false>;
+void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream) {
+  const auto kernel = scores == Scores::kPlain     ? prefill_kernel<D, Scores::kPlain>
+                      : scores == Scores::kSoftCap ? prefill_kernel<D, Scores::kSoftCap>
+                                                   : prefill_kernel<D, Scores::kBias>;
   launch_kernel(Launch{kernel, dim3(blocks), kPrefillThreads, PrefillShape<D>::kBlockBytes}, stream, a);
 }
 

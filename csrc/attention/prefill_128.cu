@@ -1,5 +1,5 @@
 #include "attention/prefill.cuh"
 
 namespace bequest {
-template void launch_prefill<128>(const AttentionArgs& a, int workers, bool soft_cap, cudaStream_t stream);
+template void launch_prefill<128>(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
 }  // namespace bequest

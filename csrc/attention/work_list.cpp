@@ -47,7 +47,7 @@ void for_each_tile(const WorkShape& shape, const WorkListLayout& layout, const W
     if (query_len == 0 || seq_len == 0 || is_decode(shape, layout, query_len) != decode) continue;
     for (int32_t done = 0; done < query_len; done += tile_tokens) {
       const int32_t tokens = std::min(tile_tokens, query_len - done);
-      const int32_t position = shape.causal ? seq_len - query_len + done : seq_len;
+      const int32_t position = seq_len - query_len + done + (shape.causal ? 0 : kFarPosition);
       const int32_t kv_end = std::min(seq_len, position + tokens);
       const int32_t kv_begin = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
       f(Tile{static_cast<int32_t>(s), batch.query_start[s] + done, tokens, position, kv_begin, kv_end});

@@ -32,6 +32,8 @@ namespace bequest {
 
 inline constexpr int kDecodeRows = 16;  // one tensor-core tile
 inline constexpr int kUnitKeys = 64;
+// Added to the positions of queries that are not causal: past every key, and it can be taken off again.
+inline constexpr int kFarPosition = 1 << 28;
 
 struct WorkItem {
   int32_t sequence;     // whose block table holds the keys

@@ -57,9 +57,11 @@ void bind_attention(py::module_& m) {
   m.def(
       "paged_attention",
       [](Address q, int64_t q_stride, Address out, Address kv_cache, int kv_dtype, const KvSizes& kv_sizes,
-         int64_t layer, float scale, float soft_cap, const AttentionPlan& plan) {
+         int64_t layer, float scale, float soft_cap, Address bias, int64_t bias_reach,
+         const AttentionPlan& plan) {
         paged_attention({pointer<float>(q), q_stride, pointer<float>(out), pointer<void>(kv_cache),
-                         static_cast<DType>(kv_dtype), layout_of(kv_sizes), layer, scale, soft_cap},
+                         static_cast<DType>(kv_dtype), layout_of(kv_sizes), layer, scale, soft_cap,
+                         pointer<float>(bias), bias_reach},
                         plan);
       },
       py::call_guard<py::gil_scoped_release>());

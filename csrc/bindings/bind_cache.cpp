@@ -3,6 +3,7 @@
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -270,6 +271,24 @@ Batch prepare_batch(const py::sequence& tables, const py::sequence& tokens,
   return batch;
 }
 
+// [S, MB]: the blocks of each table, padded with the null block.
+py::array_t<int32_t> gather_tables(const py::sequence& tables) {
+  const std::vector<BlockTable*> rows = to_tables(tables);
+  ssize_t columns = 0;
+  for (const BlockTable* table : rows) {
+    check(table->resident(), "a table that was swapped out cannot be scheduled");
+    columns = std::max<ssize_t>(columns, table->num_blocks());
+  }
+  py::array_t<int32_t> gathered({static_cast<ssize_t>(rows.size()), columns});
+  int32_t* out = gathered.mutable_data();
+  for (const BlockTable* table : rows) {
+    const auto& entries = table->entries();
+    std::fill(std::copy(entries.begin(), entries.end(), out), out + columns, kNullBlock);
+    out += columns;
+  }
+  return gathered;
+}
+
 void bind_batch(py::module_& m) {
   py::class_<Batch>(m, "Batch")
       .def_readonly("input_ids", &Batch::input_ids)
@@ -281,6 +300,7 @@ void bind_batch(py::module_& m) {
   m.def("prepare_batch", &prepare_batch, py::arg("tables"), py::arg("tokens"), py::arg("computed"),
         py::arg("scheduled"), py::arg("last_rows"), py::arg("columns") = 0, py::arg("pad_tokens") = 0,
         py::arg("pad_rows") = 0);
+  m.def("gather_tables", &gather_tables, py::arg("tables"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cache/kv_copy_cuda.h"
 #include "ops/activation_cuda.h"
 #include "ops/gather_cuda.h"
+#include "ops/layer_norm_cuda.h"
 #include "ops/logprobs_cuda.h"
 #include "ops/norm_cuda.h"
 #include "ops/rope_cuda.h"
@@ -43,6 +44,12 @@ void bind_layers(py::module_& m) {
                           pointer<void>(out), DType(dtype), num_tokens, hidden, eps, tap},
                          stream_of(stream));
         });
+  m.def("cuda_layer_norm", [](Address x, Address residual, Address weight, Address bias, Address out,
+                              int dtype, int64_t num_tokens, int64_t hidden, float eps, Address stream) {
+    cuda::layer_norm({pointer<void>(x), pointer<void>(residual), pointer<void>(weight), pointer<void>(bias),
+                      pointer<void>(out), DType(dtype), num_tokens, hidden, eps},
+                     stream_of(stream));
+  });
   m.def("cuda_prepare_qkv",
         [](Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
            int64_t num_tokens, int64_t q_heads, int64_t k_heads, int64_t head_dim, Address q_weight,
@@ -76,6 +83,9 @@ void bind_layers(py::module_& m) {
     cuda::gated_activation({pointer<void>(gate_up), pointer<void>(out), DType(dtype), num_tokens,
                             intermediate, Activation(activation)},
                            stream_of(stream));
+  });
+  m.def("cuda_activate", [](Address x, int dtype, int64_t count, int activation, Address stream) {
+    cuda::activate({pointer<void>(x), DType(dtype), count, Activation(activation)}, stream_of(stream));
   });
   m.def("cuda_skinny_linear", [](Address x, Address weight, Address bias, Address out, int num_tokens,
                                  int64_t out_features, int64_t in_features, Address stream) {

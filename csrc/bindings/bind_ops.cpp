@@ -62,6 +62,14 @@ void bind_ops(py::module_& m) {
       },
       Unlocked());
   m.def(
+      "layer_norm",
+      [](Address x, Address residual, Address weight, Address bias, Address out, int64_t num_tokens,
+         int64_t hidden, float eps) {
+        layer_norm({pointer<const float>(x), pointer<float>(residual), pointer<const float>(weight),
+                    pointer<const float>(bias), pointer<float>(out), num_tokens, hidden, eps});
+      },
+      Unlocked());
+  m.def(
       "head_rms_norm",
       [](Address x, int64_t row_stride, Address weight, int64_t num_tokens, int64_t num_heads,
          int64_t head_dim, float eps) {
@@ -84,6 +92,12 @@ void bind_ops(py::module_& m) {
       [](Address gate_up, Address out, int64_t num_tokens, int64_t intermediate, int activation) {
         gated_activation({pointer<const float>(gate_up), pointer<float>(out), num_tokens, intermediate,
                           Activation(activation)});
+      },
+      Unlocked());
+  m.def(
+      "activate",
+      [](Address x, int64_t count, int activation) {
+        activate(pointer<float>(x), count, Activation(activation));
       },
       Unlocked());
 }

@@ -13,6 +13,8 @@ __device__ __forceinline__ float activate(float x) {
     return x / (1.0f + __expf(-x));
   } else if constexpr (kActivation == Activation::kGeluErf) {
     return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  } else if constexpr (kActivation == Activation::kRelu) {
+    return x < 0.0f ? 0.0f : x;  // NaN stays
   } else {
     // tanh by exp: fast math's own tanh is good to 11 bits only.
     const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
@@ -36,23 +38,52 @@ __global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {
   store_vector<T, W>(out + blockIdx.x * intermediate + i, a);
 }
 
+template <class T, int W, Activation kActivation>
+__global__ void plain_kernel(T* x, int64_t count) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * W;
+  if (i >= count) return;
+  float a[W];
+  load_vector<T, W>(x + i, a);
+#pragma unroll
+  for (int j = 0; j < W; ++j) a[j] = activate<kActivation>(a[j]);
+  store_vector<T, W>(x + i, a);
+}
+
+// f<activation>()
+template <class F>
+void with_activation(Activation activation, F&& f) {
+  switch (activation) {
+    case Activation::kSilu:
+      return f.template operator()<Activation::kSilu>();
+    case Activation::kGeluErf:
+      return f.template operator()<Activation::kGeluErf>();
+    case Activation::kGeluTanh:
+      return f.template operator()<Activation::kGeluTanh>();
+    case Activation::kRelu:
+      return f.template operator()<Activation::kRelu>();
+  }
+  fail("unknown activation");
+}
+
 template <class T, int W>
 void launch_width(const GatedParams& p, Stream stream) {
-  const auto run = [&]<Activation kActivation>() {
+  with_activation(p.activation, [&]<Activation kActivation>() {
     const dim3 grid(static_cast<unsigned>(p.num_tokens),
                     static_cast<unsigned>(ceil_div(p.intermediate, kThreads * W)));
     launch(gated_kernel<T, W, kActivation>, {.grid = grid, .block = kThreads, .overlaps_previous = true},
            stream, static_cast<const T*>(p.gate_up), static_cast<T*>(p.out), p.intermediate);
-  };
-  switch (p.activation) {
-    case Activation::kSilu:
-      return run.template operator()<Activation::kSilu>();
-    case Activation::kGeluErf:
-      return run.template operator()<Activation::kGeluErf>();
-    case Activation::kGeluTanh:
-      return run.template operator()<Activation::kGeluTanh>();
-  }
-  fail("gated_activation: unknown activation");
+  });
+}
+
+template <class T, int W>
+void launch_plain(const ActivateParams& p, Stream stream) {
+  with_activation(p.activation, [&]<Activation kActivation>() {
+    const auto blocks = static_cast<unsigned>(ceil_div(p.count, kThreads * W));
+    launch(plain_kernel<T, W, kActivation>, {.grid = blocks, .block = kThreads, .overlaps_previous = true},
+           stream, static_cast<T*>(p.x), p.count);
+  });
 }
 
 }  // namespace
@@ -64,6 +95,15 @@ void gated_activation(const GatedParams& p, Stream stream) {
     if (p.intermediate % kWide == 0 && is_aligned(p.gate_up, 16) && is_aligned(p.out, 16))
       return launch_width<T, kWide>(p, stream);
     launch_width<T, 1>(p, stream);
+  });
+}
+
+void activate(const ActivateParams& p, Stream stream) {
+  check(p.count >= 0, "activate: negative count");
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    if (p.count % kWide == 0 && is_aligned(p.x, 16)) return launch_plain<T, kWide>(p, stream);
+    launch_plain<T, 1>(p, stream);
   });
 }
 

@@ -1,11 +1,11 @@
-// Gated activations: out = f(gate) * up, where a row holds the gate's half and then the up's.
+// Activations: f(x), and gated ones: out = f(gate) * up, where a row holds the gate's half and then the up's.
 #pragma once
 
 #include <cstdint>
 
 namespace bequest {
 
-enum class Activation { kSilu, kGeluErf, kGeluTanh };
+enum class Activation { kSilu, kGeluErf, kGeluTanh, kRelu };
 
 struct GatedParams {
   const float* gate_up;  // [T, 2 * I], contiguous
@@ -17,5 +17,8 @@ struct GatedParams {
 
 // REQUIRES: I >= 1; out overlaps nothing else.
 void gated_activation(const GatedParams& p);
+
+// x [count] = f(x), in place.
+void activate(float* x, int64_t count, Activation activation);
 
 }  // namespace bequest

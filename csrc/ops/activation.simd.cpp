@@ -14,4 +14,15 @@ void gated_activation(const GatedParams& p) {
   });
 }
 
+void activate(float* x, int64_t count, Activation activation) {
+  with_activation(activation, [&]<class F>() {
+    // Whole vectors but for the last one: each element has the same bits wherever it lies.
+    const int64_t vectors = (count + kLanes - 1) / kLanes;
+    parallel_for(vectors, 1 + 8192 / kLanes, [&](int64_t begin, int64_t end) {
+      const int64_t last = end * kLanes < count ? end * kLanes : count;
+      apply_row<F>(x + begin * kLanes, last - begin * kLanes);
+    });
+  });
+}
+
 }  // namespace bequest::BEQUEST_ISA

@@ -1,4 +1,5 @@
-// Gated activations on the device: out = f(gate) * up, where a row holds the gate's half and then the up's.
+// Activations on the device: f(x), and gated ones: out = f(gate) * up, where a row holds the gate's half and
+// then the up's.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +21,14 @@ struct GatedParams {
 
 // REQUIRES: I >= 1; out overlaps nothing else.
 void gated_activation(const GatedParams& p, Stream stream);
+
+struct ActivateParams {
+  void* x;  // [count], changed in place
+  DType dtype;
+  int64_t count;
+  Activation activation;
+};
+
+void activate(const ActivateParams& p, Stream stream);
 
 }  // namespace bequest::cuda

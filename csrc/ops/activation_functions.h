@@ -41,6 +41,10 @@ struct GeluErf {
   }
 };
 
+struct Relu {
+  static VecF apply(VecF x) { return x < 0.0f ? VecF{} : x; }
+};
+
 // f<F>() for the functions of an activation.
 template <class F>
 void with_activation(Activation activation, F f) {
@@ -51,6 +55,8 @@ void with_activation(Activation activation, F f) {
       return f.template operator()<GeluErf>();
     case Activation::kGeluTanh:
       return f.template operator()<GeluTanh>();
+    case Activation::kRelu:
+      return f.template operator()<Relu>();
   }
   fail("unknown activation");
 }
@@ -67,6 +73,19 @@ void gate_row(const float* gate, const float* up, float* out, int64_t n) {
   std::memcpy(last_up, up + i, bytes);
   store(last_gate, F::apply(load(last_gate)) * load(last_up));
   std::memcpy(out + i, last_gate, bytes);
+}
+
+// x [n] = F(x)
+template <class F>
+void apply_row(float* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, F::apply(load(x + i)));
+  if (i == n) return;
+  float last[kLanes] = {};
+  const size_t bytes = (n - i) * sizeof(float);
+  std::memcpy(last, x + i, bytes);
+  store(last, F::apply(load(last)));
+  std::memcpy(x + i, last, bytes);
 }
 
 }  // namespace

@@ -19,6 +19,20 @@ struct RmsNormParams {
 // REQUIRES: H >= 1; out does not overlap the residual.
 void rms_norm(const RmsNormParams& p);
 
+struct LayerNormParams {
+  const float* x;       // [T, H], contiguous
+  float* residual;      // [T, H], contiguous, or null: residual += x, and the residual is what is normalised
+  const float* weight;  // [H]
+  const float* bias;    // [H]
+  float* out;           // [T, H], contiguous; may be x
+  int64_t num_tokens;
+  int64_t hidden;
+  float eps;
+};
+
+// (x - mean) / deviation * weight + bias. REQUIRES: H >= 1; out does not overlap the residual.
+void layer_norm(const LayerNormParams& p);
+
 struct HeadRmsNormParams {
   float* x;             // [T, heads, D], normalised in place over D; heads are contiguous
   int64_t row_stride;   // floats from one token to the next

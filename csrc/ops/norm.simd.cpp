@@ -6,23 +6,47 @@
 namespace bequest::BEQUEST_ISA {
 namespace {
 
-// Four chains hide the latency of the add; their number fixes the order of summation.
-float sum_of_squares(const float* x, int64_t n) {
+// Σ (x - mean)². Four chains hide the latency of the add; their number fixes the order of summation.
+float sum_of_squares(const float* x, int64_t n, float mean = 0.0f) {
+  const VecF means = broadcast(mean);
   VecF sums[4] = {};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
     for (int j = 0; j < 4; ++j) {
-      const VecF v = load(x + i + j * kLanes);
+      const VecF v = load(x + i + j * kLanes) - means;
       sums[j] = v * v + sums[j];
     }
   }
   for (; i + kLanes <= n; i += kLanes) {
-    const VecF v = load(x + i);
+    const VecF v = load(x + i) - means;
     sums[0] = v * v + sums[0];
   }
   float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  for (; i < n; ++i) sum += x[i] * x[i];
+  for (; i < n; ++i) sum += (x[i] - mean) * (x[i] - mean);
   return sum;
+}
+
+float sum_of(const float* x, int64_t n) {
+  VecF sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int j = 0; j < 4; ++j) sums[j] += load(x + i + j * kLanes);
+  for (; i + kLanes <= n; i += kLanes) sums[0] += load(x + i);
+  float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; ++i) sum += x[i];
+  return sum;
+}
+
+// x and out may be the same row.
+void centre_and_normalise(const float* x, const float* weight, const float* bias, float* out, int64_t n,
+                          float eps) {
+  const float mean = sum_of(x, n) / static_cast<float>(n);
+  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, mean) / static_cast<float>(n) + eps);
+  const VecF means = broadcast(mean), scales = broadcast(scale);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store(out + i, (load(x + i) - means) * scales * load(weight + i) + load(bias + i));
+  for (; i < n; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
 }
 
 // x and out may be the same row.
@@ -53,6 +77,20 @@ void rms_norm(const RmsNormParams& p) {
         x = residual;
       }
       normalise(x, p.weight, p.out + t * p.hidden, p.hidden, p.eps);
+    }
+  });
+}
+
+void layer_norm(const LayerNormParams& p) {
+  parallel_for(p.num_tokens, rows_per_chunk(p.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = p.x + t * p.hidden;
+      if (p.residual) {
+        float* residual = p.residual + t * p.hidden;
+        add_to(residual, x, p.hidden);
+        x = residual;
+      }
+      centre_and_normalise(x, p.weight, p.bias, p.out + t * p.hidden, p.hidden, p.eps);
     }
   });
 }

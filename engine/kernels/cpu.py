@@ -18,6 +18,11 @@ import torch
 from torch import Tensor
 
 from engine import _C
+from engine.kernels.cpu_activations import ACTIVATION_CODES
+from engine.kernels.cpu_activations import activate as activate
+from engine.kernels.cpu_activations import gated_activation as gated_activation
+from engine.kernels.cpu_activations import gelu_mul as gelu_mul
+from engine.kernels.cpu_activations import silu_mul as silu_mul
 from engine.kernels.cpu_weights import _DTYPE_CODES, PackedWeight
 from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
 from engine.kernels.cpu_weights import pack_quantised as pack_quantised
@@ -104,10 +109,6 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
     return out
 
 
-_SILU, _GELU_ERF, _GELU_TANH = 0, 1, 2  # as in csrc/ops/activation.h
-_ACTIVATIONS = {"silu": _SILU, "gelu": _GELU_ERF, "gelu_tanh": _GELU_TANH}
-
-
 def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
     """f(x · gateᵀ) * (x · upᵀ): x [T, K], weight [2 I, K] of the gate's rows, then the up's, bias [2 I] → [T, I].
 
@@ -122,7 +123,7 @@ def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor 
     if bias is not None:
         _check_f32(bias, n)
         bias_address = bias.data_ptr()
-    code = _ACTIVATIONS[activation]
+    code = ACTIVATION_CODES[activation]
     _C.gated_linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k, code)
     return out
 
@@ -169,6 +170,22 @@ def rms_norm(
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """x [T, H], weight and bias [H] → (x - mean) / deviation * weight + bias, [T, H]; `residual` as in rms_norm."""
+    num_tokens, hidden = x.shape
+    _check_f32(x, num_tokens, hidden)
+    _check_f32(weight, hidden)
+    _check_f32(bias, hidden)
+    out = torch.empty(num_tokens, hidden)
+    residual_address = 0
+    if residual is not None:
+        _check_f32(residual, num_tokens, hidden)
+        residual_address = residual.data_ptr()
+    addresses = x.data_ptr(), residual_address, weight.data_ptr(), bias.data_ptr(), out.data_ptr()
+    _C.layer_norm(*addresses, num_tokens, hidden, eps)
+    return out
+
+
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
     num_tokens, num_heads, head_dim, token_stride = _check_heads(x)
@@ -202,25 +219,6 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         head_dim,
         rotary_dim,
     )
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 I] → silu(gate) * up, [T, I]."""
-    return _gated(gate_up, _SILU)
-
-
-def gelu_mul(gate_up: Tensor, tanh: bool) -> Tensor:
-    """gate_up [T, 2 I] → gelu(gate) * up, [T, I]; `tanh`: the approximation by tanh, else the exact one by erf."""
-    return _gated(gate_up, _GELU_TANH if tanh else _GELU_ERF)
-
-
-def _gated(gate_up: Tensor, activation: int) -> Tensor:
-    num_tokens, doubled = gate_up.shape
-    _check_f32(gate_up, num_tokens, doubled)
-    assert doubled % 2 == 0, doubled
-    out = torch.empty(num_tokens, doubled // 2)
-    _C.gated_activation(gate_up.data_ptr(), out.data_ptr(), num_tokens, doubled // 2, activation)
-    return out
 
 
 # --- attention, cache, sampling ----------------------------------------------------------------------------------
@@ -370,17 +368,22 @@ def paged_attention(
     scale: float,
     soft_cap: float = 0.0,
     out: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, as f32 [T, NQ, D].
 
     q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16. With a soft cap
-    c > 0 a score s becomes c * tanh(s / c). Bit for bit, a row depends on its own q and on the keys it sees alone.
+    c > 0 a score s becomes c * tanh(s / c); with a bias f32 [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's
+    position less the query's, within [-R, R]. Bit for bit, a row depends on its own q and on the keys it sees alone.
     """
     shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
     assert q.shape == shape
     if out is None:
         out = torch.empty(shape, dtype=torch.float32)
     assert out.shape == shape and out.dtype == torch.float32 and out.is_contiguous()
+    if bias is not None:
+        assert bias.shape[1] % 2 == 1, bias.shape
+        _check_f32(bias, plan.num_q_heads, bias.shape[1])
     _C.paged_attention(
         q.data_ptr(),
         _row_stride(q),
@@ -391,6 +394,8 @@ def paged_attention(
         layer,
         scale,
         soft_cap,
+        0 if bias is None else bias.data_ptr(),
+        0 if bias is None else bias.shape[1] // 2,
         plan._plan,
     )
     return out

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import _C
+from engine.kernels.cpu_activations import ACTIVATION_CODES
 from engine.types import IntArray
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
@@ -142,6 +143,26 @@ def rms_norm(
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """x [T, H], weight and bias [H] → (x - mean) / deviation * weight + bias, [T, H]; `residual` as in rms_norm."""
+    num_tokens, hidden = x.shape
+    dtype = x.dtype
+    out = torch.empty_like(x)
+    _C.cuda_layer_norm(
+        _check(x, dtype, num_tokens, hidden),
+        _check_optional(residual, dtype, num_tokens, hidden),
+        _check(weight, dtype, hidden),
+        _check(bias, dtype, hidden),
+        out.data_ptr(),
+        _DTYPE_CODES[dtype],
+        num_tokens,
+        hidden,
+        eps,
+        _stream(),
+    )
+    return out
+
+
 MOST_SKINNY_ROWS = 32  # csrc/ops/skinny_linear_cuda.h
 _SKINNY_DEPTH_UNIT = 256
 # Where our kernels end before cuBLAS. A large weight keeps it busy enough to be as near to the bandwidth as they are;
@@ -179,20 +200,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-_SILU, _GELU_ERF, _GELU_TANH = 0, 1, 2  # csrc/ops/activation.h
-
-
 def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """gate_up [T, 2 I] → silu(gate) * up, [T, I]."""
-    return _gated(gate_up, _SILU, out)
+    return gated_activation(gate_up, "silu", out)
 
 
 def gelu_mul(gate_up: Tensor, tanh: bool, out: Tensor | None = None) -> Tensor:
     """gate_up [T, 2 I] → gelu(gate) * up, [T, I]; `tanh`: the approximation by tanh, else the exact one by erf."""
-    return _gated(gate_up, _GELU_TANH if tanh else _GELU_ERF, out)
+    return gated_activation(gate_up, "gelu_tanh" if tanh else "gelu", out)
 
 
-def _gated(gate_up: Tensor, activation: int, out: Tensor | None) -> Tensor:
+def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+    """gate_up [T, 2 I] → f(gate) * up, [T, I]."""
     num_tokens, doubled = gate_up.shape
     assert doubled % 2 == 0, doubled
     out = _result(out, gate_up, num_tokens, doubled // 2)
@@ -202,10 +221,18 @@ def _gated(gate_up: Tensor, activation: int, out: Tensor | None) -> Tensor:
         _DTYPE_CODES[gate_up.dtype],
         num_tokens,
         doubled // 2,
-        activation,
+        ACTIVATION_CODES[activation],
         _stream(),
     )
     return out
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """f(x) in place, any shape; returns x."""
+    _C.cuda_activate(
+        _check(x, x.dtype, *x.shape), _DTYPE_CODES[x.dtype], x.numel(), ACTIVATION_CODES[activation], _stream()
+    )
+    return x
 
 
 # --- queries, keys and values -------------------------------------------------------------------------------------

@@ -127,8 +127,8 @@ class CudaAttentionPlan:
         prefill: bool,
         max_merges: int,
     ) -> None:
-        for tensor in (work_list, block_tables):
-            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.is_contiguous()
+        for tensor in (work_list, block_tables):  # tables may be columns of a wider array
+            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.stride(-1) == 1
         assert work_list.shape == (workspace.list_len,) and work_list.data_ptr() % 16 == 0 and block_tables.dim() == 2
         self.workspace = workspace
         self.work_list = work_list
@@ -144,11 +144,14 @@ def paged_attention(
     scale: float,
     soft_cap: float = 0.0,
     out: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, [T, NQ, D] in q's dtype.
 
     q [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D]; both of the workspace's dtype.
-    With a soft cap c > 0 a score s becomes c * tanh(s / c). Rows of `out` that belong to no sequence stay as they are.
+    With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias float32 [NQ, 2 R + 1] it becomes
+    s + bias[head, d + R], d the key's position less the query's, within [-R, R]. Rows of `out` that belong to no
+    sequence stay as they are.
     """
     workspace = plan.workspace
     num_tokens = q.shape[0]
@@ -160,6 +163,9 @@ def paged_attention(
     if out is None:
         out = torch.empty(shape, dtype=q.dtype, device=q.device)
     assert out.shape == shape and out.dtype == q.dtype and out.is_contiguous()
+    if bias is not None:
+        assert bias.dtype == torch.float32 and bias.is_cuda and bias.is_contiguous()
+        assert bias.shape[0] == workspace.num_q_heads and bias.shape[1] % 2 == 1, bias.shape
     decode, prefill, max_merges = plan._launches
     _C.cuda_paged_attention(
         workspace._work,
@@ -171,6 +177,8 @@ def paged_attention(
         layer,
         scale,
         soft_cap,
+        0 if bias is None else bias.data_ptr(),
+        0 if bias is None else bias.shape[1] // 2,
         plan.block_tables.data_ptr(),
         plan.block_tables.stride(0),
         plan.work_list.data_ptr(),

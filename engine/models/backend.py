@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.kernels import cpu as kernels
+from engine.models.config import Activation as Activation
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
 # A matrix in the form that the backend multiplies; it tells its `nbytes`.
 Matrix = Any
 # The work of one step's attention, made by the runner of the same backend.
@@ -73,12 +73,29 @@ class Backend(Protocol):
         """residual += x in place; the normed residual, [T, H]."""
         ...
 
-    def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
-        """Norms (if any) and rotates queries and keys, stores keys and values; the queries [T, NQ, D]."""
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+        """residual += x in place, if there is one; the sum less its mean, normed, times weight, plus bias: [T, H]."""
         ...
 
-    def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
-        """[T, NQ, D] → [T, NQ, D]"""
+    def prepare_qkv(
+        self, projected: Projected, num_heads: int, cos_sin: Tensor | None, norm: HeadNorm | None
+    ) -> Tensor:
+        """Norms and rotates queries and keys (if given), stores keys and values; the queries [T, NQ, D]."""
+        ...
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
+        """Stores k, v [T, NKV, D] (views of a fused row are fine) at slots [T] int64; -1 is nowhere."""
+        ...
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float, bias: Tensor | None = None
+    ) -> Tensor:
+        """[T, NQ, D] → [T, NQ, D]. `bias` [NQ, 2 R + 1] float32 is added to the scaled scores of a head, by distance:
+        key position less query position, clamped to [-R, R]."""
+        ...
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """[T, I] → [T, I]; may be x itself, changed."""
         ...
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -113,24 +130,35 @@ class CpuBackend:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
         return kernels.rms_norm(x, weight, eps, residual)
 
-    def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+        return kernels.layer_norm(x, weight, bias, eps, residual)
+
+    def prepare_qkv(
+        self, projected: Projected, num_heads: int, cos_sin: Tensor | None, norm: HeadNorm | None
+    ) -> Tensor:
         num_kv_heads, head_dim = projected.kv_cache.shape[3], projected.kv_cache.shape[5]
         heads = projected.qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
         q, k, v = heads[:, :num_heads], heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
         if norm is not None:
             kernels.head_rms_norm(q, norm.q_weight, norm.eps)
             kernels.head_rms_norm(k, norm.k_weight, norm.eps)
-        kernels.rotary(q, k, projected.positions, cos_sin)
+        if cos_sin is not None:
+            kernels.rotary(q, k, projected.positions, cos_sin)
         kernels.write_kv(k, v, projected.kv_cache, projected.layer, projected.slot_mapping)
         return q
 
-    def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
-        return kernels.paged_attention(q, kv_cache, layer, work, scale)
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
+        kernels.write_kv(k, v, kv_cache, layer, slot_mapping)
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float, bias: Tensor | None = None
+    ) -> Tensor:
+        return kernels.paged_attention(q, kv_cache, layer, work, scale, bias=bias)
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return kernels.activate(x, activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         if weight.can_gate:
             return kernels.gated_linear(x, weight, activation, bias)
-        gate_up = kernels.linear(x, weight, bias)
-        if activation == "silu":
-            return kernels.silu_mul(gate_up)
-        return kernels.gelu_mul(gate_up, tanh=activation == "gelu_tanh")
+        return kernels.gated_activation(kernels.linear(x, weight, bias), activation)

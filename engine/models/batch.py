@@ -31,3 +31,20 @@ class ModelInput:
         None  # [rows] int32: an input id of -(row + 1) means the last token of that sampler row
     )
     read: ReadRows | None = None  # None: every row is
+    cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInputs:
+    """E states of any number of encoder inputs, one after another; an input sees itself alone.
+
+    Keys and values of a layer pass through a scratch that looks like a cache of one layer (engine.models.encoder_batch
+    places them).
+    """
+
+    attention: AttentionWork  # not causal, of all E states over the scratch's tables
+    scratch: Tensor  # [NB', 1, 2, NKV, BS', D]
+    slots: Tensor  # [E] int64 in the scratch
+    positions: Tensor  # [E] int32 in their inputs
+    token_ids: Tensor | None = None  # [E] int32, of text
+    features: tuple[Tensor, ...] = ()  # [n_mels, frames] float32 each, of audio

@@ -46,7 +46,12 @@ class CudaBackend:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
         return cuda.rms_norm(x, weight, eps, residual)
 
-    def prepare_qkv(self, projected: Projected, num_heads: int, cos_sin: Tensor, norm: HeadNorm | None) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+        return cuda.layer_norm(x, weight, bias, eps, residual)
+
+    def prepare_qkv(
+        self, projected: Projected, num_heads: int, cos_sin: Tensor | None, norm: HeadNorm | None
+    ) -> Tensor:
         return cuda.prepare_qkv(
             projected.qkv,
             num_heads,
@@ -58,11 +63,16 @@ class CudaBackend:
             None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps),
         )
 
-    def attention(self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float) -> Tensor:
-        return cuda_attention.paged_attention(q, kv_cache, layer, work, scale)
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
+        cuda.write_kv(k, v, kv_cache, layer, slot_mapping)
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float, bias: Tensor | None = None
+    ) -> Tensor:
+        return cuda_attention.paged_attention(q, kv_cache, layer, work, scale, bias=bias)
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return cuda.activate(x, activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
-        gate_up = cuda.linear(x, weight, bias)
-        if activation == "silu":
-            return cuda.silu_mul(gate_up)
-        return cuda.gelu_mul(gate_up, tanh=activation == "gelu_tanh")
+        return cuda.gated_activation(cuda.linear(x, weight, bias), activation)

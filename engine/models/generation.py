@@ -30,6 +30,19 @@ GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "
 class GenerationDefaults:
     eos_token_ids: tuple[int, ...]  # any of them ends a generation; ascending
     sampling: dict[str, float | int] = field(default_factory=dict)
+    decoding: DecodingDefaults | None = None  # of an encoder-decoder model
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingDefaults:
+    """How the decoder of an encoder-decoder model begins and what `generate` forces or forbids."""
+
+    start_token_id: int
+    prompt: tuple[int, ...]  # where the request has none
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -51,7 +64,49 @@ def hf_generation_defaults(directory: Path, config: Fields) -> GenerationDefault
     generation = Fields(read_json(path) if path.exists() else {}, path.name)
     ends = {*generation.integers("eos_token_id"), *config.integers("eos_token_id"), *_tokenizer_end(directory)}
     sampling = {name: generation.number(name) for name in SAMPLING_FIELDS if generation.has(name)}
-    return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling))
+    decodes = _architecture(config).endswith("ForConditionalGeneration")
+    decoding = decoding_defaults(generation, config) if decodes else None
+    return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling), decoding)
+
+
+def decoding_defaults(generation: Fields, config: Fields) -> DecodingDefaults:
+    """From generation_config.json, or what older checkpoints say of it in config.json."""
+
+    def one(name: str) -> int | None:
+        return next((ids[0] for source in (generation, config) if (ids := source.integers(name))), None)
+
+    def several(name: str) -> tuple[int, ...]:
+        return tuple(sorted({*(generation if generation.has(name) else config).integers(name)}))
+
+    start = one("decoder_start_token_id")
+    start = one("pad_token_id") if start is None else start  # T5's
+    if start is None:
+        raise ModelError(f"{config.source} has no decoder_start_token_id, so that nobody knows how its decoder begins")
+    forced_bos = one("forced_bos_token_id")
+    return DecodingDefaults(
+        start,
+        (start, *_after_start(generation, config, forced_bos)),
+        forced_bos,
+        one("forced_eos_token_id"),
+        several("suppress_tokens"),
+        several("begin_suppress_tokens"),
+    )
+
+
+def _after_start(generation: Fields, config: Fields, forced_bos: int | None) -> tuple[int, ...]:
+    """The control tokens of an answer: BART's BOS, a language of mBART's, Whisper's language, task and timestamps."""
+    if _architecture(config).startswith("Whisper"):
+        languages, tasks = generation.raw("lang_to_id") or {}, generation.raw("task_to_id") or {}
+        control = [languages.get("<|en|>"), tasks.get("transcribe"), generation.raw("no_timestamps_token_id")]
+        return tuple(token for token in control if isinstance(token, int))
+    if forced_bos is not None:
+        return (forced_bos,)
+    return config.integers("bos_token_id") if _architecture(config).startswith("Bart") else ()
+
+
+def _architecture(config: Fields) -> str:
+    names = config.raw("architectures", [])
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def gguf_generation_defaults(file: GGUFFile) -> GenerationDefaults:

@@ -85,3 +85,19 @@ class RMSNorm:
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """[T, H] → [T, H]: x is added to the residual, in place, and the sum is normed."""
         return self.backend.rms_norm(x, self.weight, self.eps, residual)
+
+
+class LayerNorm:
+    def __init__(self, backend: Backend, weight: Tensor, bias: Tensor, eps: float) -> None:
+        self.backend = backend
+        self.weight = weight  # [H]
+        self.bias = bias  # [H]
+        self.eps = eps
+
+    @classmethod
+    def load(cls, loader: Loader, name: str, eps: float) -> LayerNorm:
+        return cls(loader.backend, loader.vector([f"{name}.weight"]), loader.vector([f"{name}.bias"]), eps)
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """[T, H] → [T, H]: x is added to the residual (if any), in place, and the sum is normed."""
+        return self.backend.layer_norm(x, self.weight, self.bias, self.eps, residual)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +16,9 @@ from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype
 from engine.models.dummy import DummySource
+from engine.models.encoder_decoder import EncoderDecoder
+from engine.models.encoder_decoder_config import EncoderDecoderConfig
+from engine.models.families import FAMILIES, find_family
 from engine.models.fields import Fields
 from engine.models.generation import (
     GenerationDefaults,
@@ -27,20 +32,22 @@ from engine.models.padding import pad_heads
 from engine.models.safetensors_loader import SafetensorsSource
 from engine.models.weights import WeightSource, check_tensors, expected_tensors
 
+ModelConfig = DecoderConfig | EncoderDecoderConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """An opened checkpoint, its weights still in the files."""
 
-    config: DecoderConfig
+    config: ModelConfig
     source: WeightSource
     generation: GenerationDefaults
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    model: Decoder
-    config: DecoderConfig
+    model: Decoder | EncoderDecoder
+    config: ModelConfig
     generation: GenerationDefaults
     dtype: torch.dtype  # of the stored weights
     max_model_len: int
@@ -65,10 +72,10 @@ def load_model(
     length = _resolve_length(config, max_model_len)
     on_cpu = backend.device.type == "cpu"
     storage = resolve_dtype(dtype, source.dtype, cpu_has_bfloat16()) if on_cpu else resolve_cuda_dtype(dtype)
-    num_parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    num_parameters = sum(math.prod(shape) for shape in _tensors(config).values())
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
-    model = Decoder(config, Loader(source, backend, storage), length)
+    model = _build(config, Loader(source, backend, storage), length)
     return LoadedModel(
         model=model,
         config=config,
@@ -85,16 +92,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")
     checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
-    check_tensors(checkpoint.source, checkpoint.config)
+    config = checkpoint.config
+    if isinstance(config, EncoderDecoderConfig):
+        return replace(checkpoint, config=FAMILIES[config.architecture].check(checkpoint.source, config))
+    check_tensors(checkpoint.source, config)
     return checkpoint
 
 
 def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
     """The model that config.json describes, with random weights made on the device: for measuring."""
     values = read_json(directory / "config.json")
-    config = parse_hf_config(values, str(directory / "config.json"))
+    config = _parse(values, str(directory / "config.json"))
     generation = hf_generation_defaults(directory, Fields(values, str(directory)))
-    return Checkpoint(config, DummySource(expected_tensors(config), device), generation)
+    return Checkpoint(config, DummySource(_tensors(config), device), generation)
 
 
 def _open_directory(directory: Path) -> Checkpoint:
@@ -104,7 +114,7 @@ def _open_directory(directory: Path) -> Checkpoint:
         hint = f"; name the file itself: {', '.join(files)}" if files else ""
         raise ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
     values = read_json(path)
-    config = parse_hf_config(values, str(path))
+    config = _parse(values, str(path))
     generation = hf_generation_defaults(directory, Fields(values, str(path)))
     return Checkpoint(config, SafetensorsSource(directory), generation)
 
@@ -119,7 +129,28 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(config, GGUFSource(file, config), gguf_generation_defaults(file))
 
 
-def _resolve_length(config: DecoderConfig, max_model_len: int | None) -> int:
+def _parse(values: Mapping[str, Any], source: str) -> ModelConfig:
+    found = find_family(values.get("architectures"))
+    if found is None:
+        return parse_hf_config(values, source)
+    architecture, family = found
+    config: EncoderDecoderConfig = family.parse(Fields(values, source), architecture)
+    return config
+
+
+def _tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    if isinstance(config, EncoderDecoderConfig):
+        return FAMILIES[config.architecture].expected_tensors(config)
+    return expected_tensors(config)
+
+
+def _build(config: ModelConfig, loader: Loader, num_positions: int) -> Decoder | EncoderDecoder:
+    if isinstance(config, EncoderDecoderConfig):
+        return FAMILIES[config.architecture].model(config, loader)
+    return Decoder(config, loader, num_positions)
+
+
+def _resolve_length(config: ModelConfig, max_model_len: int | None) -> int:
     if max_model_len is not None and max_model_len > config.max_position:
         raise ModelError(f"max_model_len {max_model_len} is more than the model's own {config.max_position} positions")
     return max_model_len or config.max_position

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +19,13 @@ from torch import Tensor
 from engine.errors import ModelError
 from engine.kernels.cpu_weights import QuantisedRows
 from engine.models.config import DecoderConfig
+from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.weights import WeightSource
 
+Config = TypeVar("Config", bound=DecoderConfig | EncoderDecoderConfig)
 
-def pad_heads(
-    config: DecoderConfig, source: WeightSource, sizes: tuple[int, ...]
-) -> tuple[DecoderConfig, WeightSource]:
+
+def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> tuple[Config, WeightSource]:
     """The same model with heads of the smallest of `sizes` that holds them."""
     padded = min((size for size in sizes if size >= config.head_dim), default=None)
     if padded is None:
@@ -31,8 +33,10 @@ def pad_heads(
         raise ModelError(f"{config.architecture}: heads of {config.head_dim} are too large, {most} is the most here")
     if padded == config.head_dim:
         return config, source
-    wide = replace(config, head_dim=padded, head_padding=padded - config.head_dim)
-    return wide, PaddedHeads(source, config.head_dim, padded)
+    changes: dict[str, Any] = {"head_dim": padded, "head_padding": padded - config.head_dim}
+    if isinstance(config, EncoderDecoderConfig):
+        changes["encoder"] = replace(config.encoder, head_dim=padded)
+    return replace(config, **changes), PaddedHeads(source, config.head_dim, padded)
 
 
 class PaddedHeads:
@@ -60,10 +64,10 @@ class PaddedHeads:
     def load(self, name: str) -> Tensor:
         tensor = self._source.load(name)
         match name.rsplit(".", 2)[-2:]:
-            case [("q_proj" | "k_proj" | "v_proj"), _]:
+            case [("q_proj" | "k_proj" | "v_proj" | "q" | "k" | "v"), _]:
                 heads = tensor.unflatten(0, (-1, self._head_dim))  # [heads, D] or [heads, D, K]
                 return self._pad(heads, dim=1).flatten(0, 1)
-            case ["o_proj", "weight"]:
+            case [("o_proj" | "out_proj" | "o"), "weight"]:
                 heads = tensor.unflatten(1, (-1, self._head_dim))  # [H, heads, D]
                 return self._pad(heads, dim=2).flatten(1, 2)
             case [("q_norm" | "k_norm"), _]:

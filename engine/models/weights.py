@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
@@ -84,8 +84,15 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 def check_tensors(source: WeightSource, config: DecoderConfig) -> None:
     """Refuses a checkpoint that lacks a tensor, has one nobody would read, or one of another shape."""
-    expected = expected_tensors(config)
-    present = {name for name in source.names() if not _is_harmless(name, config)}
+    present = [name for name in source.names() if not _is_harmless(name, config)]
+    check_shapes(source, present, expected_tensors(config), config.architecture)
+
+
+def check_shapes(
+    source: WeightSource, names: Collection[str], expected: Mapping[str, tuple[int, ...]], architecture: str
+) -> None:
+    """The same of those `names` in the checkpoint that are not to be overlooked."""
+    present = set(names)
     faults = [f"{name} is missing" for name in expected if name not in present]
     faults += [f"{name} is not a tensor of this architecture" for name in sorted(present - expected.keys())]
     for name, shape in expected.items():
@@ -94,7 +101,7 @@ def check_tensors(source: WeightSource, config: DecoderConfig) -> None:
     if faults:
         more = [f"and {len(faults) - MOST_NAMED} more"] if len(faults) > MOST_NAMED else []
         listed = "; ".join([*faults[:MOST_NAMED], *more])
-        raise ModelError(f"{source.description} does not fit {config.architecture} as configured: {listed}")
+        raise ModelError(f"{source.description} does not fit {architecture} as configured: {listed}")
 
 
 def _is_harmless(name: str, config: DecoderConfig) -> bool:

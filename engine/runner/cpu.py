@@ -10,8 +10,10 @@ import torch
 from engine.kernels import cpu as kernels
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.decoder import Decoder
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.beams import CpuBeams
 from engine.runner.catalogues import PlacedCatalogues
+from engine.runner.encoders import encode_on_cpu
 from engine.runner.read_rows import ReadTokens, read_tokens
 from engine.runner.sampling import RowSampler
 from engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
@@ -23,7 +25,9 @@ _LOGIT_ROWS = 64
 class CpuRunner:
     """Owns the weights, the KV cache and the sampler rows."""
 
-    def __init__(self, model: Decoder, kv_cache: torch.Tensor, host_cache: torch.Tensor, max_rows: int) -> None:
+    def __init__(
+        self, model: Decoder | EncoderDecoder, kv_cache: torch.Tensor, host_cache: torch.Tensor, max_rows: int
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
@@ -41,6 +45,9 @@ class CpuRunner:
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
+        if plan.encoders:
+            assert isinstance(self._model, EncoderDecoder)
+            encode_on_cpu(self._model, self._kv_cache, plan.encoders)
         read = read_tokens(plan)
         hidden = self._model.forward(self._batch(plan, read))  # [R, H]
         prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
@@ -63,19 +70,31 @@ class CpuRunner:
             read=None
             if read is None
             else ReadRows(torch.from_numpy(read.rows), self._attention(plan, read.query_start, last_window)),
+            cross=self._cross(plan),
         )
 
+    def _cross(self, plan: StepPlan) -> kernels.AttentionPlan | None:
+        if plan.cross_tables is None or plan.cross_lens is None:
+            return None
+        return self._plan(plan.query_start, plan.cross_lens, plan.cross_tables, causal=False)
+
     def _attention(self, plan: StepPlan, query_start: IntArray, window: int) -> kernels.AttentionPlan:
+        return self._plan(query_start, plan.seq_lens, plan.block_tables, window=window)
+
+    def _plan(
+        self, query_start: IntArray, lens: IntArray, tables: IntArray, *, causal: bool = True, window: int = 0
+    ) -> kernels.AttentionPlan:
         config = self._model.config
         return kernels.AttentionPlan(
             query_start,
-            plan.seq_lens,
-            plan.block_tables,
+            lens,
+            tables,
             num_q_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=self._kv_cache.shape[4],
             num_blocks=self._kv_cache.shape[0],
+            causal=causal,
             window=window,
         )
 

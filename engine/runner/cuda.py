@@ -18,8 +18,10 @@ from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorksp
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.cuda_beams import CudaBeams
+from engine.runner.cuda_encoders import CudaEncoders
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.host_cache import PinnedHostCache
@@ -27,6 +29,7 @@ from engine.runner.staging import Field, Staging, StagingLayout
 from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
+_CROSS = -1  # among the windows: cross attention, which is not causal
 _UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
 
 
@@ -35,6 +38,8 @@ class RunnerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_blocks_per_sequence: int
+    max_cross_blocks: int = 0  # of an encoder-decoder model
+    max_num_encoder_tokens: int = 0
 
     @property
     def max_rows(self) -> int:
@@ -61,7 +66,9 @@ class _Outputs:
 class CudaRunner:
     """Owns the weights, the KV cache, the sampler rows and the graphs."""
 
-    def __init__(self, model: Decoder, kv_cache: Tensor, num_host_blocks: int, limits: RunnerLimits) -> None:
+    def __init__(
+        self, model: Decoder | EncoderDecoder, kv_cache: Tensor, num_host_blocks: int, limits: RunnerLimits
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
@@ -70,19 +77,11 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(self._device)
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
-        self._workspaces = {
-            window: CudaAttentionWorkspace(
-                num_q_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                max_sequences=limits.max_rows,
-                max_tokens=limits.max_tokens,
-                dtype=kv_cache.dtype,
-                window=window,
-                device=self._device,
-            )
-            for window in config.windows
-        }
+        self._workspaces = {window: self._workspace(causal=True, window=window) for window in config.windows}
+        self._encoders: CudaEncoders | None = None
+        if isinstance(model, EncoderDecoder):
+            self._workspaces[_CROSS] = self._workspace(causal=False, window=0)
+            self._encoders = CudaEncoders(model, kv_cache, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._staging = Staging(self._layout(), self._device)
         self._results = ResultBuffers(limits.max_rows, self._device)
         self._catalogues = PlacedCatalogues(self._device)
@@ -91,6 +90,20 @@ class CudaRunner:
         self._graphs: dict[StepSize, _Graph] = {}
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
+
+    def _workspace(self, *, causal: bool, window: int) -> CudaAttentionWorkspace:
+        config = self._model.config
+        return CudaAttentionWorkspace(
+            num_q_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_sequences=self._limits.max_rows,
+            max_tokens=self._limits.max_tokens,
+            dtype=self._kv_cache.dtype,
+            causal=causal,
+            window=window,
+            device=self._device,
+        )
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -109,6 +122,9 @@ class CudaRunner:
                 self._host_cache.swap_in(plan.swaps_in)
             if len(plan.block_copies):
                 kernels.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
+            if plan.encoders:
+                assert self._encoders is not None
+                self._encoders.run(plan.encoders)
             if graph is not None:
                 graph.graph.replay()
                 outputs = graph.outputs
@@ -144,6 +160,13 @@ class CudaRunner:
             self._forward(size)
         torch.cuda.synchronize(self._device)
 
+    def run_encoder_padding(self) -> None:
+        """The same of the encoders of a step, if there are any."""
+        if self._encoders is not None:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                self._encoders.run_padding()
+            torch.cuda.synchronize(self._device)
+
     # --- a step's arrays -----------------------------------------------------------------------------------------
 
     def _layout(self) -> StagingLayout:
@@ -164,7 +187,8 @@ class CudaRunner:
                 Field("copies", (seqs, 2), torch.int32),
                 Field("updates", (_UPDATE_BYTES,), torch.uint8),
                 *lists,
-                Field("block_tables", (seqs, limits.max_blocks_per_sequence), torch.int32),
+                # Self tables, then cross tables.
+                Field("block_tables", (seqs, limits.max_blocks_per_sequence + limits.max_cross_blocks), torch.int32),
             ]
         )
 
@@ -188,8 +212,13 @@ class CudaRunner:
         arrays["sample_positions"][:num_samples] = plan.sample_positions
         arrays["copies"][: len(plan.block_copies)] = plan.block_copies
         arrays["block_tables"][:num_sequences, : plan.block_tables.shape[1]] = plan.block_tables
+        if plan.cross_tables is not None:
+            first = self._limits.max_blocks_per_sequence
+            arrays["block_tables"][:num_sequences, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
         for window, workspace in self._workspaces.items():
-            workspace.write_list(plan.query_start, plan.seq_lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+            lens = plan.cross_lens if window == _CROSS else plan.seq_lens
+            assert lens is not None
+            workspace.write_list(plan.query_start, lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
         self._send(plan, arrays, num_sequences)
 
     def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
@@ -235,8 +264,9 @@ class CudaRunner:
                 positions=self._on_device("positions")[: size.num_tokens],
                 slot_mapping=self._on_device("slot_mapping")[: size.num_tokens],
                 kv_cache=self._kv_cache,
-                attention={window: self._bind(window, size) for window in self._workspaces},
+                attention={window: self._bind(window, size) for window in self._model.config.windows},
                 last_tokens=self._sampler.last_tokens,
+                cross=self._bind(_CROSS, size) if _CROSS in self._workspaces else None,
             )
         )
         rows = self._on_device("sample_tokens")[: size.num_samples]
@@ -251,9 +281,10 @@ class CudaRunner:
         return _Outputs(hidden, logits)
 
     def _bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
+        tables, first_cross = self._on_device("block_tables"), self._limits.max_blocks_per_sequence
         return self._workspaces[window].bind(
             self._on_device(f"work_list_{window}"),
-            self._on_device("block_tables"),
+            tables[:, first_cross:] if window == _CROSS else tables[:, :first_cross],
             max_query_len=size.num_tokens if size.prefill else 1,
         )
 

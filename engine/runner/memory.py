@@ -22,10 +22,20 @@ class CacheWish:
     cache_gb: float | None
     retain_fraction: float | None  # of the pool; None: half, or what a longest request leaves
     host_cache_gb: float
+    max_encoder_len: int = 0  # of an encoder-decoder model
+
+    @property
+    def self_blocks(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def cross_blocks(self) -> int:
+        return -(-self.max_encoder_len // self.block_size)
 
     @property
     def blocks_per_sequence(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+        """Of a longest request that runs alone."""
+        return self.self_blocks + self.cross_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +76,24 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
             f"of memory are free for it ({table(shares)}). Set --num-blocks {most} or fewer."
         )
     usable = max(0, num_blocks - 1)
-    held = usable * wish.block_size
+    held = max(0, usable - wish.cross_blocks) * wish.block_size  # beside a longest encoder input
     if usable >= wish.blocks_per_sequence:
         return CachePlan(num_blocks, wish.max_model_len, _lease_blocks(wish, usable))
-    if wish.max_model_len_asked or usable == 0:
+    if wish.max_model_len_asked or held == 0:
         needed = (wish.blocks_per_sequence + 1) * wish.block_bytes
         raise ModelError(
-            f"The cache of {num_blocks} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens, but one "
-            f"request may take --max-model-len {wish.max_model_len} ({table(shares)}). Set --max-model-len "
-            f"{max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb {needed / GIB:.2f}."
+            f"The cache of {num_blocks} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens"
+            f"{_beside(wish)}, but one request may take --max-model-len {wish.max_model_len} ({table(shares)}). Set "
+            f"--max-model-len {max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb "
+            f"{needed / GIB:.2f}."
         )
     if wish.retain_fraction:
         _lease_blocks(wish, usable)
     return CachePlan(num_blocks, held, 0)
+
+
+def _beside(wish: CacheWish) -> str:
+    return f" beside an encoder input of {wish.max_encoder_len}" if wish.max_encoder_len else ""
 
 
 def _lease_blocks(wish: CacheWish, usable: int) -> int:

@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.encoder import EncoderInfo
 from engine.errors import ModelError
 from engine.kernels import cpu as kernels
+from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.load import LoadedModel, load_model
 from engine.runner.cpu import CpuRunner
 from engine.runner.memory import (
@@ -42,6 +44,9 @@ _CPU_BATCHED_TOKENS = 256
 _CPU_TOKENS_ALONE = 512
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
+# An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
+_CPU_ENCODER_TOKENS = 2048
+_CUDA_ENCODER_TOKENS = 16384
 # On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
 _CPU_SHARE = 0.4
 _CPU_MOST = 4 * GIB
@@ -60,6 +65,7 @@ class Prepared:
     num_lease_blocks: int  # of the first, that leases may hold
     max_num_batched_tokens: int
     max_num_tokens_alone: int | None = None  # as in SchedulerLimits
+    max_num_encoder_tokens: int = 0  # likewise
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -110,7 +116,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     info = _info(config, path, loaded, plan)
-    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens, alone)
+    encoder_tokens = config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS
+    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens, alone, encoder_tokens)
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
@@ -140,13 +147,15 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         torch.cuda.synchronize(device)
     wish = _wish(config, loaded)
     shape = loaded.config.kv_shape(config.block_size)
-    limits = RunnerLimits(config.max_num_seqs, tokens, wish.blocks_per_sequence)
+    encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
+    limits = RunnerLimits(config.max_num_seqs, tokens, wish.self_blocks, wish.cross_blocks, encoder_tokens)
     with phase("activations"):
         # One step of the largest size beside a cache of one block tells what the steps need.
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         probe = CudaRunner(loaded.model, torch.zeros((2, *shape), dtype=loaded.dtype, device=device), 1, limits)
         probe.run_padding(tokens)
+        probe.run_encoder_padding()
         activations = torch.cuda.max_memory_allocated(device) - before
         probe.close()
         del probe
@@ -175,7 +184,15 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
             count = runner.capture()
         log.info("graphs: %d sizes", count)
     info = _info(config, path, loaded, plan)
-    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens)
+    return Prepared(
+        runner,
+        info,
+        plan.num_blocks,
+        num_host,
+        plan.num_lease_blocks,
+        tokens,
+        max_num_encoder_tokens=encoder_tokens,
+    )
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
@@ -189,6 +206,7 @@ def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
         cache_gb=config.kv_cache_gb,
         retain_fraction=config.retain_fraction,
         host_cache_gb=config.host_cache_gb,
+        max_encoder_len=loaded.config.encoder.max_len if isinstance(loaded.config, EncoderDecoderConfig) else 0,
     )
 
 
@@ -223,6 +241,29 @@ def _info(config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan
         dtype=_name(loaded.dtype),
         num_parameters=loaded.num_parameters,
         default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},
+        encoder=_encoder_info(loaded),
+    )
+
+
+def _encoder_info(loaded: LoadedModel) -> EncoderInfo | None:
+    decoding = loaded.generation.decoding
+    if not isinstance(loaded.config, EncoderDecoderConfig):
+        return None
+    if decoding is None:
+        raise ModelError(f"{loaded.config.architecture}: nothing says how its decoder begins")
+    encoder = loaded.config.encoder
+    return EncoderInfo(
+        takes=encoder.takes,
+        max_len=encoder.max_len,
+        decoder_start_token_id=decoding.start_token_id,
+        default_decoder_prompt=decoding.prompt,
+        forced_bos_token_id=decoding.forced_bos_token_id,
+        forced_eos_token_id=decoding.forced_eos_token_id,
+        suppress_tokens=decoding.suppress_tokens,
+        begin_suppress_tokens=decoding.begin_suppress_tokens,
+        num_mels=encoder.num_mels,
+        num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
+        frames_per_position=encoder.frames_per_state,
     )
 
 

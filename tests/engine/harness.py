@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine.build import CacheSizes, make_scheduler
+from engine.encoder import EncoderInfo
 from engine.engine import AsyncEngine
 from engine.scheduler import SchedulerLimits
 from engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
@@ -34,6 +35,8 @@ class Setup:
     num_lease_blocks: int = 0
     max_records: int = 1024
     chunk_alone: int | None = None
+    encoder_len: int | None = None  # of the longest encoder input; None: a decoder-only model
+    encoder_tokens: int = 1 << 30  # of a step
 
 
 @dataclass
@@ -53,8 +56,11 @@ class Answer:
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
     sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
-    limits = SchedulerLimits(setup.max_num_seqs, setup.chunk, setup.prefix_caching, setup.chunk_alone)
-    info = ModelInfo("fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0)
+    limits = SchedulerLimits(
+        setup.max_num_seqs, setup.chunk, setup.prefix_caching, setup.chunk_alone, setup.encoder_tokens
+    )
+    encoder = None if setup.encoder_len is None else EncoderInfo("tokens", setup.encoder_len, 1, (1,))
+    info = ModelInfo("fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0, encoder=encoder)
     engine = AsyncEngine(
         info,
         make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records),

@@ -4,6 +4,9 @@ Each slot of the fake cache holds a token id. A step writes its tokens to their 
 reads positions 0…p back through the block table and hashes what it finds. So any error in slot mapping, sharing,
 chunking, preemption, copy on write or token feedback changes the tokens. `expected_tokens` computes the same from the
 plain list of tokens, without any cache: it is the oracle.
+
+An encoder's run writes its input to the cross slots, marked as such; whoever samples reads all of it back through the
+cross table and hashes it before its own history.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepP
 VOCAB = 997
 BEAM_VOCAB = 40  # the first tokens of it: enough for beams to part and meet
 _EMPTY = -7  # a slot nothing was written to
+CROSS = 1 << 20  # marks what an encoder wrote: a cross table must read nothing else, and a self table none of it
 
 
 def next_token(history: Sequence[int] | np.ndarray, seed: int, choice: int, greedy: bool) -> int:
@@ -52,12 +56,20 @@ def best_continuations(
 
 
 def expected_tokens(
-    prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, greedy: bool = True, eos: int | None = None
+    prompt: Sequence[int],
+    count: int,
+    *,
+    seed: int = 0,
+    choice: int = 0,
+    greedy: bool = True,
+    eos: int | None = None,
+    encoder: Sequence[int] = (),
 ) -> list[int]:
     """What a request must get: `count` tokens, or fewer when `eos` comes."""
+    before = [CROSS + token for token in encoder]
     history = list(prompt)
     for _ in range(count):
-        history.append(next_token(history, seed, choice, greedy))
+        history.append(next_token(before + history, seed, choice, greedy))
         if history[-1] == eos:
             break
     return history[len(prompt) :]
@@ -73,6 +85,8 @@ class PagedFakeRunner:
         self.num_steps = 0
         self.num_copies = 0
         self.num_swapped_out = 0
+        self.num_encoded = 0  # positions
+        self.most_encoded = 0  # in one step
         self.num_tokens = 0
         self.closed = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
@@ -99,6 +113,7 @@ class PagedFakeRunner:
         input_ids = [t if t >= 0 else self.last_tokens[-t - 1] for t in plan.input_ids.tolist()]
         assert len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of a step share a slot"
         assert (plan.slot_mapping >= self.block_size).all(), "a token was written to the null block"
+        self._encode(plan)
         self.slots[plan.slot_mapping] = input_ids
         tokens, bad = self._sample(plan)
         return StepResult(
@@ -112,6 +127,15 @@ class PagedFakeRunner:
 
     def close(self) -> None:
         self.closed = True
+
+    def _encode(self, plan: StepPlan) -> None:
+        slots = [slot for spec in plan.encoders for slot in spec.slots.tolist()]
+        assert len({*slots, *plan.slot_mapping.tolist()}) == len(slots) + plan.num_tokens, "two writes to one slot"
+        for spec in plan.encoders:
+            assert len(spec.slots) == spec.input.length and (spec.slots >= self.block_size).all()
+            self.slots[spec.slots] = CROSS + np.asarray(spec.input.token_ids)
+        self.num_encoded += len(slots)
+        self.most_encoded = max(self.most_encoded, len(slots))
 
     def _copy_blocks(self, pairs: np.ndarray) -> None:
         self.num_copies += len(pairs)
@@ -132,8 +156,8 @@ class PagedFakeRunner:
                 tokens.append(0)
                 bad.append(False)
                 continue
-            history = self._history(plan, index)
-            assert position == len(history), "a sampled token's position is the number of tokens before it"
+            history, num_cross = self._history(plan, index)
+            assert position == len(history) - num_cross, "a sampled token's position is the number of tokens before it"
             spec = self.rows[row]
             token = next_token(history, spec.seed, spec.choice, spec.params.greedy)
             self.last_tokens[row] = token
@@ -143,19 +167,29 @@ class PagedFakeRunner:
 
     def _candidates(self, plan: StepPlan, spec: BeamSpec) -> BeamCandidates:
         histories = [
-            self._history(plan, int(plan.sample_tokens[spec.first_sample + row])) for row in range(len(spec.scores))
+            self._history(plan, int(plan.sample_tokens[spec.first_sample + row]))[0] for row in range(len(spec.scores))
         ]
         if self.bad_prompt_token is not None and any(self.bad_prompt_token in h.tolist() for h in histories):
             return BeamCandidates(*(np.empty(0, np.float32),) * 4, bad=True)  # type: ignore[arg-type]
         return best_continuations(histories, spec.scores, spec.num_candidates, spec.held_back)
 
-    def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
+    def _history(self, plan: StepPlan, token_index: int) -> tuple[np.ndarray, int]:
+        """What the encoder wrote for the token's sequence, then the tokens up to it; and the length of the first."""
         sequence = int(np.searchsorted(plan.query_start, token_index, side="right")) - 1
-        positions = np.arange(int(plan.positions[token_index]) + 1)
-        blocks = plan.block_tables[sequence, positions // self.block_size].astype(np.int64)
-        history = self.slots[blocks * self.block_size + positions % self.block_size]
+        history = self._read(plan.block_tables[sequence], int(plan.positions[token_index]) + 1)
         assert (history != _EMPTY).all(), "read a slot that nothing was written to"
-        return history
+        assert (history < CROSS).all(), "a self table holds what an encoder wrote"
+        if plan.cross_tables is None or plan.cross_lens is None:
+            return history, 0
+        cross = self._read(plan.cross_tables[sequence], int(plan.cross_lens[sequence]))
+        assert (cross >= CROSS).all(), "a cross table holds what no encoder wrote"
+        return np.concatenate([cross, history]), len(cross)
+
+    def _read(self, blocks: np.ndarray, length: int) -> np.ndarray:
+        positions = np.arange(length)
+        return self.slots[
+            blocks[positions // self.block_size].astype(np.int64) * self.block_size + positions % self.block_size
+        ]
 
 
 def _fake_logprobs(chosen: np.ndarray, top: int) -> LogprobArrays:

@@ -12,8 +12,8 @@ RUNS = 20
 STEPS_PER_RUN = 1000
 
 
-def run(seed: int, steps: int) -> World:
-    world = World(seed)
+def run(seed: int, steps: int, most_encoder: int = 0) -> World:
+    world = World(seed, most_encoder)
     draw = world.draw
     for _ in range(steps):
         if draw.random() < 0.3 and len(world.open) < 30:
@@ -45,4 +45,17 @@ def test_the_worlds_see_everything() -> None:
     for event in ("blocks", "host", "leased", "refused", "preempted", "swapped out", "swapped in", "aborted", "late"):
         assert seen[event] > 0, event
     for event in ("NaN", "forgotten", "not prolonged"):
+        assert seen[event] > 0, event
+
+
+@pytest.mark.parametrize("seed", range(200, 200 + RUNS))
+def test_random_steps_of_an_encoder_decoder_model(seed: int) -> None:
+    assert run(seed, STEPS_PER_RUN // 2, most_encoder=50).seen["finished"] > 10
+
+
+def test_the_worlds_with_encoders_see_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(300, 306):
+        seen += run(seed, 300, most_encoder=50).seen
+    for event in ("blocks", "host", "leased", "preempted", "swapped in", "encoded", "shared", "cross on the host"):
         assert seen[event] > 0, event

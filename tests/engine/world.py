@@ -9,20 +9,21 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine._C import BlockTable
 from engine.build import CacheSizes, make_scheduler
+from engine.encoder import EncoderInput
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
-from engine.scheduler import SchedulerLimits, pack_salt
+from engine.scheduler import SchedulerLimits, salt_of
 from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
-from engine.types import Lineage, Request, Retain, SamplingParams
+from engine.types import Lineage, Request, Retain, SamplingParams, StepPlan
 from tests.engine.harness import EOS, request
-from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
+from tests.engine.paged_fake import CROSS, VOCAB, PagedFakeRunner, expected_tokens
 
 MOST_TOKENS = 60
 NAN_TOKEN = 666
@@ -40,15 +41,17 @@ class Shape:
     depth: int
 
     @staticmethod
-    def draw(draw: random.Random) -> Shape:
+    def draw(draw: random.Random, most_encoder: int) -> Shape:
         block_size = draw.choice([1, 3, 4, 16])
-        enough = -(-MOST_TOKENS // block_size)
+        enough = -(-MOST_TOKENS // block_size) + -(-most_encoder // block_size)
         leases = draw.choice([0, 1, enough, 3 * enough])
         num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
         num_host = draw.choice([1, 5, enough, 100])
         limits = SchedulerLimits(
             draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), draw.random() < 0.7, draw.choice([None, 7, 64])
         )
+        if most_encoder:
+            limits = replace(limits, max_num_encoder_tokens=draw.choice([1, 20, 64, 1000]))
         return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
 
 
@@ -60,9 +63,10 @@ class Promise:
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most_encoder: int = 0) -> None:
+        """`most_encoder`: of an encoder-decoder model, the longest encoder input."""
         self.draw = random.Random(seed)
-        self.shape = shape = Shape.draw(self.draw)
+        self.shape = shape = Shape.draw(self.draw, most_encoder)
         self.now = 0.0
         sizes = CacheSizes(shape.block_size, shape.num_blocks, shape.num_host_blocks, shape.num_lease_blocks)
         self.scheduler = make_scheduler(shape.limits, sizes, (EOS,), max_records=40, wall=lambda: self.now)
@@ -76,8 +80,15 @@ class World:
         self.promises: dict[Group, Promise] = {}
         self.seen: Counter[str] = Counter()  # what happened, so that a test can tell that it did
         self.num_arrived = 0
+        self.num_encoded = 0  # positions
         draw = self.draw
         self.prompts = [[draw.randrange(10, VOCAB) for _ in range(draw.randint(1, 40))] for _ in range(6)]
+        # So few that equal ones often meet, and all about the edges of blocks.
+        self.encoder_inputs = [
+            EncoderInput.of_tokens(draw.randrange(10, VOCAB) for _ in range(length))
+            for length in [1, 3, 4, 5, 16, 17, 32, 47, most_encoder]
+            if 0 < length <= most_encoder
+        ]
 
     # --- moves ---------------------------------------------------------------------------------------------------
 
@@ -91,12 +102,12 @@ class World:
         before = budget.used
         parent = None if asked.lineage is None else self.retention.get(asked.tenant, asked.lineage.parent)
         try:
-            self.retention.open(group, pack_salt(asked.tenant, ""))
+            self.retention.open(group, salt_of(asked))
         except (RetentionTooLarge, InsufficientRetention):
             assert asked.retain is not None and budget.used == before
             self.seen["refused"] += 1
             return
-        if parent is not None and parent.leased and asked.lineage is not None:
+        if parent is not None and parent.leased and asked.lineage is not None and parent.encoder == asked.encoder:
             estate = parent.choice(asked.lineage.choice)
             assert isinstance(estate, KeptChoice)
             self.promises[group] = Promise(min(asked.lineage.at, estate.computed, len(asked.prompt_token_ids) - 1))
@@ -108,6 +119,7 @@ class World:
         draw = self.draw
         lineage = None
         tenant = draw.choice("aab")
+        encoder = draw.choice(self.encoder_inputs) if self.encoder_inputs else None
         prompt = list(draw.choice(self.prompts))
         prompt = prompt[: draw.randint(1, len(prompt))] + [draw.randrange(10, VOCAB)] * draw.randint(0, 3)
         if draw.random() < 0.02:
@@ -124,6 +136,9 @@ class World:
             suffix = [draw.randrange(10, VOCAB) for _ in range(draw.choice([0, 1, 2, 9]))]
             prompt = [*tokens[:at], *suffix]
             lineage = Lineage(parent, choice, at)
+            if encoder is not None and draw.random() < 0.95:  # else it has the tokens alone from its parent
+                assert record is not None
+                encoder = record.encoder
         if len(prompt) > MOST_TOKENS:
             return None
         sampled = draw.random() < 0.5
@@ -134,7 +149,15 @@ class World:
             seed=draw.randrange(100),
         )
         retain = Retain(draw.choice([3.0, 30.0, 300.0])) if draw.random() < 0.4 else None
-        return request(prompt, params, priority=draw.choice([0, 0, 1]), tenant=tenant, lineage=lineage, retain=retain)
+        return request(
+            prompt,
+            params,
+            priority=draw.choice([0, 0, 1]),
+            tenant=tenant,
+            lineage=lineage,
+            retain=retain,
+            encoder=encoder,
+        )
 
     def leave(self) -> None:
         """Somebody goes away, or runs out of time: then what it has is its answer."""
@@ -181,6 +204,7 @@ class World:
         self.seen["preempted"] += launch.num_preempted
         self.seen["swapped out"] += len(launch.plan.swaps_out)
         self.seen["swapped in"] += len(launch.plan.swaps_in)
+        self.check_encoders(launch.plan)
         self.launched.append(launch)
         return True
 
@@ -239,8 +263,15 @@ class World:
         prompt, params = group.request.prompt_token_ids, group.request.params
         assert [s.choice for s in group.sequences] == list(range(params.n))
         for s in group.sequences:
+            encoder = group.request.encoder
             expected = expected_tokens(
-                prompt, params.max_tokens, seed=group.seed, choice=s.choice, greedy=params.greedy, eos=EOS
+                prompt,
+                params.max_tokens,
+                seed=group.seed,
+                choice=s.choice,
+                greedy=params.greedy,
+                eos=EOS,
+                encoder=() if encoder is None else encoder.token_ids,
             )
             assert s.tokens[len(prompt) :] == expected
 
@@ -276,6 +307,23 @@ class World:
         assert running == self.scheduler.num_running <= self.shape.limits.max_num_seqs
         assert len(rows) == len(set(rows))
 
+    def check_encoders(self, plan: StepPlan) -> None:
+        """Encoders run within their budget, or alone; and never twice for what is there."""
+        self.seen["encoded"] += len(plan.encoders)
+        self.num_encoded += sum(spec.input.length for spec in plan.encoders)
+        total = sum(spec.input.length for spec in plan.encoders)
+        assert total <= self.shape.limits.max_num_encoder_tokens or len(plan.encoders) == 1
+        for group in self.open:
+            holds = any(s.status is Status.RUNNING or len(s.table) for s in group.sequences)
+            assert (group.cross is not None) == (holds and group.request.encoder is not None)
+            if group.cross is not None and group.request.encoder is not None:
+                assert len(group.cross.table) == -(-group.request.encoder.length // self.shape.block_size)
+                self.seen["shared"] += not group.runs or group.cross.table.num_shared > 0
+                self.seen["cross on the host"] += not group.cross.table.resident
+                assert group.cross.table.resident or not group.runs
+        held = sum(group.cross is not None for group in self.open) + sum(r.cross is not None for r in self.holders())
+        assert self.retention.cross.num_held() == held
+
     def holders(self) -> list[Record]:
         return self.retention.leases.holders()
 
@@ -283,8 +331,9 @@ class World:
         return [table for record in self.holders() for table in record.tables()]
 
     def check_blocks(self) -> None:
-        """Every reference is a sequence's or a lease's."""
+        """Every reference is a sequence's, a group's on its encoder input, or a lease's."""
         tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
+        tables += [group.cross.table for group in self.open if group.cross is not None]
         owners = Counter(block for table in tables for block in table.blocks)
         for pool, sign in ((self.pool, 1), (self.host, -1)):
             counts = [owners[sign * block] for block in range(1, pool.num_blocks)]
@@ -303,20 +352,26 @@ class World:
             assert record.leased or record.pins > 0 or record.group is not None
             if record.leased:
                 assert all(kept.table is not None for kept in record.kept.values())
+                assert (record.cross is None) == (record.encoder is None)
 
     def check_memory_of_leases(self) -> None:
         """Where no step is in flight the memory must hold the tokens of every lease."""
         if self.launched:
             return
-        swaps_out = self.scheduler.cache._swaps_out  # of the next step: until then the device has them
-        size = self.shape.block_size
         for record in self.holders():
             for kept in record.kept.values():
-                if kept.table is None:
-                    continue
-                content: list[int] = []
-                for block in kept.table.blocks:
-                    block = swaps_out.get(-block, block) if block < 0 else block
-                    slots = self.runner.slots if block > 0 else self.runner.host_slots
-                    content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
-                assert content[: kept.computed] == kept.tokens[: kept.computed]
+                if kept.table is not None:
+                    assert self.content(kept.table)[: kept.computed] == kept.tokens[: kept.computed]
+            if record.cross is not None and record.encoder is not None:
+                wanted = [CROSS + token for token in record.encoder.token_ids]
+                assert self.content(record.cross.table)[: len(wanted)] == wanted
+
+    def content(self, table: BlockTable) -> list[int]:
+        swaps_out = self.scheduler.cache._swaps_out  # of the next step: until then the device has them
+        size = self.shape.block_size
+        content: list[int] = []
+        for block in table.blocks:
+            block = swaps_out.get(-block, block) if block < 0 else block
+            slots = self.runner.slots if block > 0 else self.runner.host_slots
+            content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
+        return content

@@ -83,7 +83,7 @@ def test_sliding_windows(values: dict[str, Any], windows: tuple[int, ...]) -> No
         ({"num_attention_heads": 0}, "num_attention_heads must be positive"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads"),
         ({"head_dim": 15}, "cannot rotate 15 of 15"),
-        ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
+        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not supported"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         (
             {"num_local_experts": 8, "final_logit_softcapping": 30.0},

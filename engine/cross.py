@@ -1,0 +1,145 @@
+"""Cross tables: the blocks that hold an encoder input's keys and values for every layer of the decoder.
+
+They come from the pool of all other blocks, are written once and only read afterwards. A group has one for all its
+sequences while any of them runs or keeps blocks on the host; a lease has one beside the tables of its choices. Each of
+these holds references of its own; equal inputs of a tenant share the blocks, which is found by the salt: an exact key
+of tenant, cache salt and encoder input. Blocks that nobody holds any more are remembered by (block, epoch) and serve
+again as long as they were not handed out.
+
+Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine._C import BlockPool, BlockTable
+from engine.encoder import EncoderInput, EncoderSpec
+from engine.types import Source
+
+
+class Moving(Protocol):
+    """A group, as far as its cross table is concerned."""
+
+    @property
+    def runs(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class CrossTable:
+    """One holder's references on the blocks of an encoder input."""
+
+    salt: bytes
+    table: BlockTable
+    group: Moving | None  # that holds it; None: a lease does
+    trusted: bool = True  # its content may be shared with others
+
+
+class CrossTables:
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._held: dict[bytes, dict[CrossTable, None]] = {}  # by salt, ordered sets
+        # By salt, blocks that nobody holds; a block is of one salt at most, so that the pool bounds both.
+        self._left: dict[bytes, list[tuple[int, int]]] = {}
+        self._salt_of: dict[int, bytes] = {}
+
+    def num_blocks(self, encoder: EncoderInput | None) -> int:
+        return 0 if encoder is None else -(-encoder.length // self._pool.block_size)
+
+    def find(self, salt: bytes) -> BlockTable | None:
+        """A table of its own of blocks that hold the input of `salt`: some on the device, else what there is."""
+        held = [cross.table for cross in self._held.get(salt, {}) if cross.trusted]
+        nearest = min(held, key=lambda table: table.num_on_host, default=None)
+        if nearest is not None and nearest.resident:
+            return nearest.fork()
+        left = self._left.get(salt)
+        if left is not None:
+            table, num_blocks = BlockTable.adopt(self._pool, salt, left)
+            if num_blocks == len(left):
+                return table
+            table.free()
+            self._forget(salt)
+        return None if nearest is None else nearest.fork()
+
+    def hold(self, salt: bytes, table: BlockTable, group: Moving | None) -> CrossTable:
+        """Somebody holds `table` from now on. REQUIRES: it has the blocks of the input, or is about to write them."""
+        cross = CrossTable(salt, table, group)
+        self._held.setdefault(salt, {})[cross] = None
+        return cross
+
+    def let_go(self, cross: CrossTable) -> None:
+        held = self._held[cross.salt]
+        del held[cross]
+        if not held:
+            del self._held[cross.salt]
+        if cross.trusted and cross.table.resident:
+            self._remember(cross.salt, cross.table.epochs())
+        cross.table.free()
+
+    def distrust(self, cross: CrossTable) -> None:
+        """Its holder met NaN, which may be in these blocks: nobody gets them from it. Others who hold the same meet it
+        too, or have shown that it is not there."""
+        self._forget(cross.salt)
+        cross.trusted = False
+
+    def idle(self, cross: CrossTable) -> list[BlockTable]:
+        """The table and those of groups that do not run and share its blocks: these move between the pools together."""
+        idle = [c for c in self._held[cross.salt] if c is cross or (c.group is not None and not c.group.runs)]
+        blocks = cross.table.blocks
+        return [c.table for c in idle if c.table.blocks == blocks]
+
+    def num_held(self) -> int:
+        return sum(len(held) for held in self._held.values())
+
+    def _remember(self, salt: bytes, blocks: list[tuple[int, int]]) -> None:
+        for block, _ in blocks:
+            if (before := self._salt_of.get(block)) is not None:
+                self._forget(before)
+        self._left[salt] = blocks
+        self._salt_of.update((block, salt) for block, _ in blocks)
+
+    def _forget(self, salt: bytes) -> None:
+        for block, _ in self._left.pop(salt, ()):
+            del self._salt_of[block]
+
+
+class CrossPlace:
+    """Where the cross blocks of a waiting sequence's group come from. Nothing has moved yet."""
+
+    __slots__ = ("encoder", "needed", "own", "source", "table")
+
+    def __init__(self, encoder: EncoderInput, table: BlockTable, own: CrossTable | None, block_size: int) -> None:
+        """`table`: empty, if the encoder has to run. `own`: the group already holds it."""
+        self.encoder = encoder
+        self.table = table
+        self.own = own
+        self.source: Source = "blocks" if table.resident else "host"
+        self.needed = table.num_on_host  # device blocks that are missing
+        if len(table) == 0:
+            self.source = "recompute"
+            self.needed = -(-encoder.length // block_size)
+
+    @property
+    def runs_encoder(self) -> bool:
+        return self.source == "recompute"
+
+    def drop(self) -> None:
+        if self.own is None:
+            self.table.free()
+
+
+def write_encoder(encoder: EncoderInput, table: BlockTable, block_size: int) -> EncoderSpec:
+    """The run that fills an empty table. REQUIRES: its blocks are free"""
+    copies = table.try_prepare_write(0, encoder.length)
+    assert copies == [], "the blocks were counted"
+    return EncoderSpec(encoder, slots_of(table, encoder.length, block_size))
+
+
+def slots_of(table: BlockTable, length: int, block_size: int) -> npt.NDArray[np.int64]:
+    """[length]: where positions [0, length) of a resident table live."""
+    blocks = np.asarray(table.blocks, dtype=np.int64)
+    return (blocks[:, None] * block_size + np.arange(block_size)).ravel()[:length]

@@ -1,0 +1,91 @@
+"""The encoder-decoder architectures: how each is described, which tensors it has, what computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.models import bart, t5, whisper
+from engine.models.encoder_decoder import EncoderDecoder
+from engine.models.encoder_decoder_config import EncoderDecoderConfig
+from engine.models.fields import Fields
+from engine.models.hf_encoder_decoder import parse_bart, parse_t5, parse_whisper
+from engine.models.layers import Loader
+from engine.models.weights import WeightSource, check_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    parse: Callable[[Fields, str], Any]  # config.json and the architecture → a config of its own kind
+    expected_tensors: Callable[[Any], dict[str, tuple[int, ...]]]
+    model: Callable[[Any, Loader], EncoderDecoder]
+    embedding: str
+    output: str  # the output matrix, which a tied checkpoint need not have
+    overlooked: frozenset[str] = frozenset()  # tensors that a checkpoint may have: copies, leftovers
+
+    def check(self, source: WeightSource, config: EncoderDecoderConfig) -> EncoderDecoderConfig:
+        """Refuses a checkpoint as weights.check_tensors does. The config with the tie that the checkpoint has: an
+        output matrix that differs from the embedding counts, whatever config.json says."""
+        tied = self._is_tied(source, config)
+        config = replace(config, tie_word_embeddings=tied)
+        overlooked = self.overlooked | {self.output} if tied else self.overlooked
+        names = [name for name in source.names() if name not in overlooked]
+        check_shapes(source, names, self.expected_tensors(config), config.architecture)
+        return config
+
+    def _is_tied(self, source: WeightSource, config: EncoderDecoderConfig) -> bool:
+        if self.output not in source.names():
+            return True
+        if not config.tie_word_embeddings or self.embedding not in source.names():
+            return False
+        return torch.equal(source.load(self.output), source.load(self.embedding))
+
+
+def _bart(*, pre_norm: bool) -> Family:
+    copies = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+    return Family(
+        partial(parse_bart, pre_norm=pre_norm),
+        bart.expected_tensors,
+        bart.Bart,
+        embedding="model.shared.weight",
+        output="lm_head.weight",
+        overlooked=frozenset({*copies, bart.FINAL_BIAS}),
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "BartForConditionalGeneration": _bart(pre_norm=False),
+    "MBartForConditionalGeneration": _bart(pre_norm=True),
+    "T5ForConditionalGeneration": Family(
+        parse_t5,
+        t5.expected_tensors,
+        t5.T5,
+        embedding="shared.weight",
+        output="lm_head.weight",
+        overlooked=frozenset(
+            {
+                "encoder.embed_tokens.weight",
+                "decoder.embed_tokens.weight",
+                # Cross attention has none: old files hold one that nobody ever added.
+                "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+            }
+        ),
+    ),
+    "WhisperForConditionalGeneration": Family(
+        parse_whisper,
+        whisper.expected_tensors,
+        whisper.Whisper,
+        embedding="model.decoder.embed_tokens.weight",
+        output="proj_out.weight",
+    ),
+}
+
+
+def find_family(architectures: object) -> tuple[str, Family] | None:
+    """The first encoder-decoder architecture of config.json's list."""
+    names = architectures if isinstance(architectures, list) else []
+    return next(((name, FAMILIES[name]) for name in names if name in FAMILIES), None)

@@ -1,0 +1,118 @@
+"""Reads config.json of encoder-decoder models in the Hugging Face format."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.errors import ModelError
+from engine.models.config import Activation, parse_activation
+from engine.models.encoder_decoder_config import (
+    BartConfig,
+    EncoderConfig,
+    T5Config,
+    WhisperConfig,
+)
+from engine.models.fields import Fields
+
+LAYER_NORM_EPS = 1e-5  # torch's, which these families leave as it is
+# A bias over clamped distances has no longest input; this bounds what a request may ask for.
+T5_MAX_LEN = 4096
+FRAMES_PER_STATE = 2  # the stride of Whisper's second convolution
+
+
+def parse_bart(fields: Fields, architecture: str, *, pre_norm: bool) -> BartConfig:
+    hidden_size = fields.integer("d_model")
+    max_position = fields.integer("max_position_embeddings")
+    scaled = fields.boolean("scale_embedding", False)
+    return BartConfig(
+        **_decoder_sizes(fields, architecture),
+        max_position=max_position,
+        encoder=_encoder(fields, max_position, takes="tokens"),
+        pre_norm=pre_norm,
+        embedding_scale=math.sqrt(hidden_size) if scaled else 1.0,
+    )
+
+
+def parse_whisper(fields: Fields, architecture: str) -> WhisperConfig:
+    return WhisperConfig(
+        **_decoder_sizes(fields, architecture),
+        max_position=fields.integer("max_target_positions"),
+        encoder=_encoder(fields, fields.integer("max_source_positions"), takes="audio"),
+    )
+
+
+def parse_t5(fields: Fields, architecture: str) -> T5Config:
+    hidden_size = fields.integer("d_model")
+    num_layers, num_heads, head_dim = (fields.integer(name) for name in ("num_layers", "num_heads", "d_kv"))
+    intermediate_size = fields.integer("d_ff")
+    gated, activation = _t5_activation(fields)
+    # Version 1.0 ties its output matrix to the embedding and scales what it multiplies, which 1.1 gave up with the tie.
+    tied = fields.boolean("tie_word_embeddings", True)
+    scaled = fields.boolean("scale_decoder_outputs", tied)
+    return T5Config(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        num_layers=fields.integer("num_decoder_layers", num_layers),
+        num_heads=num_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+        vocab_size=fields.integer("vocab_size"),
+        max_position=T5_MAX_LEN,
+        norm_eps=fields.number("layer_norm_epsilon", 1e-6),
+        activation=activation,
+        attention_scale=1.0,
+        tie_word_embeddings=tied,
+        encoder=EncoderConfig("tokens", num_layers, num_heads, head_dim, intermediate_size, T5_MAX_LEN),
+        gated=gated,
+        num_buckets=fields.integer("relative_attention_num_buckets", 32),
+        max_distance=fields.integer("relative_attention_max_distance", 128),
+        output_scale=hidden_size**-0.5 if scaled else 1.0,
+    )
+
+
+def _t5_activation(fields: Fields) -> tuple[bool, Activation]:
+    """Whether there is a gate, and its activation: `relu`, `gated-gelu` (which means the approximation)."""
+    name = fields.string("feed_forward_proj", "relu")
+    gated = name.startswith("gated-")
+    kind = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    return gated, parse_activation(kind, fields.source)
+
+
+def _decoder_sizes(fields: Fields, architecture: str) -> dict[str, Any]:
+    hidden_size, num_heads = fields.integer("d_model"), fields.integer("decoder_attention_heads")
+    head_dim = _head_dim(fields, "decoder_attention_heads")
+    return {
+        "architecture": architecture,
+        "hidden_size": hidden_size,
+        "num_layers": fields.integer("decoder_layers"),
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "intermediate_size": fields.integer("decoder_ffn_dim"),
+        "vocab_size": fields.integer("vocab_size"),
+        "norm_eps": LAYER_NORM_EPS,
+        "activation": parse_activation(fields.string("activation_function", "gelu"), fields.source),
+        "attention_scale": head_dim**-0.5,
+        "tie_word_embeddings": fields.boolean("tie_word_embeddings", True),
+    }
+
+
+def _encoder(fields: Fields, max_len: int, *, takes: Any) -> EncoderConfig:
+    audio = takes == "audio"
+    return EncoderConfig(
+        takes,
+        num_layers=fields.integer("encoder_layers"),
+        num_heads=fields.integer("encoder_attention_heads"),
+        head_dim=_head_dim(fields, "encoder_attention_heads"),
+        intermediate_size=fields.integer("encoder_ffn_dim"),
+        max_len=max_len,
+        num_mels=fields.integer("num_mel_bins") if audio else 0,
+        frames_per_state=FRAMES_PER_STATE if audio else 1,
+    )
+
+
+def _head_dim(fields: Fields, heads: str) -> int:
+    hidden_size, num_heads = fields.integer("d_model"), fields.integer(heads)
+    if num_heads < 1 or hidden_size % num_heads:
+        raise ModelError(f"{fields.source}: d_model {hidden_size} cannot be divided into {heads} {num_heads}")
+    return hidden_size // num_heads

@@ -1,0 +1,98 @@
+"""Whisper: two convolutions make states of a log-mel spectrogram, then a transformer as mBART's.
+
+The encoder's positions are sinusoids, which checkpoints hold as a table; the decoder's are learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.bart import decoder_layer, encoder_layer, layer_tensors, position_table
+from engine.models.batch import EncoderInputs, ModelInput
+from engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
+from engine.models.encoder_decoder_config import WhisperConfig
+from engine.models.layers import Embedding, LayerNorm, Linear, Loader
+
+KERNEL = 3  # frames under each convolution, centred
+
+
+class Whisper(EncoderDecoder):
+    stream = PreNorm
+
+    def __init__(self, config: WhisperConfig, loader: Loader) -> None:
+        """The loader's source has passed check_tensors."""
+        self.config = config
+        self._conv1 = Convolution.load(loader, "model.encoder.conv1", stride=1)
+        self._conv2 = Convolution.load(loader, "model.encoder.conv2", stride=config.encoder.frames_per_state)
+        self._dtype = loader.dtype if loader.backend.device.type != "cpu" else torch.float32  # of activations
+        self._embedding = Embedding.load(loader, "model.decoder.embed_tokens")
+        self._encoder_positions = position_table(loader, "model.encoder.embed_positions")
+        self._decoder_positions = position_table(loader, "model.decoder.embed_positions")
+        self.tables = [self._embedding, self._encoder_positions, self._decoder_positions]
+        self.encoder_layers = load_layers(partial(encoder_layer, config, loader), config.encoder.num_layers)
+        self.decoder_layers = load_layers(partial(decoder_layer, config, loader), config.num_layers)
+        self.encoder_norm = LayerNorm.load(loader, "model.encoder.layer_norm", config.norm_eps)
+        self.decoder_norm = LayerNorm.load(loader, "model.decoder.layer_norm", config.norm_eps)
+        tied = config.tie_word_embeddings
+        self.output = self._embedding.as_linear() if tied else Linear.load(loader, ["proj_out"], has_bias=False)
+
+    def embed_encoder(self, batch: EncoderInputs) -> Tensor:
+        rows = [item.T.to(self._dtype) for item in batch.features]  # [frames, n_mels] each
+        states = self._conv2(self._conv1(rows))
+        return torch.cat(states).add_(self._encoder_positions(batch.positions, None))
+
+    def embed_decoder(self, batch: ModelInput) -> Tensor:
+        tokens = self._embedding(batch.input_ids, batch.last_tokens)
+        return tokens.add_(self._decoder_positions(batch.positions, None))
+
+
+class Convolution:
+    """Over time, with zeros around an input and a GELU behind; a product with every window's rows side by side."""
+
+    def __init__(self, product: Linear, stride: int) -> None:
+        self.product = product  # [H, KERNEL * C]
+        self.stride = stride
+
+    @classmethod
+    def load(cls, loader: Loader, name: str, stride: int) -> Convolution:
+        weight = loader.source.load(f"{name}.weight")  # [H, C, KERNEL]
+        matrix = loader.backend.matrix([weight.transpose(1, 2).flatten(1).contiguous()], loader.dtype)
+        return cls(Linear(loader.backend, matrix, loader.vector([f"{name}.bias"])), stride)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """[frames, C] each → [ceil(frames / stride), H] each"""
+        windows = [self._windows(item) for item in inputs]
+        product = self.product(torch.cat(windows))
+        states = self.product.backend.activate(product, "gelu")
+        return list(states.split([len(item) for item in windows]))
+
+    def _windows(self, rows: Tensor) -> Tensor:
+        """[ceil(frames / stride), KERNEL * C]"""
+        frames, channels = rows.shape
+        padded = F.pad(rows, (0, 0, KERNEL // 2, KERNEL // 2)).contiguous()
+        count = -(-frames // self.stride)
+        return padded.as_strided((count, KERNEL * channels), (self.stride * channels, 1))
+
+
+def expected_tensors(config: WhisperConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model and its shape."""
+    hidden, encoder = config.hidden_size, config.encoder
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.encoder.conv1.weight": (hidden, encoder.num_mels, KERNEL),
+        "model.encoder.conv1.bias": (hidden,),
+        "model.encoder.conv2.weight": (hidden, hidden, KERNEL),
+        "model.encoder.conv2.bias": (hidden,),
+        "model.encoder.embed_positions.weight": (encoder.max_len, hidden),
+        "model.decoder.embed_positions.weight": (config.max_position, hidden),
+        "model.decoder.embed_tokens.weight": (config.vocab_size, hidden),
+    }
+    if not config.tie_word_embeddings:
+        shapes["proj_out.weight"] = (config.vocab_size, hidden)
+    for stack in ("encoder", "decoder"):
+        shapes |= {f"model.{stack}.layer_norm.{part}": (hidden,) for part in ("weight", "bias")}
+    return shapes | layer_tensors(config, unbiased=("k_proj",))

@@ -1,0 +1,73 @@
+"""Runs the encoders of a step before its forward: what they read, packed, and where its cross keys and values go.
+
+Device thread only. All inputs of a step are one batch; an input sees itself alone, through a scratch that looks like a
+cache of one layer. The states are dropped as soon as every decoder layer has its keys and values of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.encoder import EncoderSpec
+from engine.kernels import cpu as kernels
+from engine.models.backend import AttentionWork
+from engine.models.batch import EncoderInputs
+from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
+from engine.models.encoder_decoder import EncoderDecoder
+
+Host = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
+
+
+def encode(
+    model: EncoderDecoder,
+    kv_cache: Tensor,
+    specs: Sequence[EncoderSpec],
+    attention: Callable[[EncoderLayout], tuple[AttentionWork, Tensor]],
+    send: Callable[[Host], Tensor],
+) -> None:
+    """Writes the cross keys and values of `specs` to the cache [NB, L, 2, NKV, BS, D].
+
+    `attention` gives the work and the scratch of a layout, `send` brings an array to the device.
+    """
+    layout = lay_out([spec.input.length for spec in specs])
+    work, scratch = attention(layout)
+    features = tuple(send(spec.input.features) for spec in specs if spec.input.features is not None)
+    tokens = None
+    if model.config.encoder.takes == "tokens":
+        tokens = send(np.concatenate([np.asarray(spec.input.token_ids, np.int32) for spec in specs]))
+    batch = EncoderInputs(
+        attention=work,
+        scratch=scratch,
+        slots=send(layout.slots),
+        positions=send(layout.positions),
+        token_ids=tokens,
+        features=features,
+    )
+    slots = send(np.concatenate([spec.slots for spec in specs]))
+    model.write_cross(model.encode(batch), slots, kv_cache)
+
+
+def encode_on_cpu(model: EncoderDecoder, kv_cache: Tensor, specs: Sequence[EncoderSpec]) -> None:
+    config = model.config
+
+    def attention(layout: EncoderLayout) -> tuple[AttentionWork, Tensor]:
+        plan = kernels.AttentionPlan(
+            layout.query_start,
+            layout.lens,
+            layout.tables,
+            num_q_heads=config.encoder.num_heads,
+            num_kv_heads=config.encoder.num_heads,
+            head_dim=config.head_dim,
+            block_size=SCRATCH_BLOCK_SIZE,
+            num_blocks=layout.num_blocks,
+            causal=False,
+        )
+        shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
+        return plan, torch.empty((layout.num_blocks, *shape), dtype=kv_cache.dtype)
+
+    encode(model, kv_cache, specs, attention, torch.from_numpy)

@@ -1,0 +1,285 @@
+"""Encoder inputs over the paged fake: whatever is shared, swapped or computed again, the tokens are the oracle's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from engine.encoder import EncoderInput
+from engine.engine import AsyncEngine
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
+from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
+
+BASE = Setup(num_blocks=400, block_size=4, max_model_len=160, encoder_len=64)
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+START = 1
+
+
+def encoder_of(length: int, seed: int = 0) -> EncoderInput:
+    draw = random.Random(1000 * seed + length)
+    return EncoderInput.of_tokens(draw.randrange(10, VOCAB) for _ in range(length))
+
+
+def check(asked: Request, answer: Answer) -> None:
+    params, encoder = asked.params, asked.encoder
+    assert encoder is not None
+    assert sorted(answer.token_ids) == list(range(params.n))
+    for choice, tokens in answer.token_ids.items():
+        assert tokens == expected_tokens(
+            asked.prompt_token_ids,
+            params.max_tokens,
+            seed=params.seed or 0,
+            choice=choice,
+            greedy=params.greedy,
+            eos=EOS,
+            encoder=encoder.token_ids,
+        )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == encoder.length + len(asked.prompt_token_ids)
+
+
+async def asked_for(engine: AsyncEngine, asked: Request) -> Answer:
+    answer = await ask(engine, asked)
+    check(asked, answer)
+    return answer
+
+
+def crowd(seed: int, count: int) -> list[Request]:
+    """Encoder inputs of lengths around the block boundaries, some of them equal; decoder prompts long and short."""
+    draw = random.Random(seed)
+    requests = []
+    for i in range(count):
+        greedy = draw.random() < 0.5
+        params = SamplingParams(
+            max_tokens=draw.choice([1, 2, 4, 9, 30]),
+            n=draw.choice([1, 1, 1, 2, 5]),
+            temperature=0 if greedy else 1,
+            seed=None if greedy else i,
+        )
+        prompt = [START, *(draw.randrange(10, VOCAB) for _ in range(draw.choice([0, 0, 0, 2, 3, 40])))]
+        encoder = encoder_of(draw.choice([1, 3, 4, 5, 16, 63, 64]), draw.choice([0, 0, i]))
+        requests.append(request(prompt, params, encoder=encoder, tenant=draw.choice("aab")))
+    return requests
+
+
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+@pytest.mark.parametrize("num_blocks", [400, 58], ids=["ample", "tiny"])
+@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+@pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix", "no-prefix"])
+async def test_tokens_equal_the_oracle_alone_and_in_a_crowd(
+    prefix_caching: bool, chunk: int, num_blocks: int, pipelined: bool
+) -> None:
+    setup = replace(
+        BASE, num_blocks=num_blocks, chunk=chunk, prefix_caching=prefix_caching, pipelined=pipelined, encoder_tokens=100
+    )
+    requests = crowd(seed=chunk, count=24)
+    async with running(setup) as (engine, runner):
+        for asked in requests[:4]:
+            await asked_for(engine, asked)
+        again = [replace(asked, id=f"again-{asked.id}") for asked in requests]
+        for asked, answer in zip(again, await ask_all(engine, again), strict=True):
+            check(asked, answer)
+        assert runner.most_encoded <= 100
+
+
+async def test_a_tiny_cache_swaps_cross_tables_and_nobody_notices() -> None:
+    setup = replace(BASE, num_blocks=60, num_host_blocks=100)
+    async with running(setup) as (engine, runner):
+        params = SamplingParams(max_tokens=80, temperature=0)
+        requests = [request([START], params, encoder=encoder_of(30 + i, i % 4)) for i in range(12)]
+        for asked, answer in zip(requests, await ask_all(engine, requests), strict=True):
+            check(asked, answer)
+        assert runner.num_swapped_out > 0
+        assert runner.num_encoded == sum(asked.encoder.length for asked in requests if asked.encoder), (
+            "what was swapped out is not encoded again"
+        )
+
+
+async def test_without_room_on_the_host_the_encoder_runs_again() -> None:
+    setup = replace(BASE, num_blocks=45)
+    async with running(setup) as (engine, runner):
+        params = SamplingParams(max_tokens=80, temperature=0)
+        requests = [request([START], params, encoder=encoder_of(40, i)) for i in range(4)]
+        for asked, answer in zip(requests, await ask_all(engine, requests), strict=True):
+            check(asked, answer)
+        assert runner.num_encoded > 4 * 40 and runner.num_swapped_out == 0
+
+
+async def test_equal_inputs_of_a_tenant_are_encoded_once() -> None:
+    async with running(BASE) as (engine, runner):
+        one = encoder_of(33)
+        twin = EncoderInput.of_tokens(one.token_ids)
+        requests = [request([START, 20 + i], GREEDY, encoder=[one, twin][i % 2]) for i in range(6)]
+        for asked, answer in zip(requests, await ask_all(engine, requests), strict=True):
+            check(asked, answer)
+        assert runner.num_encoded == 33
+        await asked_for(engine, request([START], GREEDY, encoder=twin))
+        assert runner.num_encoded == 33, "its blocks were free, but nobody had taken them"
+        await asked_for(engine, request([START], GREEDY, encoder=one, tenant="other"))
+        assert runner.num_encoded == 66, "tenants share nothing"
+        await asked_for(engine, request([START], GREEDY, encoder=one, cache_salt="apart"))
+        assert runner.num_encoded == 99
+
+
+async def test_equal_decoder_prompts_share_blocks_only_under_equal_inputs() -> None:
+    async with running(BASE) as (engine, _):
+        prompt = [START, *range(50, 90)]
+        await asked_for(engine, request(prompt, GREEDY, encoder=encoder_of(8, 1)))
+        other = await asked_for(engine, request(prompt, GREEDY, encoder=encoder_of(8, 2)))
+        same = await asked_for(engine, request(prompt, GREEDY, encoder=encoder_of(8, 1)))
+        assert other.usage is not None and other.usage.cached_tokens == 0
+        assert same.usage is not None and same.usage.cached_tokens == 40
+
+
+async def test_choices_and_beams_share_the_cross_table() -> None:
+    async with running(BASE) as (engine, runner):
+        most = 0
+        plan = engine.scheduler.plan
+
+        def watching(now: float):  # type: ignore[no-untyped-def]
+            nonlocal most
+            launch = plan(now)
+            most = max(most, engine.scheduler.pool.num_used)
+            return launch
+
+        engine.scheduler.plan = watching  # type: ignore[method-assign]
+        params = SamplingParams(max_tokens=3, n=6, temperature=1, seed=3)
+        await asked_for(engine, request([START], params, encoder=encoder_of(64)))
+        assert most <= 16 + 2 * 6 and runner.num_encoded == 64
+        beams = SamplingParams(max_tokens=3, n=2, beams=BeamParams(4))
+        answer = await ask(engine, request([START], beams, encoder=encoder_of(64, 1), output=OutputMode.FINAL))
+        assert len(answer.token_ids) == 2 and runner.num_encoded == 128
+        assert most <= 16 + 4 * 4
+
+
+# --- continuation ------------------------------------------------------------------------------------------------
+
+
+def child_of(parent: Answer, asked: Request, suffix: list[int], **fields: object) -> Request:
+    tokens = [*asked.prompt_token_ids, *parent.token_ids[0]]
+    lineage = Lineage(asked.id, 0, len(tokens))
+    return request([*tokens, *suffix], GREEDY, lineage=lineage, encoder=asked.encoder, **fields)
+
+
+async def test_a_lease_keeps_its_cross_table() -> None:
+    setup = replace(BASE, num_blocks=80, num_lease_blocks=30, num_host_blocks=60)
+    async with running(setup) as (engine, runner):
+        asked = request([START], GREEDY, encoder=encoder_of(30), retain=Retain(300.0))
+        parent = await asked_for(engine, asked)
+        assert parent.retained is not None
+        assert parent.retained.blocks == 8 + 2, "30 positions, and the 8 tokens that were computed"
+        # Others take every block that is free, and push the lease to the host.
+        params = SamplingParams(max_tokens=90, temperature=0)
+        others = [request([START], params, encoder=encoder_of(60, i)) for i in range(9)]
+        for other, answer in zip(others, await ask_all(engine, others), strict=True):
+            check(other, answer)
+        encoded = runner.num_encoded
+        child = await asked_for(engine, child_of(parent, asked, [77, 78]))
+        assert child.inheritance is not None
+        assert (child.inheritance.inherited_tokens, child.inheritance.computed_tokens) == (8, 3)
+        assert child.inheritance.source in ("blocks", "host")
+        assert runner.num_encoded == encoded, "what is leased is not encoded again"
+        engine.forget("t", asked.id)
+
+
+async def test_a_warm_record_remembers_its_cross_blocks_and_a_child_encodes_again_without_them() -> None:
+    setup = replace(BASE, num_blocks=60)
+    async with running(setup) as (engine, runner):
+        asked = request([START], GREEDY, encoder=encoder_of(30))
+        parent = await asked_for(engine, asked)
+        assert engine.parent("t", asked.id).encoder == asked.encoder
+        child = await asked_for(engine, child_of(parent, asked, [77]))
+        assert child.inheritance is not None and child.inheritance.source == "blocks" and runner.num_encoded == 30
+        params = SamplingParams(max_tokens=100, temperature=0)
+        await asked_for(engine, request([START], params, encoder=encoder_of(64)))
+        await asked_for(engine, request([START], params, encoder=encoder_of(63)))
+        encoded = runner.num_encoded
+        late = await asked_for(engine, child_of(parent, asked, [78]))
+        assert late.inheritance is not None and late.inheritance.source == "recompute"
+        assert runner.num_encoded == encoded + 30
+
+
+async def test_a_child_with_another_input_inherits_nothing() -> None:
+    async with running(BASE) as (engine, _):
+        asked = request([START, *range(30, 60)], GREEDY, encoder=encoder_of(30))
+        parent = await asked_for(engine, asked)
+        child = replace(child_of(parent, asked, [77]), encoder=encoder_of(30, 1))
+        answer = await asked_for(engine, child)
+        assert answer.inheritance is not None
+        assert (answer.inheritance.inherited_tokens, answer.inheritance.source) == (0, "recompute")
+
+
+async def test_an_ended_record_is_leased_with_its_cross_table() -> None:
+    setup = replace(BASE, num_blocks=80, num_lease_blocks=30)
+    async with running(setup) as (engine, _):
+        asked = request([START], GREEDY, encoder=encoder_of(30))
+        await asked_for(engine, asked)
+        assert engine.scheduler.pool.num_used == 0
+        engine.set_ttl("t", asked.id, 100.0)
+        assert engine.scheduler.pool.num_used == 8 + 2
+        engine.set_ttl("t", asked.id, None)
+        assert engine.scheduler.pool.num_used == 0
+
+
+# --- ends --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_abort_gives_the_cross_table_back() -> None:
+    async with running(BASE) as (engine, runner):
+        params = SamplingParams(max_tokens=100, temperature=0)
+        asked = request([START], params, encoder=encoder_of(30))
+        engine.submit(asked, lambda _: None)
+        await until(lambda: runner.num_encoded == 30)
+        assert engine.scheduler.pool.num_used >= 8
+        engine.abort(asked.id)
+        assert engine.scheduler.pool.num_used == 0
+
+
+async def test_nan_is_not_shared() -> None:
+    async with running(BASE) as (engine, runner):
+        runner.bad_prompt_token = 666
+        with pytest.raises(Exception, match="NaN"):
+            await ask(engine, request([START, 666], GREEDY, encoder=encoder_of(30)))
+        await asked_for(engine, request([START], GREEDY, encoder=encoder_of(30)))
+        assert runner.num_encoded == 60, "nobody trusts what the first one wrote"
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+async def test_an_input_must_fit_the_model_and_may_be_longer_than_the_budget() -> None:
+    setup = replace(BASE, encoder_tokens=20)
+    async with running(setup) as (engine, runner):
+        requests = [request([START], GREEDY, encoder=encoder_of(n)) for n in (64, 15, 10, 50, 5)]
+        for asked, answer in zip(requests, await ask_all(engine, requests), strict=True):
+            check(asked, answer)
+        assert runner.most_encoded == 64
+        with pytest.raises(ContextLengthExceeded, match="at most 64 tokens"):
+            await ask(engine, request([START], GREEDY, encoder=encoder_of(65)))
+
+
+async def test_a_request_brings_what_its_model_reads() -> None:
+    async with running(BASE) as (engine, _):
+        with pytest.raises(InvalidRequest, match="with an encoder"):
+            await ask(engine, request([START], GREEDY))
+    async with running(Setup()) as (engine, _):
+        with pytest.raises(InvalidRequest, match="no encoder"):
+            await ask(engine, request([START], GREEDY, encoder=encoder_of(3)))
+
+
+def test_keys_are_exact() -> None:
+    assert EncoderInput.of_tokens([1, 2]) == EncoderInput.of_tokens((1, 2))
+    assert EncoderInput.of_tokens([1, 2]) != EncoderInput.of_tokens([2, 1])
+    assert EncoderInput.of_tokens([1]).key != EncoderInput.of_tokens([1, 0]).key
+
+
+def test_fake_reads_the_cross_table() -> None:
+    """The oracle and the fake must care about every token of the input."""
+    runner = PagedFakeRunner(4, 4)
+    assert runner.num_encoded == 0
+    wanted = expected_tokens([START], 8, encoder=(10, 11, 12))
+    assert wanted != expected_tokens([START], 8, encoder=(10, 12, 11)) != expected_tokens([START], 8)

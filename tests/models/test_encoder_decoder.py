@@ -1,0 +1,152 @@
+"""Encoder-decoder models against transformers on tiny random weights, in every way of cutting the work into steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.models.encoder_decoder import EncoderDecoder
+from engine.models.load import LoadedModel, load_model
+from tests.models.paged_cross import CrossSequences, EncoderInput, encoder_inputs
+from tests.tiny_encoder_decoders import (
+    TINY_ENCODER_DECODERS,
+    VOCAB_SIZE,
+    make_encoder_decoder,
+    save_encoder_decoder,
+)
+
+LENS = (1, 7, 8, 9, 41, 23)  # around a block of the scratch, and past every clamped distance
+DECODER_LENS = (5, 33, 1, 17, 4, 20)
+
+
+@pytest.fixture(scope="module", params=TINY_ENCODER_DECODERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(name: str, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_encoder_decoder(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="module")
+def model(loaded: LoadedModel) -> EncoderDecoder:
+    assert isinstance(loaded.model, EncoderDecoder)
+    return loaded.model
+
+
+@pytest.fixture(scope="module")
+def reference(name: str) -> PreTrainedModel:
+    return make_encoder_decoder(name)
+
+
+@pytest.fixture(scope="module")
+def inputs(model: EncoderDecoder) -> list[EncoderInput]:
+    random = torch.Generator().manual_seed(3)
+    encoder = model.config.encoder
+    if encoder.takes == "audio":
+        return [torch.randn(encoder.num_mels, n * encoder.frames_per_state, generator=random) for n in LENS]
+    return [torch.randint(VOCAB_SIZE, (n,), generator=random).tolist() for n in LENS]
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[list[int]]:
+    random = torch.Generator().manual_seed(4)
+    return [torch.randint(VOCAB_SIZE, (n,), generator=random).tolist() for n in DECODER_LENS]
+
+
+def run_reference(reference: PreTrainedModel, item: EncoderInput, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """Encoder states [E, H] and logits [T, V]."""
+    result = call(reference, item, tokens)
+    return result.encoder_last_hidden_state[0], result.logits[0]
+
+
+def call(reference: PreTrainedModel, item: EncoderInput, tokens: list[int], **options: Any) -> Any:
+    options |= {"decoder_input_ids": torch.tensor([tokens]), "use_cache": False}
+    with torch.no_grad():
+        if not isinstance(item, Tensor):
+            return reference(input_ids=torch.tensor([item]), **options)
+        # It insists on an input as long as its table of positions.
+        encoder = reference.model.encoder
+        whole, states = encoder.embed_positions, item.shape[1] // 2
+        encoder.embed_positions = torch.nn.Embedding.from_pretrained(whole.weight[:states])
+        encoder.config.max_source_positions = states
+        result = reference(input_features=item[None], **options)
+        encoder.embed_positions = whole
+        return result
+
+
+def assert_near(actual: Tensor, expected: Tensor, relative: float = 2e-5) -> None:
+    error = (actual - expected).abs().max() / expected.abs().max()
+    assert error < relative, f"relative error {error:.2e}"
+
+
+def test_a_crowd_of_mixed_lengths(
+    model: EncoderDecoder, reference: PreTrainedModel, inputs: list[EncoderInput], tokens: list[list[int]]
+) -> None:
+    """Encoded in one batch, decoded in one step."""
+    sequences = CrossSequences(model, inputs, max(DECODER_LENS))
+    logits = sequences.step(dict(enumerate(tokens)))
+    states = sequences.states.split(sequences.cross_lens.tolist())
+    for s, item in enumerate(inputs):
+        expected_states, expected_logits = run_reference(reference, item, tokens[s])
+        assert_near(states[s], expected_states)
+        assert_near(logits[s], expected_logits)
+
+
+def test_an_input_has_the_same_bits_alone_and_in_a_crowd(model: EncoderDecoder, inputs: list[EncoderInput]) -> None:
+    together = encoder_inputs(model, inputs)
+    states = model.encode(together)
+    start = 0
+    for item, block_size in zip(inputs, (4, 64, 16, 7, 8, 1), strict=True):
+        alone = model.encode(encoder_inputs(model, [item], block_size))
+        assert torch.equal(alone, states[start : start + len(alone)])
+        start += len(alone)
+    assert start == len(states)
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_chunks_blocks_and_crowds_change_nothing(
+    model: EncoderDecoder, inputs: list[EncoderInput], tokens: list[list[int]], chunk: int
+) -> None:
+    crowd = CrossSequences(model, inputs, max(DECODER_LENS)).step(dict(enumerate(tokens)))
+    for s in (1, 4, 5):
+        alone = CrossSequences(model, [inputs[s]], max(DECODER_LENS), block_size=16)
+        assert torch.equal(alone.run(0, tokens[s], chunk), crowd[s])
+
+
+def test_states_of_every_layer(
+    model: EncoderDecoder, reference: PreTrainedModel, inputs: list[EncoderInput], tokens: list[list[int]]
+) -> None:
+    item = inputs[4]
+    encoder: dict[int, Tensor] = {}
+    decoder: dict[int, Tensor] = {}
+    model.encode(encoder_inputs(model, [item]), lambda layer, state: encoder.update({layer: state.clone()}))
+    sequences = CrossSequences(model, [item], max(DECODER_LENS))
+    sequences.step({0: tokens[1]}, lambda layer, state: decoder.update({layer: state.clone()}))
+    expected = call(reference, item, tokens[1], output_hidden_states=True)
+    for states, hidden in ((encoder, expected.encoder_hidden_states), (decoder, expected.decoder_hidden_states)):
+        assert sorted(states) == list(range(len(hidden)))
+        for layer, state in states.items():
+            assert_near(state, hidden[layer][0])
+
+
+def test_facts(name: str, loaded: LoadedModel, reference: PreTrainedModel) -> None:
+    # parameters() names a shared one once.
+    assert loaded.num_parameters == sum(parameter.numel() for parameter in reference.parameters())
+    assert loaded.weight_bytes >= 4 * sum(p.numel() for p in reference.parameters() if p.dim() == 2 and len(p) > 64)
+    assert loaded.max_model_len == loaded.config.max_position
+    assert loaded.config.kv_shape(16)[0] == 3
+
+
+def test_random_weights_in_place_of_files(name: str, loaded: LoadedModel, tmp_path: Path) -> None:
+    save_encoder_decoder(name, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    dummy = load_model(tmp_path, dummy=True)
+    assert isinstance(dummy.model, EncoderDecoder)
+    assert dummy.num_parameters == loaded.num_parameters
