@@ -6,6 +6,7 @@ distribution, the values of their bests agree, whichever tokens these belong to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class Differences:
     stage1: int = 0  # sampled other tokens than the re-sending mode did
     stage2: int = 0  # answered otherwise than a fresh request with the same tokens
     leases: int = 0  # were not granted, or not honoured
+    widest: float = 0.0  # how far the log-probabilities of stage 2 were apart, at most; infinite: not comparable
 
     def failing(self, tolerance: float) -> int:
         """Where ties may fall either way stage 1 may well sample something else; stage 2 is judged by what it got."""
@@ -31,6 +33,7 @@ async def check(
 ) -> Differences:
     """Compares with the re-sending mode's jobs; one whose stage 1 differs, or that has none, is sent afresh."""
     stage1 = stage2 = leases = 0
+    widest = 0.0
     for result in results:
         reference = references.get(result.number)
         if reference is not None and reference.whole == result.whole:
@@ -39,21 +42,26 @@ async def check(
             stage1 += reference is not None
             expected = await bench.resend(result.whole)
         stage2 += not same(expected, result.stage2, bench.options.tolerance)
+        widest = max(widest, gap(expected, result.stage2) or 0.0)
         leases += mode is Mode.LEASE and not lease_honoured(result, bench.workload.suffix)
-    return Differences(stage1, stage2, leases)
+    return Differences(stage1, stage2, leases, widest)
 
 
 def same(expected: Answer, got: Answer, tolerance: float) -> bool:
+    apart = gap(expected, got)
+    return apart is None or 0 < tolerance >= apart
+
+
+def gap(expected: Answer, got: Answer) -> float | None:
+    """How far apart the log-probabilities of two answers are; None: they are equal, infinite: nothing compares."""
     if len(expected.choices) != len(got.choices):
-        return False
+        return math.inf
     if [choice.outcome for choice in expected.choices] == [choice.outcome for choice in got.choices]:
-        return True
-    if not tolerance:
-        return False
+        return None
     if len(expected.choices) == 1:
-        return _tied_where_they_part(expected.choices[0], got.choices[0], tolerance)
+        return _gap_where_they_part(expected.choices[0], got.choices[0])
     pairs = zip(expected.choices, got.choices, strict=True)
-    return all(_close(a.cumulative_logprob, b.cumulative_logprob, tolerance) for a, b in pairs)
+    return max(_apart(a.cumulative_logprob, b.cumulative_logprob) for a, b in pairs)
 
 
 def lease_honoured(result: JobResult, suffix: Prompt) -> bool:
@@ -69,15 +77,16 @@ def lease_honoured(result: JobResult, suffix: Prompt) -> bool:
     return told["source"] in ("blocks", "host") and told["computed_tokens"] == suffix_len + 1
 
 
-def _tied_where_they_part(expected: Choice, got: Choice, tolerance: float) -> bool:
+def _gap_where_they_part(expected: Choice, got: Choice) -> float:
     """Greedy: after the first different token the two go their own ways."""
     if expected.token_ids is None or got.token_ids is None or len(expected.token_ids) != len(got.token_ids):
-        return False
-    at = next(i for i, (a, b) in enumerate(zip(expected.token_ids, got.token_ids, strict=True)) if a != b)
+        return math.inf
+    pairs = enumerate(zip(expected.token_ids, got.token_ids, strict=True))
+    at = next((i for i, (a, b) in pairs if a != b), math.inf)
     if at >= min(len(expected.logprobs), len(got.logprobs)):
-        return False
-    return _close(expected.logprobs[at], got.logprobs[at], tolerance)
+        return math.inf
+    return _apart(expected.logprobs[int(at)], got.logprobs[int(at)])
 
 
-def _close(a: float | None, b: float | None, tolerance: float) -> bool:
-    return a is not None and b is not None and abs(a - b) <= tolerance
+def _apart(a: float | None, b: float | None) -> float:
+    return math.inf if a is None or b is None else abs(a - b)

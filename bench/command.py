@@ -144,7 +144,11 @@ def _tell_differences(row: Row) -> None:
     wrong = row.differences
     told = [
         (wrong.stage1, "sampled other tokens in stage 1 than re-sending did"),
-        (wrong.stage2, "answered stage 2 otherwise than a fresh request with the same tokens"),
+        (
+            wrong.stage2,
+            "answered stage 2 otherwise than a fresh request with the same tokens "
+            f"(log-probabilities up to {wrong.widest:.3g} apart)",
+        ),
         (wrong.leases, "had no lease, or were not continued with suffix + 1 tokens from blocks or host"),
     ]
     for count, what in told:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.model_shapes import SHAPES, write_model
+from benchmarks.model_shapes import GPU_SHAPES, SHAPES, write_model
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
 from engine.types import OutputMode, Request, SamplingParams, StepStats
@@ -149,7 +149,7 @@ def _measure_shape(shape: str, quick: bool, bandwidth: float, process_began: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=GPU_SHAPES, choices=list(SHAPES))
     parser.add_argument("--quick", action="store_true", help="a quarter of the load, for a first look")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from bench.command import main as bench
 from benchmarks.http_load import start_server
-from benchmarks.model_shapes import SHAPES, write_model
+from benchmarks.model_shapes import GPU_SHAPES, write_model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default=",".join(GPU_SHAPES))
     parser.add_argument("--concurrency", default="1,8,64")
     parser.add_argument("--jobs", default="64")
     parser.add_argument("--pressure", default="4")

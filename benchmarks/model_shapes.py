@@ -92,6 +92,9 @@ SHAPES = {
     ),
 }
 
+# What the benchmarks of a GPU run unless told otherwise.
+GPU_SHAPES = ["qwen3-0.6b", "llama-3.1-8b"]
+
 
 def write_model(shape: str, directory: Path) -> Path:
     """A directory that `bequest serve --load-format dummy` takes."""

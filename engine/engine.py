@@ -149,9 +149,9 @@ class AsyncEngine:
         record = self.retention.find(tenant, reference)
         if record.group is not None:
             ended = self._loop.create_future()
-            record.waiters.append(lambda: None if ended.done() else ended.set_result(None))
             left = None if deadline is None else max(0.0, deadline - self._clock())
-            await asyncio.wait({ended, self._death}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            with record.on_end(lambda: ended.set_result(None)):
+                await asyncio.wait({ended, self._death}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if self.state == "dead":
                 raise EngineDead("The engine has failed and this server is restarting; send the request again.")
             if not ended.done():

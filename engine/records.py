@@ -13,7 +13,8 @@ Owned by the event-loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -157,6 +158,16 @@ class Record:
     @property
     def leased(self) -> bool:
         return self.expires_at is not None
+
+    @contextmanager
+    def on_end(self, wake: Callable[[], None]) -> Iterator[None]:
+        """`wake` is called when it ends, if that is while the caller waits."""
+        self.waiters.append(wake)
+        try:
+            yield
+        finally:
+            if wake in self.waiters:
+                self.waiters.remove(wake)
 
     def choice(self, index: int) -> Estate | None:
         """The estate of a choice; None where it has none. Before the choices part ways each is the first."""

@@ -110,10 +110,6 @@ class Scheduler:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
 
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence of that many tokens can run when it is alone."""
-        return self.blocks_for(num_tokens) <= self.pool.num_blocks - 1
-
     def most_blocks_of_beams(self, request: Request, beams: BeamParams) -> int:
         """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
         prompt = len(request.prompt_token_ids)

@@ -3,6 +3,7 @@ from a layer to the whole server can be tested against the transformers library.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 def make_reference(name: str) -> PreTrainedModel:
     """The model in transformers, float32, the same weights on every call."""
     model_class, config = TINY_MODELS[name]
-    model = model_class(config)
+    model = model_class(copy.deepcopy(config))  # the model keeps it, and tests change it there
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

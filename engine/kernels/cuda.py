@@ -25,6 +25,9 @@ from engine.types import IntArray
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 _NO_CACHE = (0, 0, 0, 0, 0)
 
+# By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
 
 def _stream() -> int:
     return torch.cuda.current_stream().cuda_stream

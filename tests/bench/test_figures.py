@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.checks import Differences, lease_honoured, same
+from bench.checks import Differences, gap, lease_honoured, same
 from bench.client import Answer, Choice
 from bench.report import percentile, summarise, table
 from bench.two_stage import JobResult, Mode
@@ -43,6 +43,8 @@ def test_greedy_answers() -> None:
     assert not same(expected, other, 0)
     assert same(expected, other, 0.02), "a tie at the second token; what follows it may be anything"
     assert not same(expected, other, 0.001)
+    assert gap(expected, expected) is None and 0.001 < (gap(expected, other) or 0) <= 0.02
+    assert gap(expected, answer()) == float("inf")
     assert not same(expected, answer(Choice("a", (1, 2))), 0.02)
     assert not same(expected, answer(Choice("a", (1, 9, 8))), 0.02), "no log-probabilities to tell"
     assert not same(expected, answer(), 0.02)

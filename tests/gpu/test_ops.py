@@ -295,7 +295,8 @@ def test_graph_replay_equals_eager() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33])
 @pytest.mark.parametrize(
-    ("outputs", "depth"), [(1, 256), (7, 512), (1024, 1024), (1021, 3072), (2051, 3072), (8195, 768), (64, 100)]
+    ("outputs", "depth"),
+    [(1, 256), (7, 512), (1024, 1024), (1021, 3072), (2051, 3072), (4099, 3072), (8195, 768), (64, 100)],
 )
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear(num_tokens: int, outputs: int, depth: int, with_bias: bool) -> None:
