@@ -19,7 +19,9 @@ class EngineConfig:
     """The model and the engine."""
 
     model: str | None = option(
-        None, "Hugging Face directory or .gguf file; default: the embedded SmolLM2-135M-Instruct"
+        None,
+        "Hugging Face directory, .gguf file, Whisper .pt file, or a name that is fetched: whisper, t5; "
+        "default: the embedded SmolLM2-135M-Instruct",
     )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "where the model runs; auto: a GPU if there is one and CUDA was built"

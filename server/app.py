@@ -19,6 +19,7 @@ from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
+from server.speech import speech_of
 from server.stored import ResponseStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
@@ -74,7 +75,7 @@ def make_app(
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
-        speech=audio.speech_of(engine.info, text.tokenizer),
+        speech=speech_of(engine.info, text.tokenizer),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context

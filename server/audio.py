@@ -5,46 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from engine.audio import LogMel, Samples, decode
+from engine.audio import Samples, decode
 from engine.text.languages import language_code
-from engine.text.whisper_tokens import Task, whisper_tokens
-from engine.types import ModelInfo
+from engine.text.whisper_tokens import Task
 from server import fields, sampling
 from server.audio_form import TranscriptionBody, TranslationBody, check_head, read_form
 from server.context import ANSWER_ID, ARRIVED, CONTEXT, TENANT, Context
 from server.errors import ApiError, internal, invalid, unsupported
 from server.generation import json_response
-from server.interfaces import TokenizerLike
 from server.names import new_id
+from server.speech import Speech
 from server.sse import HEADERS
 from server.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
-from server.transcription import Order, Speech, Transcriber
+from server.transcription import Order, Transcriber
 from server.wire import shorten
 
 _log = logging.getLogger("bequest.server")
 
 _FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 _TIMED = ("srt", "verbose_json", "vtt")
-_WORKERS = 2  # as those for texts: numpy leaves the interpreter lock, but must not starve the engine of cores
 _DONE = b"data: [DONE]\n\n"
-
-
-def speech_of(info: ModelInfo, tokenizer: TokenizerLike) -> Speech | None:
-    """What it takes to transcribe with this model; None if it cannot hear."""
-    if info.encoder is None or info.encoder.takes != "audio":
-        return None
-    tokens = whisper_tokens(tokenizer, info.vocab_size)
-    if tokens is None:
-        return None
-    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="audio")
-    return Speech(tokens, info.encoder, LogMel(info.encoder.num_mels), pool)
 
 
 async def transcriptions(http: web.Request) -> web.StreamResponse:

@@ -15,8 +15,8 @@ from server.errors import ApiError
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
+from server.speech import Speech
 from server.stored import ResponseStore, RunningResponses
-from server.transcription import Speech
 
 
 @dataclass(frozen=True, slots=True)

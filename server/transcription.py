@@ -8,47 +8,25 @@ since it cannot unhear it, its windows are decoded once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
-from engine.audio import HOP, SAMPLE_RATE, LogMel, Samples
-from engine.encoder import EncoderInfo, EncoderInput
+from engine.audio import HOP, SAMPLE_RATE, Samples
+from engine.encoder import EncoderInput
 from engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
-from engine.text.whisper_tokens import Task, WhisperTokens
+from engine.text.whisper_tokens import Task
 from engine.types import Request, SamplingParams
 from server.generation import Job, collect
 from server.hearing import Ear, Heard, Voice
 from server.interfaces import EngineLike, TokenizerLike
+from server.speech import Speech
 from server.subtitles import Segment, TokenUsage, Transcript
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _FORGET_FROM = 0.5  # temperature above which the next window is not told what this one said
 _ALTERNATIVES = 20  # among which the probability of silence is looked up
 _SHORTEST = SAMPLE_RATE // 10  # what is left at the end is not listened to if it is shorter
-
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """What a model that hears brings along."""
-
-    tokens: WhisperTokens
-    encoder: EncoderInfo
-    features: LogMel
-    pool: ThreadPoolExecutor  # decodes files and makes features
-
-    @property
-    def window(self) -> int:
-        """Samples."""
-        return self.encoder.num_frames * HOP
-
-    async def off_loop(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
 
 @dataclass(frozen=True, slots=True)

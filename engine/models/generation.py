@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,11 @@ def hf_generation_defaults(directory: Path, config: Fields) -> GenerationDefault
     of these places."""
     path = directory / "generation_config.json"
     generation = Fields(read_json(path) if path.exists() else {}, path.name)
-    ends = {*generation.integers("eos_token_id"), *config.integers("eos_token_id"), *_tokenizer_end(directory)}
+    return generation_defaults(generation, config, _tokenizer_end(directory))
+
+
+def generation_defaults(generation: Fields, config: Fields, tokenizer_end: Collection[int] = ()) -> GenerationDefaults:
+    ends = {*generation.integers("eos_token_id"), *config.integers("eos_token_id"), *tokenizer_end}
     sampling = {name: generation.number(name) for name in SAMPLING_FIELDS if generation.has(name)}
     decodes = _architecture(config).endswith("ForConditionalGeneration")
     decoding = decoding_defaults(generation, config) if decodes else None

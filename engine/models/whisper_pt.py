@@ -137,13 +137,13 @@ def _generation(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
     tokens = whisper_tokens(tokenizer, vocab_size)
     if tokens is None:
         raise ModelError(f"the tokenizer.json of {tokenizer.name} is not Whisper's: it lacks control tokens")
-    _, *forced = tokens.prompt("transcribe", "en", timestamps=False)
+    # The English models have tokens of languages and tasks too, but were never shown them.
+    control = {"lang_to_id": {"<|en|>": tokens.languages["en"]}, "task_to_id": {"transcribe": tokens.transcribe}}
     return {
         "decoder_start_token_id": tokens.start,
         "eos_token_id": tokens.end,
-        "forced_decoder_ids": [[place, token] for place, token in enumerate(forced, 1)],
         "suppress_tokens": sorted({*non_speech_tokens(tokenizer), *tokens.never()}),
         "begin_suppress_tokens": [*tokenizer.encode(" ", False), tokens.end],
         "no_timestamps_token_id": tokens.no_timestamps,
-        "is_multilingual": tokens.multilingual,
+        **(control if tokens.multilingual else {}),
     }

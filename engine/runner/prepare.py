@@ -233,7 +233,7 @@ def _log_memory(wish: CacheWish, plan: CachePlan, num_host: int, loaded: LoadedM
 
 def _info(config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan) -> ModelInfo:
     return ModelInfo(
-        name=path.stem if path.suffix == ".gguf" else path.name,
+        name=path.stem if path.suffix in (".gguf", ".pt") else path.name,
         architecture=loaded.config.architecture,
         max_model_len=plan.max_model_len,
         vocab_size=loaded.config.vocab_size,
