@@ -1,9 +1,10 @@
 """Audio → text: windows of the model's length, each decoded by an engine request, until the audio is used up.
 
-As OpenAI's own program does it: a window begins where the last whole segment of the one before ended and is told what
-was said so far; a window that came out badly (improbable, or repeating itself) is decoded again at a higher
-temperature; one that is silent is skipped. A listener (a stream) hears the text of a window while it is decoded, and
-since it cannot unhear it, its windows are decoded once.
+As OpenAI's own program does it: a window begins where the last whole segment of the one before ended; a window that
+came out badly (improbable, or repeating itself) is decoded again at a higher temperature; one that is silent is
+skipped. A listener (a stream) hears the text of a window while it is decoded, and since it cannot unhear it, its
+windows are decoded once. Unlike OpenAI's, a window is not told what the earlier ones said: after a silence small models
+begin to repeat it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.audio import HOP, SAMPLE_RATE, Samples
 from engine.encoder import EncoderInput
 from engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
 from engine.text.whisper_tokens import Task
-from engine.types import Request, SamplingParams
+from engine.types import OutputMode, Request, SamplingParams
 from server.generation import Job, collect
 from server.hearing import Ear, Heard, Voice
 from server.interfaces import EngineLike, TokenizerLike
@@ -24,7 +25,6 @@ from server.speech import Speech
 from server.subtitles import Segment, TokenUsage, Transcript
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-_FORGET_FROM = 0.5  # temperature above which the next window is not told what this one said
 _ALTERNATIVES = 20  # among which the probability of silence is looked up
 _SHORTEST = SAMPLE_RATE // 10  # what is left at the end is not listened to if it is shorter
 
@@ -37,7 +37,7 @@ class Order:
     tenant: str
     task: Task
     language: str | None  # code; None: to be found out
-    prompt: tuple[int, ...]  # tokens of what was said before
+    prompt: tuple[int, ...]  # tokens of what was said before, as it were: it sets style and spelling
     temperature: float | None  # None or 0: as low as it goes
     timestamps: bool
     deadline: float | None
@@ -68,21 +68,16 @@ class Transcriber:
         timed = self._order.timestamps or len(samples) > window
         language = self._order.language
         segments: list[Segment] = []
-        said = self._order.prompt
         place = 0
         while place == 0 or len(samples) - place >= _SHORTEST:
             part = samples[place : place + window]
             given = await self._speech.off_loop(partial(self._encoder_input, part))
             if language is None:
                 language = await self._detect(given)
-            heard = await self._hear(given, language, said, timed)
+            heard = await self._hear(given, language, timed)
             cut = self._cut(heard, len(part) / SAMPLE_RATE, timed)
             found = [self._segment(heard, piece, place) for piece in cut.segments]
             segments += [segment for segment in found if segment.text.strip()]
-            if heard.temperature > _FORGET_FROM or heard.bad:
-                said = ()
-            else:
-                said += tuple(token_id for piece in cut.segments for token_id in piece.token_ids)
             place += max(HOP, round(cut.advance * SAMPLE_RATE))
         return Transcript(language or "en", len(samples) / SAMPLE_RATE, tuple(segments), self._usage)
 
@@ -102,10 +97,10 @@ class Transcriber:
         self._usage += TokenUsage(window.length, 1, 1)
         return codes[result.choices[0].token_ids[0]]
 
-    async def _hear(self, window: EncoderInput, language: str, said: tuple[int, ...], timed: bool) -> Heard:
+    async def _hear(self, window: EncoderInput, language: str, timed: bool) -> Heard:
         given = self._order.temperature
         temperatures = (given,) if given else _TEMPERATURES
-        prompt = self._prompt(language, said, timed)
+        prompt = self._prompt(language, timed)
         first, *others = temperatures if self._listener is None else temperatures[:1]
         heard = await self._decode(window, prompt, first, timed)
         for temperature in others:
@@ -114,12 +109,12 @@ class Transcriber:
             heard = await self._decode(window, prompt, temperature, timed)
         return heard
 
-    def _prompt(self, language: str, said: tuple[int, ...], timed: bool) -> tuple[int, ...]:
-        """Half of the model's context is for the answer, the other for what was said, its end first of all.
+    def _prompt(self, language: str, timed: bool) -> tuple[int, ...]:
+        """Half of the model's context is for the answer, the other for the client's prompt, its end first of all.
 
         With timestamps the first one is part of the prompt, so that the model goes on in their way."""
         tokens = self._speech.tokens
-        kept = said[-(self._engine.info.max_model_len // 2 - 1) :]
+        kept = self._order.prompt[-(self._engine.info.max_model_len // 2 - 1) :]
         begun = (tokens.first_timestamp,) if timed else ()
         return tokens.prompt(self._order.task, language, kept, timed) + begun
 
@@ -149,6 +144,7 @@ class Transcriber:
             prompt_token_ids=prompt,
             params=params,
             deadline=order.deadline,
+            output=OutputMode.FINAL if self._listener is None else OutputMode.DELTA,
             keep_record=False,
             encoder=window,
         )
