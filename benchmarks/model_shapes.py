@@ -98,8 +98,11 @@ GPU_SHAPES = ["qwen3-0.6b", "llama-3.1-8b"]
 
 def write_model(shape: str, directory: Path) -> Path:
     """A directory that `bequest serve --load-format dummy` takes."""
+    return write_config(SHAPES[shape].config, directory)
+
+
+def write_config(config: dict[str, Any], directory: Path) -> Path:
     directory.mkdir(parents=True)
-    config = SHAPES[shape].config
     (directory / "config.json").write_text(json.dumps(config))
     # Every token of the vocabulary is a word of its own, so that text streams at its usual size.
     vocabulary = {f"<{i}>" if i < 256 else f"Ġw{i}": i for i in range(config["vocab_size"])}

@@ -78,8 +78,8 @@ class BeamSearch:
     @classmethod
     def start(cls, params: SamplingParams, stop_token_ids: frozenset[int]) -> BeamSearch:
         """With the token that the model forces to be first, if there is one; it costs nothing."""
-        first = None if params.rules is None else params.rules.first
-        if first is None or params.max_tokens == 0:
+        first = None if params.rules is None else params.rules.opening(params.max_tokens)
+        if first is None:
             return cls(params, stop_token_ids)
         return cls(params, stop_token_ids, [Beam(Path(None, first, 0.0), np.float32(0.0))], length=1)
 
@@ -109,7 +109,7 @@ class BeamSearch:
         rules = self.params.rules
         if rules is not None:
             tokens.update(rules.never)
-            if self.length == (rules.first is not None):
+            if self.length == (rules.opening(self.params.max_tokens) is not None):
                 tokens.update(rules.not_first)
         return tuple(sorted(tokens))
 
@@ -117,8 +117,9 @@ class BeamSearch:
         """Takes the candidates of a step, best first, and the likeliest tokens of each running beam, if wanted."""
         self.length += 1
         last = self.length >= self.params.max_tokens
-        if last and self.params.rules is not None and self.params.rules.last is not None:
-            candidates = self._all_end_in(self.params.rules.last)
+        rules = self.params.rules
+        if last and rules is not None and (token := rules.closing(self.params.max_tokens)) is not None:
+            candidates = self._all_end_in(token)
         survivors: list[tuple[int, int]] = []
         beams: list[Beam] = []
         ended: list[Finished] = []

@@ -39,10 +39,13 @@ class EngineConfig:
         "most tokens in one step, longer prompts are cut into chunks; "
         "default: 2048 on a GPU; on a CPU 256, or 512 while nothing but prompts is computed",
     )
+    max_encoder_len: int | None = option(
+        None, "longest input of an encoder-decoder model's encoder, in positions; default: the model's own"
+    )
     max_num_encoder_tokens: int | None = option(
         None,
-        "most positions of encoder inputs in one step; a longer input, up to the model's own limit, has a step to "
-        "itself; default: 16384 on a GPU, 2048 on a CPU",
+        "most positions of encoder inputs in one step, a longer input has a step to itself; "
+        "default: 16384 on a GPU, 2048 on a CPU",
     )
     block_size: int = option(16, "tokens per cache block")
     num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
@@ -83,8 +86,8 @@ class EngineConfig:
             raise ValueError(
                 f"default_ttl must be over 0, at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"
             )
-        optional = ("max_model_len", "max_num_batched_tokens", "max_num_encoder_tokens", "num_blocks", "threads")
-        for name in optional:
+        lengths = ("max_model_len", "max_num_batched_tokens", "max_encoder_len", "max_num_encoder_tokens")
+        for name in (*lengths, "num_blocks", "threads"):
             value, least = getattr(self, name), 2 if name == "num_blocks" else 1
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")

@@ -55,6 +55,14 @@ class TokenRules:
     first: int | None = None  # the first sampled token
     last: int | None = None  # the max_tokens-th
 
+    def opening(self, max_tokens: int) -> int | None:
+        """The token that is known before anything is computed. One that is the last, too, waits for its turn."""
+        return self.first if max_tokens > 1 else None
+
+    def closing(self, max_tokens: int) -> int | None:
+        """The token that replaces the max_tokens-th."""
+        return self.first if self.last is None and max_tokens == 1 else self.last
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderInfo:
@@ -72,10 +80,21 @@ class EncoderInfo:
     num_frames: int = 0  # of audio: a whole window
     frames_per_position: int = 1  # of audio
 
-    def rules(self, num_decoder_prompt: int) -> TokenRules | None:
-        """Of a request with a decoder prompt of so many tokens: BOS is forced right behind the start token alone."""
+    def decoder_prompt(self, token_ids: Iterable[int] | None) -> tuple[int, ...]:
+        """The tokens with the start token before them, unless it is there; None: the model's default."""
+        if token_ids is None:
+            return self.default_decoder_prompt
+        ids = tuple(token_ids)
+        return ids if ids[:1] == (self.decoder_start_token_id,) else (self.decoder_start_token_id, *ids)
+
+    def rules(self, num_decoder_prompt: int, *, ends: bool = True) -> TokenRules | None:
+        """Of a request with a decoder prompt of so many tokens: BOS is forced right behind the start token alone.
+
+        `ends`: it ends at an end token, so that one may be forced at its last length.
+        """
         first = self.forced_bos_token_id if num_decoder_prompt == 1 else None
-        rules = TokenRules(self.suppress_tokens, self.begin_suppress_tokens, first, self.forced_eos_token_id)
+        last = self.forced_eos_token_id if ends else None
+        rules = TokenRules(self.suppress_tokens, self.begin_suppress_tokens, first, last)
         return None if rules == TokenRules() else rules
 
     def check_length(self, length: int, param: str) -> None:

@@ -11,16 +11,28 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
+from engine.encoder import EncoderInput
 from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDecoderPrompt:
+    """A prompt of an encoder-decoder model whose decoder does not begin as the model likes it."""
+
+    encoder: str | Sequence[int] | EncoderInput
+    decoder: str | Sequence[int] | None = None
+
+
+Prompt = str | Sequence[int] | EncoderInput | EncoderDecoderPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +60,15 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams],
         *,
         progress: bool = True,
     ) -> list[Completion]:
-        """One Completion per prompt, in order. Prompts are strings or token lists; params one for all or one each."""
+        """One Completion per prompt, in order. Prompts are strings or token lists; params one for all or one each.
+
+        Of an encoder-decoder model a prompt is the encoder's, and may be audio; EncoderDecoderPrompt names both.
+        """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} SamplingParams")
@@ -79,7 +94,7 @@ class LLM:
         self.close()
 
     async def _generate(
-        self, prompts: Sequence[str | Sequence[int]], params: list[SamplingParams], progress: bool
+        self, prompts: Sequence[Prompt], params: list[SamplingParams], progress: bool
     ) -> list[Completion]:
         with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
             tasks = [asyncio.ensure_future(self._one(p, q, bar)) for p, q in zip(prompts, params, strict=True)]
@@ -89,15 +104,31 @@ class LLM:
                 for task in tasks:
                     task.cancel()
 
-    async def _one(self, prompt: str | Sequence[int], params: SamplingParams, bar: tqdm[Any]) -> Completion:
-        tokenizer = self._built.text.tokenizer
-        token_ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        request = Request(f"llm-{uuid.uuid4().hex}", "local", token_ids, params, output=OutputMode.FINAL)
+    async def _one(self, prompt: Prompt, params: SamplingParams, bar: tqdm[Any]) -> Completion:
+        request = self._request(prompt, params)
+        token_ids = request.prompt_token_ids
         async for delta in self._built.engine.generate(request):
             if delta.usage is not None:
                 bar.update()
                 return Completion(token_ids, delta.choices, delta.usage, delta.prompt_logprobs)
         raise AssertionError("a request ends with usage or an error")
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        id, info = f"llm-{uuid.uuid4().hex}", self._built.engine.info.encoder
+        if info is None:
+            if isinstance(prompt, EncoderInput | EncoderDecoderPrompt):
+                raise ValueError("this model has no encoder")
+            return Request(id, "local", self._tokens(prompt), params, output=OutputMode.FINAL)
+        given = prompt if isinstance(prompt, EncoderDecoderPrompt) else EncoderDecoderPrompt(prompt)
+        read = given.encoder
+        encoder = read if isinstance(read, EncoderInput) else EncoderInput.of_tokens(self._tokens(read))
+        # A decoder's text stands in the middle of an answer: without what the tokenizer puts around a whole one.
+        decoder = info.decoder_prompt(None if given.decoder is None else self._tokens(given.decoder, special=False))
+        rules = info.rules(len(decoder), ends=params.ends_at_eos)
+        return Request(id, "local", decoder, replace(params, rules=rules), output=OutputMode.FINAL, encoder=encoder)
+
+    def _tokens(self, prompt: str | Sequence[int], special: bool = True) -> tuple[int, ...]:
+        return tuple(self._built.text.tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

@@ -96,8 +96,9 @@ def _accept(
 ) -> None:
     """Adds one sampled token to its sequence and ends the sequence if the token does."""
     params = sequence.group.request.params
-    if params.rules is not None and params.rules.last is not None and sequence.num_output + 1 == params.max_tokens:
-        token = params.rules.last  # whatever was sampled
+    closing = None if params.rules is None else params.rules.closing(params.max_tokens)
+    if closing is not None and sequence.num_output + 1 == params.max_tokens:
+        token = closing  # whatever was sampled
         logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
     scheduler.accept_token(sequence, token)
     ended: tuple[FinishReason, StopReason] | None = None

@@ -57,7 +57,7 @@ def _with_rules(params: SamplingParams, sequence: Sequence) -> SamplingParams:
     if rules is None:
         return params
     bias = tuple((token, -math.inf) for token in rules.never)
-    begins = sequence.num_output == (rules.first is not None)
+    begins = sequence.num_output == (rules.opening(params.max_tokens) is not None)
     before = sequence.tokens[-_RECOGNISED:] if begins else []
     words = tuple((*before, token) for token in rules.not_first) if begins else ()
     return replace(params, logit_bias=params.logit_bias + bias, bad_words=params.bad_words + words)

@@ -92,8 +92,8 @@ class Sequence:
     def begin(self) -> None:
         """The model may force the first token: it is known before anything is computed. Beams note it on their own."""
         params = self.group.request.params
-        first = None if params.rules is None else params.rules.first
-        if first is not None and params.max_tokens > 0:
+        first = None if params.rules is None else params.rules.opening(params.max_tokens)
+        if first is not None:
             self.accept_known(first)
             if self.group.search is None:
                 self.output.push(first, TokenLogprob(first, 0.0, 1), shown=True)

@@ -122,6 +122,8 @@ class CompletionChunks(Chunks):
             shown["token_ids"] = choice.token_ids
             if first:
                 shown["prompt_token_ids"] = self._prompt.token_ids
+                if self._prompt.encoder is not None:
+                    shown["encoder_prompt_token_ids"] = self._prompt.encoder.token_ids
         if first and body.prompt_logprobs is not None and prompt_logprobs_ is not None:
             shown["prompt_logprobs"] = prompt_logprobs(prompt_logprobs_, body.prompt_logprobs, self._tokenizer)
         return shown

@@ -15,11 +15,13 @@ from typing import Any, Protocol, Self
 import orjson
 from aiohttp import web
 
+from engine.encoder import EncoderInput
 from engine.errors import EngineError
 from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, Retain, SamplingParams, TokenLogprob, Usage
 from server import leases, sampling
 from server.chunks import usage_event
 from server.context import ARRIVED, TENANT, Context
+from server.encoder_prompts import with_rules
 from server.errors import from_engine, invalid
 from server.interfaces import EngineLike
 from server.names import check_name
@@ -37,6 +39,8 @@ class Prompt:
     lineage: Lineage | None = None  # of a continuation, even if nothing of its parent is in it
     cache_salt: str = ""  # the parent's
     origin: object = None  # what the tokens were made from, for whoever continues
+    encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is `token_ids`
+    param: str | None = None  # the field that `token_ids` came in, where it is not `prompt`
 
 
 class _EndedSink(Protocol):
@@ -191,7 +195,9 @@ def engine_requests(
         try:
             fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, terms.default_tokens)
         except EngineError as error:
-            raise from_engine(error) from error
+            raise from_engine(error, prompt.param) from error
+        continues = prompt.lineage is not None and prompt.lineage.at > 0
+        fitted = with_rules(fitted, context.engine.info.encoder, len(prompt.token_ids), continues)
         requests.append(
             Request(
                 id=answer_id if index == 0 else f"{answer_id}-{index}",
@@ -206,6 +212,7 @@ def engine_requests(
                 retain=terms.retain,
                 keep_record=terms.keep_record,
                 origin=prompt.origin,
+                encoder=prompt.encoder,
             )
         )
     sampling.check_answer_size(request.params for request in requests)

@@ -16,6 +16,7 @@ from server.errors import ApiError, from_engine, invalid
 from server.extension import Conversation, answer_text, extend
 from server.generation import Prompt, Terms, check_not_empty, truncated
 from server.messages import conversation
+from server.prompt_forms import read_forms
 from server.prompts import check_length, encode, off_loop_rendering, plain_prompts, rendered_chat, template_use
 from server.sampling import check_ids
 from server.wire import ChatBody, CompletionBody, PromptField, shorten
@@ -55,6 +56,7 @@ class Cut:
             lineage=Lineage(self.parent.id, self.index, at),
             cache_salt=self.parent.cache_salt,
             origin=origin,
+            encoder=self.parent.encoder,
         )
 
 
@@ -160,14 +162,18 @@ async def _continued_completion(context: Context, body: CompletionBody, begin: C
 
 def _single_prompt(prompt: PromptField | None) -> str | list[int]:
     """`prompt` as a suffix: a string or a list of token ids, or a list of one of them."""
-    if prompt is None or isinstance(prompt, str):
-        return prompt or ""
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return ids
-    if len(prompt) > 1 or isinstance(prompt[0], int):
+    if not prompt:
+        return ""
+    if not isinstance(prompt, str | dict) and len(prompt) > 1 and not all(isinstance(item, int) for item in prompt):
         raise invalid("`prompt` must be one string or one list of token ids where it continues a parent.", "prompt")
-    return prompt[0]
+    [form] = read_forms(prompt, "prompt")
+    if form.is_pair:
+        raise invalid(
+            "`prompt` must be one string or one list of token ids where it continues a parent, whose encoder input it "
+            "inherits.",
+            "prompt.encoder_prompt",
+        )
+    return form.prompt.given
 
 
 # --- chat --------------------------------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from engine.encoder import EncoderInfo
 from engine.errors import EngineError
 from engine.text import ChatTemplate, no_template_error
 from server.context import Context
-from server.errors import ApiError, from_engine, invalid, missing
+from server.encoder_prompts import check_forms, decoder_ids, encoder_input
+from server.errors import from_engine, invalid
 from server.extension import Conversation
 from server.generation import Prompt, check_not_empty, truncated
 from server.interfaces import ChatTemplateLike
 from server.messages import conversation, text_length
+from server.prompt_forms import Form, Piece, read_forms
 from server.sampling import check_ids, context_exceeded
 from server.wire import ChatBody, CompletionBody, PromptField, TokenizeBody
 
@@ -35,41 +38,62 @@ async def encode(context: Context, texts: Sequence[str], add_special_tokens: boo
     return await off_loop(context, chars, lambda: [tokenizer.encode(text, add_special_tokens) for text in texts])
 
 
-def check_length(context: Context, text: str) -> None:
-    """Refuses a text that must be too long before minutes are spent on its tokens."""
+def check_length(context: Context, text: str, encoder: EncoderInfo | None = None, param: str = "prompt") -> None:
+    """Refuses a text that must be too long, for the encoder if it is given, before minutes are spent on its tokens."""
     longest = context.text.tokenizer.max_chars_per_token
-    limit = context.engine.info.max_model_len
-    if longest is not None and len(text) > limit * longest:
-        raise from_engine(context_exceeded(limit, -(-len(text) // longest), 1))
+    limit = context.engine.info.max_model_len if encoder is None else encoder.max_len
+    if longest is None or len(text) <= limit * longest:
+        return
+    least = -(-len(text) // longest)
+    if encoder is None:
+        raise from_engine(context_exceeded(limit, least, 1), None if param == "prompt" else param)
+    try:
+        encoder.check_length(least, param)
+    except EngineError as error:
+        raise from_engine(error) from error
 
 
 async def plain_prompts(
     context: Context, body: CompletionBody, given: PromptField | Sequence[int] | None, name: str = "prompt"
 ) -> list[Prompt]:
     """The prompts that are `given` in the field `name`."""
-    if given is None:
-        raise missing(name, f"`{name}` is missing: send a string, a list of token ids, or a list of either.")
-    single = isinstance(given, str) or (len(given) > 0 and all(isinstance(item, int) for item in given))
-    items: list[Any] = [given] if single else list(given)
-    params = [name] if single else [f"{name}[{index}]" for index in range(len(items))]
-    if not items:
-        raise invalid(f"`{name}` is an empty list; send at least one token or string.", name)
-    for param, item in zip(params, items, strict=True):
-        if isinstance(item, int):
-            raise ApiError(400, "invalid_type", f"`{param}` is a bare token id among other prompts.", param=param)
-        if not isinstance(item, str):
-            check_ids(item, context.engine.info.vocab_size, param)
+    forms = read_forms(given, name)
+    check_forms(context, body, forms)
+    encoder = context.engine.info.encoder
+    pieces = [form.prompt for form in forms]
+    for piece in pieces:
+        if not isinstance(piece.given, str):
+            check_ids(piece.given, context.engine.info.vocab_size, piece.param)
+        elif body.truncate_prompt_tokens is None:
+            check_length(context, piece.given, encoder, piece.param)
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    texts = [item for item in items if isinstance(item, str)]
-    if body.truncate_prompt_tokens is None:
-        for text in texts:
-            check_length(context, text)
-    encoded = iter(await encode(context, texts, special))
+    tokens = await _tokens(context, pieces, special)
+    if encoder is None:
+        prompts = [_completion_prompt(context, body, p.given, ids) for p, ids in zip(pieces, tokens, strict=True)]
+        return [check_not_empty(prompt, piece.param) for prompt, piece in zip(prompts, pieces, strict=True)]
+    return await _encoder_prompts(context, encoder, body, forms, tokens)
+
+
+async def _encoder_prompts(
+    context: Context, info: EncoderInfo, body: CompletionBody, forms: Sequence[Form], tokens: Sequence[Sequence[int]]
+) -> list[Prompt]:
+    """`tokens`: those of the encoder prompts. A decoder's text is the beginning of its answer, tokenised as such."""
+    decoders = [form.decoder for form in forms if form.decoder is not None]
+    for piece in decoders:
+        if isinstance(piece.given, str):
+            check_length(context, piece.given, None, piece.param)
+    begun = iter(await _tokens(context, decoders, add_special_tokens=False))
     prompts = []
-    for param, item in zip(params, items, strict=True):
-        prompt = _completion_prompt(context, body, item, next(encoded) if isinstance(item, str) else item)
-        prompts.append(check_not_empty(prompt, param))
+    for form, ids in zip(forms, tokens, strict=True):
+        decoder = decoder_ids(context, info, None if form.decoder is None else next(begun), form.decoder)
+        param = None if form.decoder is None else form.decoder.param
+        prompts.append(Prompt(decoder, encoder=encoder_input(info, body, ids, form.prompt), param=param))
     return prompts
+
+
+async def _tokens(context: Context, pieces: Sequence[Piece], add_special_tokens: bool) -> list[list[int]]:
+    encoded = iter(await encode(context, [p.given for p in pieces if isinstance(p.given, str)], add_special_tokens))
+    return [next(encoded) if isinstance(piece.given, str) else piece.given for piece in pieces]
 
 
 def _completion_prompt(context: Context, body: CompletionBody, given: str | list[int], ids: list[int]) -> Prompt:
@@ -107,6 +131,11 @@ def template_use(
 ) -> TemplateUse:
     """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
     rendered as it was `before`, unless the client says otherwise."""
+    if context.engine.info.encoder is not None and isinstance(body, ChatBody):
+        raise invalid(
+            "`messages` cannot be used with an encoder-decoder model: send its input as `prompt` to /v1/completions.",
+            "messages",
+        )
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
     if before is not None:
         source, kwargs = source or before.template, {**before.template_kwargs, **kwargs}

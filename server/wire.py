@@ -82,8 +82,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-# A string, a list of token ids, or a list of either.
-PromptField = str | list[int | str | list[int]]
+# A string, a list of token ids, an object (server/prompt_forms.py), or a list of these.
+PromptField = str | dict[str, Any] | list[int | str | list[int] | dict[str, Any]]
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):

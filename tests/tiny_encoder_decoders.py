@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from pathlib import Path
@@ -72,7 +73,7 @@ TINY_ENCODER_DECODERS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 def make_encoder_decoder(name: str) -> PreTrainedModel:
     """The model in transformers, float32, the same weights on every call."""
     model_class, config = TINY_ENCODER_DECODERS[name]
-    model = model_class(config)
+    model = model_class(copy.deepcopy(config))  # a test may change it
     if name.endswith("untied"):
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -43,7 +43,7 @@ class EncoderInputs:
     """
 
     attention: AttentionWork  # not causal, of all E states over the scratch's tables
-    scratch: Tensor  # [NB', 1, 2, NKV, BS', D]
+    scratch: Tensor  # [NB', 1, 2, NKV, BS', D] in the dtype of activations
     slots: Tensor  # [E] int64 in the scratch
     positions: Tensor  # [E] int32 in their inputs
     token_ids: Tensor | None = None  # [E] int32, of text

@@ -70,31 +70,29 @@ def generation_defaults(generation: Fields, config: Fields, tokenizer_end: Colle
     ends = {*generation.integers("eos_token_id"), *config.integers("eos_token_id"), *tokenizer_end}
     sampling = {name: generation.number(name) for name in SAMPLING_FIELDS if generation.has(name)}
     decodes = _architecture(config).endswith("ForConditionalGeneration")
-    decoding = decoding_defaults(generation, config) if decodes else None
+    decoding = decoding_defaults(generation if path.exists() else config, config) if decodes else None
     return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling), decoding)
 
 
 def decoding_defaults(generation: Fields, config: Fields) -> DecodingDefaults:
-    """From generation_config.json, or what older checkpoints say of it in config.json."""
-
-    def one(name: str) -> int | None:
-        return next((ids[0] for source in (generation, config) if (ids := source.integers(name))), None)
-
-    def several(name: str) -> tuple[int, ...]:
-        return tuple(sorted({*(generation if generation.has(name) else config).integers(name)}))
-
-    start = one("decoder_start_token_id")
-    start = one("pad_token_id") if start is None else start  # T5's
-    if start is None:
+    """What `generation` says, which older checkpoints do in config.json; there is always a start token in one of them,
+    or a pad token, which is T5's."""
+    starts = [
+        ids[0]
+        for name in ("decoder_start_token_id", "pad_token_id")
+        for fields in (generation, config)
+        if (ids := fields.integers(name))
+    ]
+    if not starts:
         raise ModelError(f"{config.source} has no decoder_start_token_id, so that nobody knows how its decoder begins")
-    forced_bos = one("forced_bos_token_id")
+    forced_bos = next(iter(generation.integers("forced_bos_token_id")), None)
     return DecodingDefaults(
-        start,
-        (start, *_after_start(generation, config, forced_bos)),
+        starts[0],
+        (starts[0], *_after_start(generation, config, forced_bos)),
         forced_bos,
-        one("forced_eos_token_id"),
-        several("suppress_tokens"),
-        several("begin_suppress_tokens"),
+        next(iter(generation.integers("forced_eos_token_id")), None),
+        generation.integers("suppress_tokens"),
+        generation.integers("begin_suppress_tokens"),
     )
 
 

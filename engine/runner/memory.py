@@ -93,7 +93,7 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
 
 
 def _beside(wish: CacheWish) -> str:
-    return f" beside an encoder input of {wish.max_encoder_len}" if wish.max_encoder_len else ""
+    return f" beside --max-encoder-len {wish.max_encoder_len}" if wish.max_encoder_len else ""
 
 
 def _lease_blocks(wish: CacheWish, usable: int) -> int:

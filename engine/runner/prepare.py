@@ -206,7 +206,7 @@ def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
         cache_gb=config.kv_cache_gb,
         retain_fraction=config.retain_fraction,
         host_cache_gb=config.host_cache_gb,
-        max_encoder_len=loaded.config.encoder.max_len if isinstance(loaded.config, EncoderDecoderConfig) else 0,
+        max_encoder_len=_max_encoder_len(config, loaded),
     )
 
 
@@ -241,11 +241,20 @@ def _info(config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan
         dtype=_name(loaded.dtype),
         num_parameters=loaded.num_parameters,
         default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},
-        encoder=_encoder_info(loaded),
+        encoder=_encoder_info(config, loaded),
     )
 
 
-def _encoder_info(loaded: LoadedModel) -> EncoderInfo | None:
+def _max_encoder_len(config: EngineConfig, loaded: LoadedModel) -> int:
+    if not isinstance(loaded.config, EncoderDecoderConfig):
+        return 0
+    most = loaded.config.encoder.max_len
+    if config.max_encoder_len is not None and config.max_encoder_len > most:
+        raise ModelError(f"max_encoder_len {config.max_encoder_len} is more than the model's own {most} positions")
+    return config.max_encoder_len or most
+
+
+def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | None:
     decoding = loaded.generation.decoding
     if not isinstance(loaded.config, EncoderDecoderConfig):
         return None
@@ -254,7 +263,7 @@ def _encoder_info(loaded: LoadedModel) -> EncoderInfo | None:
     encoder = loaded.config.encoder
     return EncoderInfo(
         takes=encoder.takes,
-        max_len=encoder.max_len,
+        max_len=_max_encoder_len(config, loaded),
         decoder_start_token_id=decoding.start_token_id,
         default_decoder_prompt=decoding.prompt,
         forced_bos_token_id=decoding.forced_bos_token_id,

@@ -18,7 +18,9 @@ def populate_in_background(cache: torch.Tensor, most_bytes: int) -> threading.Th
 
     It changes no content, so steps may run meanwhile.
     """
-    thread = threading.Thread(target=_populate, args=(cache, most_bytes), name="bequest-pages")
+    # Not a daemon, as it would be by default where the caller is one: the end of the interpreter would stop it inside a
+    # kernel, which aborts the process. It looks itself whether the end has come.
+    thread = threading.Thread(target=_populate, args=(cache, most_bytes), name="bequest-pages", daemon=False)
     thread.start()
     return thread
 
@@ -27,7 +29,6 @@ def _populate(cache: torch.Tensor, most_bytes: int) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # Linux: of this thread alone
     end = min(cache.nbytes, most_bytes)
     for begin in range(0, end, _STEP_BYTES):
-        # No daemon, whom the end of the interpreter would stop inside a kernel: it leaves by itself.
         if not threading.main_thread().is_alive():
             return
         if not kernels.populate_pages(cache, begin, min(begin + _STEP_BYTES, end)):

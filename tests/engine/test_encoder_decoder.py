@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 
 import pytest
 
-from engine.encoder import EncoderInput
+from engine.encoder import EncoderInput, TokenRules
 from engine.engine import AsyncEngine
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
+from tests.engine.test_beam_groups import check as check_beams
 
 BASE = Setup(num_blocks=400, block_size=4, max_model_len=160, encoder_len=64)
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
@@ -154,6 +156,62 @@ async def test_choices_and_beams_share_the_cross_table() -> None:
         answer = await ask(engine, request([START], beams, encoder=encoder_of(64, 1), output=OutputMode.FINAL))
         assert len(answer.token_ids) == 2 and runner.num_encoded == 128
         assert most <= 16 + 4 * 4
+
+
+@pytest.mark.parametrize("num_blocks", [400, 70], ids=["ample", "tiny"])
+async def test_beams_equal_the_oracle_in_a_crowd(num_blocks: int) -> None:
+    """In the tiny cache groups start again, with their encoder."""
+    setup = replace(BASE, num_blocks=num_blocks, num_host_blocks=20, max_num_seqs=12)
+    async with running(setup) as (engine, _):
+        asked = [
+            request(
+                [START, *range(30, 30 + length)],
+                SamplingParams(max_tokens=6, n=2, beams=BeamParams(4)),
+                encoder=encoder_of(encoder, seed),
+                output=OutputMode.FINAL,
+            )
+            for length, encoder, seed in [(0, 64, 0), (3, 64, 0), (4, 5, 1), (9, 33, 2), (0, 1, 3), (0, 64, 4)]
+        ]
+        streams = [
+            request([START], SamplingParams(max_tokens=40, temperature=0), encoder=encoder_of(20, i)) for i in range(5)
+        ]
+        answers = asyncio.gather(*(ask(engine, one) for one in streams))
+        await asyncio.gather(*(check_beams(engine, one) for one in asked))
+        for one, answer in zip(streams, await answers, strict=True):
+            check(one, answer)
+
+
+# --- the model's rules -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 9])
+async def test_a_forced_first_token_and_a_forced_last_one(count: int, pipelined: bool) -> None:
+    """A first one is an output like any other, computed with the prompt; the last one stands for what was sampled."""
+    encoder = encoder_of(10)
+    async with running(replace(BASE, pipelined=pipelined)) as (engine, _):
+        params = SamplingParams(
+            max_tokens=count, n=2, temperature=1, seed=4, logprobs=0, rules=TokenRules(first=99, last=98)
+        )
+        answer = await ask(engine, request([START], params, encoder=encoder))
+        for choice, tokens in answer.token_ids.items():
+            options = {"seed": 4, "choice": choice, "greedy": False, "encoder": encoder.token_ids}
+            free = expected_tokens([START, 99], count, **options)  # type: ignore[arg-type]
+            wanted = [98] if count == 1 else [99, *free[: count - 2], 98]
+            assert tokens == wanted and answer.finish[choice] == ("length", None)
+        assert answer.usage is not None and answer.usage.completion_tokens == 2 * count
+        assert len(answer.logprobs) == count and answer.logprobs[0] == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+async def test_beams_with_forced_tokens(count: int) -> None:
+    async with running(BASE) as (engine, _):
+        rules = TokenRules(never=(7, 8), not_first=(9, 10), first=11, last=EOS)
+        params = SamplingParams(max_tokens=count, n=3, beams=BeamParams(4), rules=rules)
+        asked = request([START], params, encoder=encoder_of(10), output=OutputMode.FINAL)
+        answer = await check_beams(engine, asked)
+        for tokens in answer.token_ids.values():
+            assert tokens == [EOS] if count == 1 else tokens[0] == 11 and tokens[-1] == EOS
 
 
 # --- continuation ------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -16,3 +18,13 @@ def test_the_content_stays(size: int, most_bytes: int) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert torch.equal(cache, torch.arange(size, dtype=torch.float32))
+
+
+def test_a_daemon_starts_no_daemon() -> None:
+    """The end of the interpreter would stop it inside a kernel, and abort the process."""
+    started: list[threading.Thread] = []
+    caller = threading.Thread(target=lambda: started.append(populate_in_background(torch.zeros(1), 1)), daemon=True)
+    caller.start()
+    caller.join()
+    assert not started[0].daemon
+    started[0].join(30)

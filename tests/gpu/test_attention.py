@@ -32,11 +32,20 @@ class Case:
     causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
+    bias_reach: int | None = None
     seed: int = 0
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[NQ, 2 R + 1], wide enough to change who gets the weight."""
+        if self.bias_reach is None:
+            return None
+        generator = torch.Generator(DEVICE).manual_seed(99)
+        return 2 * torch.randn(self.num_q_heads, 2 * self.bias_reach + 1, generator=generator, device=DEVICE)
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +121,9 @@ def reference(case: Case, step: Step) -> Tensor:
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
         query = torch.arange(seq_len - query_len, seq_len, device=DEVICE)[:, None]
         key = torch.arange(seq_len, device=DEVICE)[None]
+        if case.bias is not None:
+            reach = case.bias_reach
+            scores += case.bias[:, (key - query).clamp(-reach, reach) + reach]
         seen = (key <= query) | (not case.causal)
         if case.window:
             seen &= key > query - case.window
@@ -141,7 +153,7 @@ def run(case: Case, step: Step, plan: cuda.CudaAttentionPlan | None = None) -> T
     guarded = torch.full((case.num_tokens + 2, case.num_q_heads, case.head_dim), 7.0, dtype=case.dtype, device=DEVICE)
     plan = plan or workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
     out = guarded[1:-1]
-    cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out)
+    cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out, case.bias)
     torch.cuda.synchronize()
     assert (guarded[0] == 7).all() and (guarded[-1] == 7).all()
     return out
@@ -195,6 +207,17 @@ def test_heads(lens: tuple[tuple[int, int], ...], head_dim: int, heads: tuple[in
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_masks_and_caps(change: dict[str, float], head_dim: int, dtype: torch.dtype) -> None:
     check(replace(Case(MIXED, head_dim=head_dim, dtype=dtype), **change))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("reach", [0, 1, 17, 64, 128, 2000])
+@pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 128), (4, 2, 256)], ids=str)
+def test_bias_by_distance(reach: int, causal: bool, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    queries, keys, head_dim = heads
+    shape = {"num_q_heads": queries, "num_kv_heads": keys, "head_dim": head_dim}
+    lens = MIXED if causal else (*MIXED, (30, 5), (4, 3))  # a decoder may have more queries than an encoder keys
+    check(Case(lens, causal=causal, bias_reach=reach, dtype=dtype, **shape))
 
 
 @pytest.mark.parametrize("head_dim", [20, 80, 200])

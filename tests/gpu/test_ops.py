@@ -92,6 +92,33 @@ def test_rms_norm_in_place_and_large() -> None:
         ops.rms_norm(randn(1, 16392, dtype=torch.bfloat16), randn(16392, dtype=torch.bfloat16), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [1, 7, 64, 100, 384, 1000, 1024, 1032, 2048, 4096, 8192])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 5, 257])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_layer_norm(dtype: torch.dtype, hidden: int, num_tokens: int, with_residual: bool) -> None:
+    x = 1 + randn(num_tokens, hidden, dtype=dtype)
+    weight, bias = (randn(hidden, dtype=dtype, seed=seed) for seed in (1, 3))
+    residual = randn(num_tokens, hidden, dtype=dtype, seed=2) if with_residual else None
+    summed = x + residual if residual is not None else x
+    out = ops.layer_norm(x, weight, bias, 1e-5, residual)
+    assert_close(out, torch.nn.functional.layer_norm(summed.float(), (hidden,), weight.float(), bias.float(), 1e-5))
+    assert residual is None or torch.equal(residual, summed)
+    if num_tokens > 1:
+        alone = ops.layer_norm(summed[1:2].contiguous(), weight, bias, 1e-5)
+        assert torch.equal(alone, out[1:2]), "a row's bits depend on its batch"
+
+
+def test_layer_norm_of_large_rows() -> None:
+    x = randn(3, 16384, dtype=torch.bfloat16)
+    one, zero = (torch.full((16384,), value, dtype=torch.bfloat16, device=DEVICE) for value in (1.0, 0.0))
+    assert_close(ops.layer_norm(x, one, zero, 1e-5), torch.nn.functional.layer_norm(x.float(), (16384,), eps=1e-5))
+    with pytest.raises(_C.Error, match="too long"):
+        ops.layer_norm(
+            randn(1, 16392, dtype=torch.bfloat16), *(randn(16392, dtype=torch.bfloat16) for _ in range(2)), 1e-5
+        )
+
+
 @pytest.mark.parametrize("hidden", [1024, 4096])
 def test_rms_norm_of_a_row_does_not_depend_on_the_batch(hidden: int) -> None:
     x, weight = randn(300, hidden, dtype=torch.bfloat16), randn(hidden, dtype=torch.bfloat16)
@@ -216,6 +243,26 @@ def test_gated_activations(dtype: torch.dtype, num_tokens: int, intermediate: in
         run(out)
         assert_close(out, expected)
         check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 5), (33, 1536), (64, 4096)])
+def test_plain_activations(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    gelu = torch.nn.functional.gelu
+    for name, reference in {
+        "silu": torch.nn.functional.silu,
+        "gelu": gelu,
+        "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+        "relu": torch.relu,
+    }.items():
+        out, check = guarded(*shape, dtype=dtype)
+        out.copy_(randn(*shape, dtype=dtype, scale=3.0))
+        expected = reference(out.float())
+        assert_close(ops.activate(out, name), expected)
+        check()
+        gate_up = randn(shape[0], 2 * shape[1], dtype=dtype)
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        assert_close(ops.gated_activation(gate_up, name), reference(gate) * up)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,20 @@ class Case:
     causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
+    bias_reach: int | None = None
     seed: int = 0
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[NQ, 2 R + 1], wide enough to change who gets the weight."""
+        if self.bias_reach is None:
+            return None
+        generator = torch.Generator().manual_seed(99)
+        return 3 * torch.randn(self.num_q_heads, 2 * self.bias_reach + 1, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -99,12 +108,15 @@ def make_plan(step: Step) -> kernels.AttentionPlan:
 
 
 def attend(step: Step) -> Tensor:
-    return kernels.paged_attention(step.q, step.kv_cache, LAYER, make_plan(step), step.case.scale, step.case.soft_cap)
+    case = step.case
+    return kernels.paged_attention(
+        step.q, step.kv_cache, LAYER, make_plan(step), case.scale, case.soft_cap, bias=case.bias
+    )
 
 
 def reference(step: Step) -> Tensor:
     """One query, one head, one softmax at a time, in float64."""
-    case = step.case
+    case, bias = step.case, step.case.bias
     out = torch.zeros(step.q.shape, dtype=torch.float64)
     for s, (query_len, seq_len) in enumerate(case.lens):
         for i in range(query_len):
@@ -118,6 +130,12 @@ def reference(step: Step) -> Tensor:
                 scores = k @ step.q[token, head].double() * case.scale
                 if case.soft_cap:
                     scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+                if bias is not None:
+                    reach = bias.shape[1] // 2
+                    distances = torch.arange(begin, end) - position
+                    scores += bias[head, distances.clamp(-reach, reach) + reach].double()
+                if begin == end:
+                    continue
                 out[token, head] = torch.softmax(scores, 0) @ step.values[s][begin:end, kv_head].double()
     return out
 
@@ -133,6 +151,27 @@ EDGE_LENS = tuple((1, n) for n in (1, 7, 8, 9, 63, 64, 65, 511, 512, 513, 1100))
 @pytest.mark.parametrize("lens", [EDGE_LENS, *(((n, n),) for n in (1, 7, 8, 9, 63, 64, 65, 200))])
 def test_lengths(lens: tuple[tuple[int, int], ...]) -> None:
     check(Case(lens))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("reach", [0, 1, 16, 63, 128, 600])
+def test_bias_by_distance(reach: int, causal: bool) -> None:
+    """Within the reach, at its edges, and clamped on both sides; few rows and many."""
+    lens = ((1, 1), (1, 130), (1, 700), (70, 70), (12, 300), (2, 64), (0, 7))
+    check(Case(lens, causal=causal, bias_reach=reach, num_q_heads=4, num_kv_heads=2))
+    check(Case(lens[:3], causal=causal, bias_reach=reach, num_q_heads=3, num_kv_heads=3, head_dim=17))
+
+
+def test_cross_attention() -> None:
+    """Queries of a decoder over keys of an encoder: more of these or of those, and none at all."""
+    lens = ((1, 70), (20, 5), (1, 1), (3, 0), (64, 65), (1, 1500))
+    check(Case(lens, causal=False, num_q_heads=6, num_kv_heads=6, head_dim=64, block_size=16))
+
+
+def test_a_bias_beside_a_soft_cap_is_refused() -> None:
+    step = make_step(Case(((1, 3),), bias_reach=2, soft_cap=5.0))
+    with pytest.raises(kernels.Error, match="no soft cap beside it"):
+        attend(step)
 
 
 def test_mixed_step_with_prefill_chunks_decode_and_idle_sequences() -> None:

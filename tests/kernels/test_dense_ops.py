@@ -148,10 +148,64 @@ def test_gated_activations_keep_their_relative_precision_and_bear_extremes(name:
     )
 
 
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 63, 65, 384, 1001])
+def test_layer_norm(size: int) -> None:
+    weight, bias = random(size, seed=1), random(size, seed=2)
+    for t in TOKENS:
+        x = 1 + random(t, size)
+        residual = random(t, size, seed=3)
+        before = residual.clone()
+        expected = torch.nn.functional.layer_norm(x.double(), (size,), weight.double(), bias.double(), 1e-5)
+        assert_close(kernels.layer_norm(x, weight, bias, 1e-5), expected)
+        added = (x + before).double()
+        expected = torch.nn.functional.layer_norm(added, (size,), weight.double(), bias.double(), 1e-5)
+        assert_close(kernels.layer_norm(x, weight, bias, 1e-5, residual), expected)
+        assert torch.equal(residual, x + before)
+
+
+def test_layer_norm_of_a_large_mean() -> None:
+    """Summed in one pass the squares would cancel."""
+    x = 1000 + random(4, 384)
+    expected = torch.nn.functional.layer_norm(x.double(), (384,), eps=1e-5)
+    actual = kernels.layer_norm(x, torch.ones(384), torch.zeros(384), 1e-5)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+PLAIN = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_activations(name: str) -> None:
+    for shape in ((0, 8), (1, 1), (3, 5), (7, 16), (5, 1537), (9, 8192)):
+        rows = torch.full((shape[0] + 2, shape[1]), 77.0)  # canaries around what is changed in place
+        rows[1:-1] = 3 * random(*shape)
+        x = rows[1:-1]
+        expected = PLAIN[name](x.double())
+        assert kernels.activate(x, name).data_ptr() == x.data_ptr()
+        assert_close(x, expected)
+        assert (rows[0] == 77).all() and (rows[-1] == 77).all()
+    assert kernels.activate(torch.tensor([torch.nan]), name).isnan()
+
+
+def test_gated_relu() -> None:
+    gate_up = random(5, 34)
+    gate, up = gate_up.split(17, dim=1)
+    assert_close(kernels.gated_activation(gate_up, "relu"), (torch.relu(gate) * up).double())
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
-    x, weight = random(40, 576), random(576, seed=1)
+    x, weight, bias = random(40, 576), random(576, seed=1), random(576, seed=2)
     kernels.set_num_threads(2)
     norm, gated = kernels.rms_norm(x, weight, 1e-6), kernels.silu_mul(x)
+    layer_norm, plain = kernels.layer_norm(x, weight, bias, 1e-5), kernels.activate(x.clone(), "gelu")
     for t in (0, 7, 39):
-        assert torch.equal(kernels.rms_norm(x[t : t + 1], weight, 1e-6), norm[t : t + 1])
-        assert torch.equal(kernels.silu_mul(x[t : t + 1]), gated[t : t + 1])
+        row = slice(t, t + 1)
+        assert torch.equal(kernels.rms_norm(x[row], weight, 1e-6), norm[row])
+        assert torch.equal(kernels.silu_mul(x[row]), gated[row])
+        assert torch.equal(kernels.layer_norm(x[row], weight, bias, 1e-5), layer_norm[row])
+        assert torch.equal(kernels.activate(x[row].clone(), "gelu"), plain[row])

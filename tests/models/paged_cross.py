@@ -3,46 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kernels.cpu import AttentionPlan
+from engine.kernels.cuda_attention import CudaAttentionWorkspace
 from engine.models.batch import EncoderInputs, ModelInput
 from engine.models.encoder_batch import lay_out
 from engine.models.encoder_decoder import EncoderDecoder, Tap
+from engine.models.load import LoadedModel
 
 BLOCK_SIZE = 4
 
 EncoderInput = Sequence[int] | Tensor  # tokens, or features [n_mels, frames]
 
 
-def encoder_inputs(model: EncoderDecoder, inputs: Sequence[EncoderInput], scratch_block: int = 8) -> EncoderInputs:
+def make_plan(
+    query_start: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv_cache: Tensor, *, causal: bool
+) -> AttentionPlan:
+    """One query head per kv head, on the device of the cache."""
+    num_blocks, _, _, num_heads, block_size, head_dim = kv_cache.shape
+    heads: dict[str, Any] = {"num_q_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim}
+    if kv_cache.is_cpu:
+        blocks = {"block_size": block_size, "num_blocks": num_blocks}
+        return AttentionPlan(query_start, lens, tables, **heads, **blocks, causal=causal)
+    sizes = {"max_sequences": len(lens), "max_tokens": int(query_start[-1])}
+    workspace = CudaAttentionWorkspace(**heads, **sizes, dtype=kv_cache.dtype, causal=causal, device=kv_cache.device)
+    return workspace.plan(query_start, lens, tables)  # type: ignore[return-value]
+
+
+def encoder_inputs(loaded: LoadedModel, inputs: Sequence[EncoderInput], scratch_block: int = 8) -> EncoderInputs:
     """A batch of inputs, whose scratch is NaN."""
-    config = model.config
-    audio = config.encoder.takes == "audio"
-    lens = [-(-item.shape[1] // config.encoder.frames_per_state) if audio else len(item) for item in inputs]  # type: ignore[union-attr]
-    layout = lay_out(lens, scratch_block)
-    scratch = torch.full((layout.num_blocks, *config.scratch_shape(scratch_block)), torch.nan)
-    plan = AttentionPlan(
-        layout.query_start,
-        layout.lens,
-        layout.tables,
-        num_q_heads=config.encoder.num_heads,
-        num_kv_heads=config.encoder.num_heads,
-        head_dim=config.head_dim,
-        block_size=scratch_block,
-        num_blocks=layout.num_blocks,
-        causal=False,
-    )
+    model = loaded.model
+    assert isinstance(model, EncoderDecoder)
+    config, device = model.config, model.output.backend.device
+    features = tuple(item.to(device) for item in inputs if isinstance(item, Tensor))
+    frames = [-(-item.shape[1] // config.encoder.frames_per_state) for item in features]
+    layout = lay_out(frames or [len(item) for item in inputs], scratch_block)
+    shape = (layout.num_blocks, *config.scratch_shape(scratch_block))
+    dtype = torch.float32 if device.type == "cpu" else loaded.dtype  # that of activations
+    scratch = torch.full(shape, torch.nan, dtype=dtype, device=device)
+    tokens = None if features else torch.tensor([token for item in inputs for token in item], dtype=torch.int32)
     return EncoderInputs(
-        plan,
+        make_plan(layout.query_start, layout.lens, layout.tables, scratch, causal=False),
         scratch,
-        torch.from_numpy(layout.slots),
-        torch.from_numpy(layout.positions),
-        token_ids=None if audio else torch.tensor([token for item in inputs for token in item], dtype=torch.int32),
-        features=tuple(inputs) if audio else (),  # type: ignore[arg-type]
+        torch.from_numpy(layout.slots).to(device),
+        torch.from_numpy(layout.positions).to(device),
+        token_ids=None if tokens is None else tokens.to(device),
+        features=features,
     )
 
 
@@ -50,67 +61,61 @@ class CrossSequences:
     """Sequences by number, each with an encoder input. Blocks lie scattered over a cache of NaN."""
 
     def __init__(
-        self, model: EncoderDecoder, inputs: Sequence[EncoderInput], max_len: int, block_size: int = BLOCK_SIZE
+        self, loaded: LoadedModel, inputs: Sequence[EncoderInput], max_len: int, block_size: int = BLOCK_SIZE
     ) -> None:
-        self.model = model
+        model = loaded.model
+        assert isinstance(model, EncoderDecoder)
+        self.model, self.device = model, model.output.backend.device
         self.block_size = block_size
-        self.states = model.encode(encoder_inputs(model, inputs))
-        batch = encoder_inputs(model, inputs)
-        self.cross_lens = np.bincount(np.cumsum(batch.positions.numpy() == 0) - 1).astype(np.int32)
+        batch = encoder_inputs(loaded, inputs)
+        self.states = model.encode(batch)
+        starts = np.flatnonzero(batch.positions.cpu().numpy() == 0)
+        self.cross_lens = np.diff([*starts, len(self.states)]).astype(np.int32)
         columns = -(-self.cross_lens // block_size)
         blocks_each = -(-max_len // block_size)
         num_blocks = 1 + len(inputs) * blocks_each + int(columns.sum())
-        self.kv_cache = torch.full((num_blocks, *model.config.kv_shape(block_size)), torch.nan)
-        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
-        own, cross = order[: len(inputs) * blocks_each], order[len(inputs) * blocks_each :]
-        self.block_tables = own.reshape(len(inputs), blocks_each).int()
-        self.cross_tables = torch.zeros(len(inputs), int(columns.max()), dtype=torch.int32)
-        taken = 0
-        for s, count in enumerate(columns.tolist()):
-            self.cross_tables[s, :count] = cross[taken : taken + count]
-            taken += count
+        shape = (num_blocks, *model.config.kv_shape(block_size))
+        self.kv_cache = torch.full(shape, torch.nan, dtype=loaded.dtype, device=self.device)
+        order = np.random.default_rng(7).permutation(np.arange(1, num_blocks)).astype(np.int32)
+        own, cross = np.split(order, [len(inputs) * blocks_each])
+        self.block_tables = own.reshape(len(inputs), blocks_each)
+        self.cross_tables = np.zeros((len(inputs), columns.max()), np.int32)
+        for table, blocks in zip(self.cross_tables, np.split(cross, np.cumsum(columns)[:-1]), strict=True):
+            table[: len(blocks)] = blocks
         self.lens = [0] * len(inputs)
-        slots = [self._slots(self.cross_tables[s], torch.arange(n)) for s, n in enumerate(self.cross_lens.tolist())]
-        model.write_cross(self.states, torch.cat(slots), self.kv_cache)
+        slots = [self._slots(table, 0, n) for table, n in zip(self.cross_tables, self.cross_lens, strict=True)]
+        model.write_cross(self.states, self._tensor(np.concatenate(slots)), self.kv_cache)
 
-    def _slots(self, table: Tensor, at: Tensor) -> Tensor:
-        return table[at // self.block_size].long() * self.block_size + at % self.block_size
+    def _slots(self, table: np.ndarray, begin: int, end: int) -> np.ndarray:
+        at = np.arange(begin, end)
+        return table[at // self.block_size].astype(np.int64) * self.block_size + at % self.block_size
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def step(self, new_tokens: Mapping[int, Sequence[int]], tap: Tap | None = None) -> dict[int, Tensor]:
         """Computes the next tokens of some sequences in one batch; each one's logits, [tokens, V]."""
         sequences = list(new_tokens)
-        counts = [len(new_tokens[s]) for s in sequences]
-        positions = [torch.arange(self.lens[s], self.lens[s] + n) for s, n in zip(sequences, counts, strict=True)]
-        slots = [self._slots(self.block_tables[s], at) for s, at in zip(sequences, positions, strict=True)]
-        for s, count in zip(sequences, counts, strict=True):
-            self.lens[s] += count
-        query_start = torch.tensor([0, *counts]).cumsum(0).int()
-        seq_lens = torch.tensor([self.lens[s] for s in sequences], dtype=torch.int32)
-        cross_lens = torch.from_numpy(self.cross_lens)[sequences]
+        begins = [self.lens[s] for s in sequences]
+        for s in sequences:
+            self.lens[s] += len(new_tokens[s])
+        spans = list(zip(sequences, begins, (self.lens[s] for s in sequences), strict=True))
+        query_start = np.cumsum([0, *(end - begin for _, begin, end in spans)], dtype=np.int32)
+        seq_lens = np.array([self.lens[s] for s in sequences], np.int32)
+        tokens = np.array([token for s in sequences for token in new_tokens[s]], np.int32)
+        positions = np.concatenate([np.arange(begin, end, dtype=np.int32) for _, begin, end in spans])
+        slots = np.concatenate([self._slots(self.block_tables[s], begin, end) for s, begin, end in spans])
+        own, cross = self.block_tables[sequences], self.cross_tables[sequences]
         batch = ModelInput(
-            input_ids=torch.tensor([token for s in sequences for token in new_tokens[s]], dtype=torch.int32),
-            positions=torch.cat(positions).int(),
-            slot_mapping=torch.cat(slots),
+            input_ids=self._tensor(tokens),
+            positions=self._tensor(positions),
+            slot_mapping=self._tensor(slots),
             kv_cache=self.kv_cache,
-            attention={0: self._plan(query_start, seq_lens, self.block_tables[sequences].contiguous(), causal=True)},
-            cross=self._plan(query_start, cross_lens, self.cross_tables[sequences].contiguous(), causal=False),
+            attention={0: make_plan(query_start, seq_lens, own, self.kv_cache, causal=True)},
+            cross=make_plan(query_start, self.cross_lens[sequences], cross, self.kv_cache, causal=False),
         )
         logits = self.model.logits(self.model.forward(batch, tap))
-        return dict(zip(sequences, logits.split(counts), strict=True))
-
-    def _plan(self, query_start: Tensor, lens: Tensor, tables: Tensor, *, causal: bool) -> AttentionPlan:
-        config = self.model.config
-        return AttentionPlan(
-            query_start,
-            lens,
-            tables,
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=self.block_size,
-            num_blocks=self.kv_cache.shape[0],
-            causal=causal,
-        )
+        return dict(zip(sequences, logits.split(np.diff(query_start).tolist()), strict=True))
 
     def run(self, sequence: int, tokens: Sequence[int], chunk: int) -> Tensor:
         """One sequence alone, `chunk` tokens a step; logits of all tokens, [tokens, V]."""

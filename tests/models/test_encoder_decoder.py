@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.models.backend import CpuBackend
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.load import LoadedModel, load_model
 from tests.models.paged_cross import CrossSequences, EncoderInput, encoder_inputs
@@ -47,6 +48,15 @@ def reference(name: str) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def inputs(model: EncoderDecoder) -> list[EncoderInput]:
+    return make_inputs(model)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[list[int]]:
+    return make_tokens()
+
+
+def make_inputs(model: EncoderDecoder) -> list[EncoderInput]:
     random = torch.Generator().manual_seed(3)
     encoder = model.config.encoder
     if encoder.takes == "audio":
@@ -54,8 +64,7 @@ def inputs(model: EncoderDecoder) -> list[EncoderInput]:
     return [torch.randint(VOCAB_SIZE, (n,), generator=random).tolist() for n in LENS]
 
 
-@pytest.fixture(scope="module")
-def tokens() -> list[list[int]]:
+def make_tokens() -> list[list[int]]:
     random = torch.Generator().manual_seed(4)
     return [torch.randint(VOCAB_SIZE, (n,), generator=random).tolist() for n in DECODER_LENS]
 
@@ -87,10 +96,10 @@ def assert_near(actual: Tensor, expected: Tensor, relative: float = 2e-5) -> Non
 
 
 def test_a_crowd_of_mixed_lengths(
-    model: EncoderDecoder, reference: PreTrainedModel, inputs: list[EncoderInput], tokens: list[list[int]]
+    loaded: LoadedModel, reference: PreTrainedModel, inputs: list[EncoderInput], tokens: list[list[int]]
 ) -> None:
     """Encoded in one batch, decoded in one step."""
-    sequences = CrossSequences(model, inputs, max(DECODER_LENS))
+    sequences = CrossSequences(loaded, inputs, max(DECODER_LENS))
     logits = sequences.step(dict(enumerate(tokens)))
     states = sequences.states.split(sequences.cross_lens.tolist())
     for s, item in enumerate(inputs):
@@ -99,12 +108,14 @@ def test_a_crowd_of_mixed_lengths(
         assert_near(logits[s], expected_logits)
 
 
-def test_an_input_has_the_same_bits_alone_and_in_a_crowd(model: EncoderDecoder, inputs: list[EncoderInput]) -> None:
-    together = encoder_inputs(model, inputs)
+def test_an_input_has_the_same_bits_alone_and_in_a_crowd(
+    loaded: LoadedModel, model: EncoderDecoder, inputs: list[EncoderInput]
+) -> None:
+    together = encoder_inputs(loaded, inputs)
     states = model.encode(together)
     start = 0
     for item, block_size in zip(inputs, (4, 64, 16, 7, 8, 1), strict=True):
-        alone = model.encode(encoder_inputs(model, [item], block_size))
+        alone = model.encode(encoder_inputs(loaded, [item], block_size))
         assert torch.equal(alone, states[start : start + len(alone)])
         start += len(alone)
     assert start == len(states)
@@ -112,28 +123,78 @@ def test_an_input_has_the_same_bits_alone_and_in_a_crowd(model: EncoderDecoder, 
 
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_blocks_and_crowds_change_nothing(
-    model: EncoderDecoder, inputs: list[EncoderInput], tokens: list[list[int]], chunk: int
+    loaded: LoadedModel, inputs: list[EncoderInput], tokens: list[list[int]], chunk: int
 ) -> None:
-    crowd = CrossSequences(model, inputs, max(DECODER_LENS)).step(dict(enumerate(tokens)))
+    crowd = CrossSequences(loaded, inputs, max(DECODER_LENS)).step(dict(enumerate(tokens)))
     for s in (1, 4, 5):
-        alone = CrossSequences(model, [inputs[s]], max(DECODER_LENS), block_size=16)
+        alone = CrossSequences(loaded, [inputs[s]], max(DECODER_LENS), block_size=16)
         assert torch.equal(alone.run(0, tokens[s], chunk), crowd[s])
 
 
 def test_states_of_every_layer(
-    model: EncoderDecoder, reference: PreTrainedModel, inputs: list[EncoderInput], tokens: list[list[int]]
+    loaded: LoadedModel,
+    model: EncoderDecoder,
+    reference: PreTrainedModel,
+    inputs: list[EncoderInput],
+    tokens: list[list[int]],
 ) -> None:
     item = inputs[4]
     encoder: dict[int, Tensor] = {}
     decoder: dict[int, Tensor] = {}
-    model.encode(encoder_inputs(model, [item]), lambda layer, state: encoder.update({layer: state.clone()}))
-    sequences = CrossSequences(model, [item], max(DECODER_LENS))
+    model.encode(encoder_inputs(loaded, [item]), lambda layer, state: encoder.update({layer: state.clone()}))
+    sequences = CrossSequences(loaded, [item], max(DECODER_LENS))
     sequences.step({0: tokens[1]}, lambda layer, state: decoder.update({layer: state.clone()}))
     expected = call(reference, item, tokens[1], output_hidden_states=True)
     for states, hidden in ((encoder, expected.encoder_hidden_states), (decoder, expected.decoder_hidden_states)):
         assert sorted(states) == list(range(len(hidden)))
         for layer, state in states.items():
             assert_near(state, hidden[layer][0])
+
+
+def test_odd_numbers_of_frames(loaded: LoadedModel, model: EncoderDecoder) -> None:
+    """The second convolution ends in zeros: one frame more of silence than an even input."""
+    if model.config.encoder.takes == "tokens":
+        pytest.skip("text has no frames")
+    random = torch.randn(model.config.encoder.num_mels, 33)
+    states = model.encode(encoder_inputs(loaded, [random]))
+    assert states.shape == (17, model.config.hidden_size)
+    reference = make_encoder_decoder("whisper").model.encoder
+    gelu = torch.nn.functional.gelu
+    with torch.no_grad():
+        stem = gelu(reference.conv2(gelu(reference.conv1(random[None]))))[0].T
+    embedded = model.embed_encoder(encoder_inputs(loaded, [random]))
+    assert_near(embedded, stem + reference.embed_positions.weight[:17].detach())
+
+
+@pytest.mark.parametrize("sizes", [(64,), (24, 128)])
+def test_padded_heads_compute_the_same(
+    name: str, sizes: tuple[int, ...], inputs: list[EncoderInput], tokens: list[list[int]], tmp_path: Path
+) -> None:
+    class PaddingBackend(CpuBackend):
+        def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
+            return sizes
+
+    directory = save_encoder_decoder(name, tmp_path)
+    plain, padded = (load_model(directory, backend=backend) for backend in (CpuBackend(), PaddingBackend()))
+    assert (plain.config.head_dim, padded.config.head_dim) == (16, sizes[0])
+    expected, actual = (CrossSequences(one, inputs, 40).step(dict(enumerate(tokens))) for one in (plain, padded))
+    for s in actual:
+        assert_near(actual[s], expected[s])
+
+
+def test_bfloat16_weights_and_cache(
+    name: str, inputs: list[EncoderInput], tokens: list[list[int]], tmp_path: Path
+) -> None:
+    reference = make_encoder_decoder(name)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.dim() > 1 and parameter.shape[0] > 8:  # all but norms, biases and the biases of distances
+                parameter.copy_(parameter.bfloat16())
+    loaded = load_model(save_encoder_decoder(name, tmp_path), dtype="bfloat16")
+    actual = CrossSequences(loaded, inputs, max(DECODER_LENS)).step(dict(enumerate(tokens)))
+    for s in (3, 4):
+        expected = run_reference(reference, inputs[s], tokens[s])[1]
+        assert (actual[s] - expected).norm() < 0.05 * expected.norm()  # what rounded keys and values cost
 
 
 def test_facts(name: str, loaded: LoadedModel, reference: PreTrainedModel) -> None:

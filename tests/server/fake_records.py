@@ -44,7 +44,8 @@ class Record:
             for ids, hidden in zip(self.sampled, self.hidden, strict=True)
         ]
         running = not self.ended.is_set()
-        return Parent(self.request.id, running, self.request.cache_salt, tuple(choices), self.request.origin)
+        request = self.request
+        return Parent(request.id, running, request.cache_salt, tuple(choices), request.origin, request.encoder)
 
     def entry(self) -> RecordEntry:
         grade: Grade = "warm" if self.expires_at is None else "leased"

@@ -1,0 +1,203 @@
+"""Encoder-decoder models with random weights of known shapes, side by side with transformers in one run.
+
+    python -m benchmarks.encoder_decoder [--shapes t5-small whisper-tiny] [--device cpu] [--threads N] [--json FILE]
+
+Both get the same jobs: (encoder length, output length) pairs, greedy, the output lengths forced. transformers runs them
+in batches as large as the engine's, padded to the longest input and stepped until the longest output; it has the whole
+batch at once, as has the engine. `equal` jobs, where nothing is padded, are the most favourable for it; `mixed` ones
+are what a server sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.model_shapes import write_config
+from engine.build import Built, build_engine
+from engine.config import EngineConfig
+from engine.encoder import EncoderInput
+from engine.types import OutputMode, Request, SamplingParams
+
+Job = tuple[int, int]  # encoder positions, output tokens
+START = {"t5-small": (0,), "whisper-tiny": (50257, 50362), "bart-large": (2,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    architecture: str
+    config_class: str
+    config: dict[str, Any]
+    encoder: tuple[int, int]  # least and most positions of a mixed input; the most is that of an equal one
+    outputs: tuple[int, int]
+    batch: int
+    frames_per_position: int = 0  # of audio
+
+
+SHAPES = {
+    "t5-small": Shape(
+        "T5ForConditionalGeneration", "T5Config", {"decoder_start_token_id": 0}, (32, 512), (16, 128), 16
+    ),
+    "whisper-tiny": Shape("WhisperForConditionalGeneration", "WhisperConfig", {}, (1500, 1500), (16, 128), 8, 2),
+    "bart-large": Shape("BartForConditionalGeneration", "BartConfig", {}, (512, 512), (128, 128), 64),
+}
+
+
+def make_jobs(shape: Shape, kind: str, count: int) -> list[Job]:
+    draw = random.Random(7)
+    if kind == "equal":
+        return [(shape.encoder[1], shape.outputs[1])] * count
+    return [(draw.randint(*shape.encoder), draw.randint(*shape.outputs)) for _ in range(count)]
+
+
+def make_inputs(shape: Shape, jobs: list[Job]) -> list[EncoderInput]:
+    draw = np.random.default_rng(5)
+    if shape.frames_per_position:
+        frames = [length * shape.frames_per_position for length, _ in jobs]
+        arrays = [draw.standard_normal((80, count), np.float32) for count in frames]
+        return [EncoderInput.of_audio(array, shape.frames_per_position) for array in arrays]
+    return [EncoderInput.of_tokens(draw.integers(100, 30000, length).tolist()) for length, _ in jobs]
+
+
+# --- the two sides ----------------------------------------------------------------------------------------------------
+
+
+async def run_engine(built: Built, start: tuple[int, ...], jobs: list[Job], inputs: list[EncoderInput]) -> float:
+    """Seconds for all jobs at once."""
+
+    async def one(i: int) -> int:
+        params = SamplingParams(max_tokens=jobs[i][1], temperature=0, ignore_eos=True)
+        request = Request(f"{id(jobs)}-{i}", "bench", start, params, output=OutputMode.FINAL, encoder=inputs[i])
+        async for delta in built.engine.generate(request):
+            if delta.usage is not None:
+                return delta.usage.completion_tokens
+        raise AssertionError("a request ends with usage or an error")
+
+    started = time.perf_counter()
+    tokens = await asyncio.gather(*(one(i) for i in range(len(jobs))))
+    assert list(tokens) == [output for _, output in jobs]
+    return time.perf_counter() - started
+
+
+def run_transformers(
+    model: Any, shape: Shape, start: tuple[int, ...], jobs: list[Job], inputs: list[EncoderInput]
+) -> float:
+    """Seconds for all jobs, a batch after another."""
+    started = time.perf_counter()
+    for first in range(0, len(jobs), shape.batch):
+        batch = inputs[first : first + shape.batch]
+        length = max(output for _, output in jobs[first : first + shape.batch])
+        prompt = torch.tensor([start] * len(batch), device=model.device)
+        generate(model, batch, prompt, length)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+@torch.inference_mode()
+def generate(model: Any, batch: list[EncoderInput], prompt: torch.Tensor, length: int) -> None:
+    options = {"decoder_input_ids": prompt, "max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
+    if batch[0].features is not None:
+        features = torch.from_numpy(np.stack([item.features for item in batch]))  # type: ignore[arg-type]
+        model.generate(input_features=features.to(model.device, model.dtype), **options)
+        return
+    longest = max(item.length for item in batch)
+    ids = torch.zeros(len(batch), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, item in enumerate(batch):
+        ids[row, : item.length] = torch.tensor(item.token_ids)
+        mask[row, : item.length] = 1
+    model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
+
+
+def make_transformers(shape: Shape, device: str) -> Any:
+    config = getattr(transformers, shape.config_class)(**shape.config)
+    torch.manual_seed(0)
+    model = getattr(transformers, shape.architecture)(config).eval()
+    model = model.to("cuda", torch.bfloat16) if device == "cuda" else model
+    # Nothing but the lengths: rules on tokens cost it time.
+    model.generation_config = transformers.GenerationConfig(
+        pad_token_id=0, decoder_start_token_id=START_OF[shape.architecture]
+    )
+    return model
+
+
+START_OF = {shape.architecture: START[name][0] for name, shape in SHAPES.items()}
+
+
+async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    shape = SHAPES[name]
+    start, rows = START[name], []
+    model = make_transformers(shape, options.device)
+    with tempfile.TemporaryDirectory() as folder:
+        values = model.config.to_dict() | {"architectures": [shape.architecture]}
+        directory = write_config(values, Path(folder) / name)
+        config = EngineConfig(
+            model=str(directory),
+            device=options.device,
+            dtype="float32" if options.device == "cpu" else "bfloat16",
+            load_format="dummy",
+            max_num_seqs=shape.batch,
+            max_model_len=256,
+            threads=options.threads,
+            kv_cache_gb=2.0 if options.device == "cpu" else 20.0,
+        )
+        built = await build_engine(config)
+        torch.set_num_threads(options.threads)
+        for kind in options.jobs:
+            jobs = make_jobs(shape, kind, options.rounds * shape.batch)
+            inputs = make_inputs(shape, jobs)
+            warm = [(length, 4) for length, _ in jobs[: shape.batch]]
+            await run_engine(built, start, warm, make_inputs(shape, warm))
+            run_transformers(model, shape, start, warm, make_inputs(shape, warm))
+            ours = await run_engine(built, start, jobs, inputs)
+            theirs = run_transformers(model, shape, start, jobs, inputs)
+            tokens = sum(output for _, output in jobs)
+            rows.append(
+                {
+                    "shape": name,
+                    "jobs": kind,
+                    "requests": len(jobs),
+                    "tokens_per_second": tokens / ours,
+                    "transformers_tokens_per_second": tokens / theirs,
+                    "ratio": theirs / ours,
+                }
+            )
+            print(
+                f"{name:14} {kind:6} {len(jobs):4} requests  {tokens / ours:10,.0f} tokens/s  "
+                f"transformers {tokens / theirs:10,.0f}  × {theirs / ours:.2f}",
+                flush=True,
+            )
+        await built.engine.stop()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["t5-small", "whisper-tiny"], choices=list(SHAPES))
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--jobs", nargs="+", default=["mixed", "equal"], choices=["mixed", "equal"])
+    parser.add_argument("--rounds", type=int, default=2, help="batches of requests")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", help="write the figures to this file")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    rows = [row for name in options.shapes for row in asyncio.run(measure(name, options))]
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
