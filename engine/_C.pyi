@@ -47,9 +47,36 @@ def gated_linear(
 def gather_rows(
     ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
 ) -> None: ...
-def rms_norm(x: int, residual: int, weight: int, out: int, num_tokens: int, hidden: int, eps: float) -> None: ...
+def rms_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    out: int,
+    num_tokens: int,
+    hidden: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+) -> None: ...
 def layer_norm(
-    x: int, residual: int, weight: int, bias: int, out: int, num_tokens: int, hidden: int, eps: float
+    x: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    hidden: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
 ) -> None: ...
 def head_rms_norm(
     x: int, row_stride: int, weight: int, num_tokens: int, num_heads: int, head_dim: int, eps: float
@@ -252,6 +279,12 @@ def cuda_layer_norm(
     num_tokens: int,
     hidden: int,
     eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
     stream: int,
 ) -> None: ...
 def cuda_prepare_qkv(

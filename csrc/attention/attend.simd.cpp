@@ -164,6 +164,8 @@ void add_bias(float* scores, KeyRange computed, const float* table, int offset, 
     VecF bias;
     if (from >= 0 && from + kLanes - 1 <= last) {
       bias = load(table + from);
+    } else if (from + kLanes - 1 <= 0 || from >= last) {
+      bias = broadcast(table[from < 0 ? 0 : last]);
     } else {
       for (int i = 0; i < kLanes; ++i) {
         const int at = from + i;
@@ -174,6 +176,15 @@ void add_bias(float* scores, KeyRange computed, const float* table, int offset, 
   }
 }
 
+// a > b ? a : b, as one instruction.
+inline float larger(float a, float b) {
+#if defined(__x86_64__)
+  return _mm_cvtss_f32(_mm_max_ss(_mm_set_ss(a), _mm_set_ss(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
 // Running maxima and sums of some rows, in one split.
 struct RunningRows {
   float* m;       // [rows]
@@ -182,34 +193,41 @@ struct RunningRows {
 
 // Turns scores [rows, kKeyTile] of `computed` into weights, 0 outside what each row has `seen`, and moves the
 // rows to their new maxima; shrink [rows] is what their earlier weights are to be multiplied by. No branch
-// asks whether a maximum grew, which nobody could predict. One copy of the code, so that all rows round
-// alike.
+// asks whether a maximum grew, which nobody could predict, and the factors, written one by one, are read as
+// vectors only after the weights: the chip would wait for the writes. One copy of the code, so that all rows
+// round alike.
 __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed, const KeyRange* seen,
                                      float cap, RunningRows state, float* shrink) {
   for (int r = 0; r < rows; ++r) {
     const float before = state.m[r];
     const bool sees = seen[r].begin < seen[r].end;
     const float tile_max = sees ? mask_scores(scores + r * kKeyTile, computed, seen[r], cap) : before;
-    const float m = tile_max > before ? tile_max : before;
-    shrink[r] = m == before ? 0.0f : before - m;  // -inf stays -inf
+    const float m = larger(tile_max, before);
+    shrink[r] = before - m;
     state.m[r] = m;
   }
-  for (int r = 0; r < rows; r += kLanes) store(shrink + r, exp_nonpositive(load(shrink + r)));
+  VecF sums[kMaxScoreRows];
   for (int r = 0; r < rows; ++r, scores += kKeyTile) {
+    sums[r] = VecF{};
     if (seen[r].begin >= seen[r].end) {
       for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, VecF{});
       continue;
     }
     const VecF m = broadcast(state.m[r]);
-    VecF sum{};
 #pragma GCC unroll 4
     for (int j = computed.begin; j < computed.end; j += kLanes) {
       const VecF weight = exp_nonpositive(load(scores + j) - m);
       store(scores + j, weight);
-      sum += weight;
+      sums[r] += weight;
     }
+  }
+  for (int r = 0; r < rows; r += kLanes) {
+    const VecF fall = load(shrink + r);
+    store(shrink + r, exp_nonpositive(fall == fall ? fall : VecF{}));  // NaN: -inf to -inf, nothing seen yet
+  }
+  for (int r = 0; r < rows; ++r) {
     float* d = state.lane_d + r * kLanes;
-    store(d, load(d) * shrink[r] + sum);
+    store(d, load(d) * shrink[r] + sums[r]);
   }
 }
 

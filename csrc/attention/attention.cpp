@@ -3,7 +3,7 @@
 #include "attention/attend.h"
 #include "core/check.h"
 #include "core/isa.h"
-#include "core/work_queue.h"
+#include "core/threads.h"
 
 namespace bequest {
 namespace {
@@ -26,6 +26,7 @@ void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
   check(p.bias == nullptr || (p.soft_cap == 0 && p.bias_reach >= 0 && p.bias_reach <= INT32_MAX / 4),
         "paged_attention: a bias has a reach, and no soft cap beside it");
+  check(plan.num_workers() >= num_threads(), "paged_attention: the plan was made for fewer threads");
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
     return AttendJob{&shape, &tile, plan.blocks(tile), static_cast<int>(head), plan.padded_dim()};
   };
   const auto num_items = static_cast<int64_t>(plan.items().size());
-  for_each_item(num_items * heads, plan.num_workers(), [&](int64_t i, int worker) {
+  for_each_item(num_items * heads, [&](int64_t i, int worker) {
     const WorkItem& item = plan.items()[i / heads];
     const QueryTile& tile = plan.tiles()[item.tile];
     const AttendJob job = job_of(tile, i % heads);
@@ -46,7 +47,7 @@ void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
     attend(p, job, item.split_begin, item.split_end, plan.scratch(worker), partials);
   });
   const auto num_split = static_cast<int64_t>(plan.split_tiles().size());
-  for_each_item(num_split * heads, plan.num_workers(), [&](int64_t i, int worker) {
+  for_each_item(num_split * heads, [&](int64_t i, int worker) {
     const QueryTile& tile = plan.tiles()[plan.split_tiles()[i / heads]];
     const AttendJob job = job_of(tile, i % heads);
     const float* partials = plan.partial_state(tile, job.head, tile.split_begin());

@@ -34,20 +34,28 @@ void bind_layers(py::module_& m) {
         [](Address x, Address residual, Address weight, Address out, int dtype, int64_t num_tokens,
            int64_t hidden, float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows,
            int32_t layer, bool store_output, Address stream) {
-          const cuda::HiddenTap tap{pointer<int32_t>(ring_rows),
-                                    pointer<uint64_t>(layers),
-                                    pointer<void>(ring),
-                                    num_ring_rows,
-                                    layer,
-                                    store_output};
+          const HiddenTap tap{pointer<int32_t>(ring_rows),
+                              pointer<uint64_t>(layers),
+                              pointer<void>(ring),
+                              num_ring_rows,
+                              layer,
+                              store_output};
           cuda::rms_norm({pointer<void>(x), pointer<void>(residual), pointer<void>(weight),
                           pointer<void>(out), DType(dtype), num_tokens, hidden, eps, tap},
                          stream_of(stream));
         });
   m.def("cuda_layer_norm", [](Address x, Address residual, Address weight, Address bias, Address out,
-                              int dtype, int64_t num_tokens, int64_t hidden, float eps, Address stream) {
+                              int dtype, int64_t num_tokens, int64_t hidden, float eps, Address ring_rows,
+                              Address layers, Address ring, int64_t num_ring_rows, int32_t layer,
+                              bool store_output, Address stream) {
+    const HiddenTap tap{pointer<int32_t>(ring_rows),
+                        pointer<uint64_t>(layers),
+                        pointer<void>(ring),
+                        num_ring_rows,
+                        layer,
+                        store_output};
     cuda::layer_norm({pointer<void>(x), pointer<void>(residual), pointer<void>(weight), pointer<void>(bias),
-                      pointer<void>(out), DType(dtype), num_tokens, hidden, eps},
+                      pointer<void>(out), DType(dtype), num_tokens, hidden, eps, tap},
                      stream_of(stream));
   });
   m.def("cuda_prepare_qkv",

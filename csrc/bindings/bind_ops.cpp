@@ -56,17 +56,31 @@ void bind_ops(py::module_& m) {
   m.def(
       "rms_norm",
       [](Address x, Address residual, Address weight, Address out, int64_t num_tokens, int64_t hidden,
-         float eps) {
+         float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows, int32_t layer,
+         bool store_output) {
+        const HiddenTap tap{pointer<const int32_t>(ring_rows),
+                            pointer<const uint64_t>(layers),
+                            pointer<void>(ring),
+                            num_ring_rows,
+                            layer,
+                            store_output};
         rms_norm({pointer<const float>(x), pointer<float>(residual), pointer<const float>(weight),
-                  pointer<float>(out), num_tokens, hidden, eps});
+                  pointer<float>(out), num_tokens, hidden, eps, tap});
       },
       Unlocked());
   m.def(
       "layer_norm",
       [](Address x, Address residual, Address weight, Address bias, Address out, int64_t num_tokens,
-         int64_t hidden, float eps) {
+         int64_t hidden, float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows,
+         int32_t layer, bool store_output) {
+        const HiddenTap tap{pointer<const int32_t>(ring_rows),
+                            pointer<const uint64_t>(layers),
+                            pointer<void>(ring),
+                            num_ring_rows,
+                            layer,
+                            store_output};
         layer_norm({pointer<const float>(x), pointer<float>(residual), pointer<const float>(weight),
-                    pointer<const float>(bias), pointer<float>(out), num_tokens, hidden, eps});
+                    pointer<const float>(bias), pointer<float>(out), num_tokens, hidden, eps, tap});
       },
       Unlocked());
   m.def(

@@ -8,7 +8,6 @@
 
 #include "core/check.h"
 #include "core/threads.h"
-#include "core/work_queue.h"
 #include "ops/vocab_select.h"
 
 namespace bequest {
@@ -173,12 +172,11 @@ void beam_candidates(const BeamCandidateParams& p) {
               static_cast<int32_t>(g));
   const int workers = num_threads();
   std::vector<Scratch> scratch(workers);
-  for_each_item(num_rows, workers, [&](int64_t r, int worker) {
+  for_each_item(num_rows, [&](int64_t r, int worker) {
     const BeamGroup& group = p.groups[group_of[r]];
     p.out.bad[r] = group.k > 0 && !rank_row(p, group, r, scratch[worker], rows[r]);
   });
-  for_each_item(p.num_groups, workers,
-                [&](int64_t g, int) { merge_group(p, g, rows.data() + p.group_start[g]); });
+  for_each_item(p.num_groups, [&](int64_t g, int) { merge_group(p, g, rows.data() + p.group_start[g]); });
 }
 
 }  // namespace bequest

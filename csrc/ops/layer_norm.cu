@@ -2,6 +2,7 @@
 // one pass would cancel where the mean is large), and written once. Small rows get a warp each, large ones a
 // block; which of them depends on H alone, so the result is the same in any batch.
 #include "core/cuda.cuh"
+#include "ops/hidden_tap.cuh"
 #include "ops/layer_norm_cuda.h"
 
 namespace bequest::cuda {
@@ -33,6 +34,7 @@ __global__ void layer_norm_kernel(const LayerNormParams p) {
   const T* x = static_cast<const T*>(p.x) + row * p.hidden;
   T* residual = p.residual ? static_cast<T*>(p.residual) + row * p.hidden : nullptr;
   T* out = static_cast<T*>(p.out) + row * p.hidden;
+  T* tapped = tap_row<T>(p.tap, row, p.hidden);
 
   // All loads before the first store: the compiler cannot tell that the residual and x are apart.
   float values[N][W] = {};
@@ -51,6 +53,11 @@ __global__ void layer_norm_kernel(const LayerNormParams p) {
       for (int i = 0; i < W; ++i) values[n][i] = rounded<T>(values[n][i] + added[n][i]);
       store_vector<T, W>(residual + (first + n * step) * W, values[n]);
     }
+  }
+  if (tapped != nullptr && !p.tap.store_output) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      if (first + n * step < num_vectors) store_vector<T, W>(tapped + (first + n * step) * W, values[n]);
   }
 
   float sum = 0;
@@ -80,6 +87,7 @@ __global__ void layer_norm_kernel(const LayerNormParams p) {
 #pragma unroll
     for (int i = 0; i < W; ++i) values[n][i] = (values[n][i] - mean) * scale * weight[i] + bias[i];
     store_vector<T, W>(out + at, values[n]);
+    if (tapped != nullptr && p.tap.store_output) store_vector<T, W>(tapped + at, values[n]);
   }
 }
 
@@ -110,10 +118,12 @@ void launch_width(const LayerNormParams& p, Stream stream) {
 void layer_norm(const LayerNormParams& p, Stream stream) {
   check(p.num_tokens >= 0 && p.hidden >= 1, "layer_norm: empty rows");
   check(p.num_tokens == 0 || p.out != p.residual, "layer_norm: the result would overwrite the residual");
+  check(in_range(p.tap), "layer_norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
     const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&
-                         is_aligned(p.weight, 16) && is_aligned(p.bias, 16) && is_aligned(p.out, 16);
+                         is_aligned(p.weight, 16) && is_aligned(p.bias, 16) && is_aligned(p.out, 16) &&
+                         is_aligned(p.tap.ring, 16);
     return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
   });
 }

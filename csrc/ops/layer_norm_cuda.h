@@ -1,11 +1,12 @@
-// Layer norm on the device, with the residual's addition in the same pass. A row's result depends on the row
-// alone, to the bit.
+// Layer norm on the device, with the residual's addition and the hidden-state tap in the same pass. A row's
+// result depends on the row alone, to the bit.
 #pragma once
 
 #include <cstdint>
 
 #include "core/dtype.h"
 #include "core/stream.h"
+#include "ops/hidden_tap.h"
 
 namespace bequest::cuda {
 
@@ -19,6 +20,7 @@ struct LayerNormParams {
   int64_t num_tokens;
   int64_t hidden;
   float eps;
+  HiddenTap tap;
 };
 
 // (x - mean) / deviation * weight + bias. Throws on H > 4096, where 16 bytes divide a row on 32 KiB.

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "core/work_queue.h"
+#include "core/threads.h"
 
 namespace bequest {
 namespace {
@@ -31,7 +31,7 @@ void linear_quantised(const LinearParams& p) {
   const int64_t fair = panels * blocks / (threads * 16) / cut.panels * cut.panels;
   const int64_t group = std::max(fair, cut.panels);
   const int64_t groups = (panels + group - 1) / group;
-  for_each_item(groups * blocks, threads, [&](int64_t i, int worker) {
+  for_each_item(groups * blocks, [&](int64_t i, int worker) {
     const int64_t block = i / groups, first = i % groups * group;
     const QuantisedItem item{.row_begin = p.num_tokens * block / blocks,
                              .row_end = p.num_tokens * (block + 1) / blocks,

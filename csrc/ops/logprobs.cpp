@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "core/threads.h"
-#include "core/work_queue.h"
 #include "ops/vocab_select.h"
 
 namespace bequest {
@@ -47,7 +46,7 @@ void logprobs(const LogprobParams& p) {
   for (int64_t i = 0; i < p.num; ++i)
     check(p.chosen[i] >= 0 && p.chosen[i] < p.vocab_size, "logprobs: chosen token outside the vocabulary");
   std::vector<SelectScratch> scratch(num_threads());
-  for_each_item(p.num, num_threads(), [&](int64_t i, int worker) { logprobs_of_row(p, i, scratch[worker]); });
+  for_each_item(p.num, [&](int64_t i, int worker) { logprobs_of_row(p, i, scratch[worker]); });
 }
 
 }  // namespace bequest

@@ -2,6 +2,7 @@
 // (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of additions, and
 // so the result, is the same in any batch.
 #include "core/cuda.cuh"
+#include "ops/hidden_tap.cuh"
 #include "ops/norm_cuda.h"
 
 namespace bequest::cuda {
@@ -9,22 +10,6 @@ namespace {
 
 constexpr int kWarpsPerBlock = 4;  // where a warp has a row
 constexpr int kMaxThreads = 1024;
-
-// Where the tap wants this row, or null.
-template <class T>
-__device__ __forceinline__ T* tap_row(const HiddenTap& tap, int64_t token, int64_t hidden) {
-  if (tap.ring_rows == nullptr) return nullptr;
-  const int64_t first = tap.ring_rows[token];
-  if (first < 0) return nullptr;
-  const uint64_t low = tap.layers[2 * token];
-  const uint64_t high = tap.layers[2 * token + 1];
-  const int layer = tap.layer;
-  const uint64_t word = layer < 64 ? low : high;
-  const uint64_t bit = uint64_t{1} << (layer % 64);
-  if ((word & bit) == 0) return nullptr;
-  const int before = __popcll(word & (bit - 1)) + (layer < 64 ? 0 : __popcll(low));
-  return static_cast<T*>(tap.ring) + (first + before) % tap.num_ring_rows * hidden;
-}
 
 // N vectors of W elements per thread; a row belongs to a warp or to the block.
 template <class T, int W, int N, bool kWarpPerRow>
@@ -127,8 +112,7 @@ void launch_width(const RmsNormParams& p, Stream stream) {
 void rms_norm(const RmsNormParams& p, Stream stream) {
   check(p.num_tokens >= 0 && p.hidden >= 1, "rms_norm: empty rows");
   check(p.num_tokens == 0 || p.out != p.residual, "rms_norm: the result would overwrite the residual");
-  check(p.tap.ring_rows == nullptr || (p.tap.layer >= 0 && p.tap.layer < 128 && p.tap.num_ring_rows > 0),
-        "rms_norm: tap out of range");
+  check(in_range(p.tap), "rms_norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
     const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&

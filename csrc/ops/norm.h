@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/hidden_tap.h"
+
 namespace bequest {
 
 struct RmsNormParams {
@@ -14,6 +16,7 @@ struct RmsNormParams {
   int64_t num_tokens;
   int64_t hidden;
   float eps;
+  HiddenTap tap;  // of floats
 };
 
 // REQUIRES: H >= 1; out does not overlap the residual.
@@ -28,6 +31,7 @@ struct LayerNormParams {
   int64_t num_tokens;
   int64_t hidden;
   float eps;
+  HiddenTap tap;  // of floats
 };
 
 // (x - mean) / deviation * weight + bias. REQUIRES: H >= 1; out does not overlap the residual.

@@ -62,6 +62,17 @@ void add_to(float* sum, const float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
 }
 
+// Where the tap wants this token's row, or null.
+float* tap_row(const HiddenTap& tap, int64_t token, int64_t hidden) {
+  if (!tap.ring_rows || tap.ring_rows[token] < 0) return nullptr;
+  const uint64_t low = tap.layers[2 * token], high = tap.layers[2 * token + 1];
+  const uint64_t word = tap.layer < 64 ? low : high, bit = uint64_t{1} << (tap.layer % 64);
+  if (!(word & bit)) return nullptr;
+  const int before =
+      __builtin_popcountll(word & (bit - 1)) + (tap.layer < 64 ? 0 : __builtin_popcountll(low));
+  return static_cast<float*>(tap.ring) + (tap.ring_rows[token] + before) % tap.num_ring_rows * hidden;
+}
+
 // Rows of a chunk: enough work that a second thread pays for its wake-up.
 int64_t rows_per_chunk(int64_t row_size) { return 1 + 16384 / row_size; }
 
@@ -76,7 +87,11 @@ void rms_norm(const RmsNormParams& p) {
         add_to(residual, x, p.hidden);
         x = residual;
       }
-      normalise(x, p.weight, p.out + t * p.hidden, p.hidden, p.eps);
+      float* tapped = tap_row(p.tap, t, p.hidden);
+      if (tapped && !p.tap.store_output) __builtin_memcpy(tapped, x, p.hidden * sizeof(float));
+      float* out = p.out + t * p.hidden;
+      normalise(x, p.weight, out, p.hidden, p.eps);
+      if (tapped && p.tap.store_output) __builtin_memcpy(tapped, out, p.hidden * sizeof(float));
     }
   });
 }
@@ -90,7 +105,11 @@ void layer_norm(const LayerNormParams& p) {
         add_to(residual, x, p.hidden);
         x = residual;
       }
-      centre_and_normalise(x, p.weight, p.bias, p.out + t * p.hidden, p.hidden, p.eps);
+      float* tapped = tap_row(p.tap, t, p.hidden);
+      if (tapped && !p.tap.store_output) __builtin_memcpy(tapped, x, p.hidden * sizeof(float));
+      float* out = p.out + t * p.hidden;
+      centre_and_normalise(x, p.weight, p.bias, out, p.hidden, p.eps);
+      if (tapped && p.tap.store_output) __builtin_memcpy(tapped, out, p.hidden * sizeof(float));
     }
   });
 }

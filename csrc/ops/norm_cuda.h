@@ -6,20 +6,9 @@
 
 #include "core/dtype.h"
 #include "core/stream.h"
+#include "ops/hidden_tap.h"
 
 namespace bequest::cuda {
-
-// Stores what a norm sees into a ring of rows, for the tokens that asked for it: one predicated store,
-// nothing for the others. A token's wanted layers lie in consecutive ring rows, in ascending order. The table
-// is data, so a captured graph serves steps with and without taps.
-struct HiddenTap {
-  const int32_t* ring_rows;  // [T] first ring row of the token, -1: it asked for nothing; null: no tap at all
-  const uint64_t* layers;    // [T, 2] bit i: the token wants layer i in [0, 128)
-  void* ring;                // [num_ring_rows, H], dtype of the activations; indices wrap around
-  int64_t num_ring_rows;
-  int32_t layer;      // which layer this norm sees
-  bool store_output;  // the normalised row (the last layer's state), else the residual after the addition
-};
 
 struct RmsNormParams {
   const void* x;       // [T, H], contiguous

@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "core/threads.h"
-#include "core/work_queue.h"
 
 namespace bequest {
 namespace {
@@ -100,7 +99,7 @@ void Sampler::sample(const SampleParams& p) {
   check_rows(p);
   const int workers = num_threads();
   if (static_cast<int>(scratch_.size()) < workers) scratch_.resize(workers);
-  for_each_item(p.num, workers, [&](int64_t i, int worker) {
+  for_each_item(p.num, [&](int64_t i, int worker) {
     SamplingRow& row = *rows_[p.rows[i]];
     const auto token = choose(row, p.logits + i * p.stride, p.positions[i], scratch_[worker]);
     p.bad[i] = !token;

@@ -23,11 +23,13 @@ from engine.kernels.cpu_activations import activate as activate
 from engine.kernels.cpu_activations import gated_activation as gated_activation
 from engine.kernels.cpu_activations import gelu_mul as gelu_mul
 from engine.kernels.cpu_activations import silu_mul as silu_mul
+from engine.kernels.cpu_layer_norm import layer_norm as layer_norm
 from engine.kernels.cpu_weights import _DTYPE_CODES, PackedWeight
 from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
 from engine.kernels.cpu_weights import pack_quantised as pack_quantised
 from engine.kernels.cpu_weights import pack_weight as pack_weight
 from engine.kernels.cpu_weights import pack_weights as pack_weights
+from engine.kernels.hidden_tap import LayerTap, tap_arguments
 from engine.types import BoolArray, FloatArray, IntArray, RowSpec
 
 Error = _C.Error
@@ -149,11 +151,16 @@ def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    tap: LayerTap | None = None,
 ) -> Tensor:
     """x [T, H], weight [H] → x / rms(x) * weight, [T, H]; `out` may be x.
 
-    With a residual [T, H]: residual += x in place, and the residual is what is normalised.
+    With a residual [T, H]: residual += x in place, and the residual is what is normalised. A tap stores hidden states.
     """
     num_tokens, hidden = x.shape
     _check_f32(x, num_tokens, hidden)
@@ -166,23 +173,8 @@ def rms_norm(
     if residual is not None:
         _check_f32(residual, num_tokens, hidden)
         residual_address = residual.data_ptr()
-    _C.rms_norm(x.data_ptr(), residual_address, weight.data_ptr(), out.data_ptr(), num_tokens, hidden, eps)
-    return out
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """x [T, H], weight and bias [H] → (x - mean) / deviation * weight + bias, [T, H]; `residual` as in rms_norm."""
-    num_tokens, hidden = x.shape
-    _check_f32(x, num_tokens, hidden)
-    _check_f32(weight, hidden)
-    _check_f32(bias, hidden)
-    out = torch.empty(num_tokens, hidden)
-    residual_address = 0
-    if residual is not None:
-        _check_f32(residual, num_tokens, hidden)
-        residual_address = residual.data_ptr()
-    addresses = x.data_ptr(), residual_address, weight.data_ptr(), bias.data_ptr(), out.data_ptr()
-    _C.layer_norm(*addresses, num_tokens, hidden, eps)
+    tapped = tap_arguments(tap, num_tokens, hidden, x.dtype)
+    _C.rms_norm(x.data_ptr(), residual_address, weight.data_ptr(), out.data_ptr(), num_tokens, hidden, eps, *tapped)
     return out
 
 

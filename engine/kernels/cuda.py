@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine import _C
 from engine.kernels.cpu_activations import ACTIVATION_CODES
+from engine.kernels.hidden_tap import LayerTap, tap_arguments
 from engine.types import IntArray
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
@@ -61,20 +62,6 @@ def _result(out: Tensor | None, like: Tensor, *shape: int) -> Tensor:
 # --- layers -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenTap:
-    """Where rms_norm stores the hidden states that tokens of the step asked for. The tensors are data of the step.
-
-    ring_rows int32 [T]: the token's first row in the ring, -1: it asked for nothing. layers int64 [T, 2]: bit i of the
-    128 says that it wants layer i; its layers take consecutive ring rows (modulo their number), in ascending order.
-    ring [ring size, H] in the dtype of the activations.
-    """
-
-    ring_rows: Tensor
-    layers: Tensor
-    ring: Tensor
-
-
 def embedding(ids: Tensor, weight: Tensor, last_tokens: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """Rows ids int32 [T] of weight [V, H] → [T, H].
 
@@ -106,26 +93,15 @@ def rms_norm(
     eps: float,
     residual: Tensor | None = None,
     out: Tensor | None = None,
-    *,
-    tap: HiddenTap | None = None,
-    tap_layer: int = 0,
-    tap_output: bool = False,
+    tap: LayerTap | None = None,
 ) -> Tensor:
     """x [T, H], weight [H] → x / rms(x) * weight, [T, H]; `out` may be x.
 
-    With a residual [T, H]: residual += x in place, and the residual is what is normalised. A tap stores what is
-    normalised (the residual after the addition) as layer `tap_layer`, or with `tap_output` the result (the state after
-    the final norm), for the tokens that asked.
+    With a residual [T, H]: residual += x in place, and the residual is what is normalised. A tap stores hidden states.
     """
     num_tokens, hidden = x.shape
     dtype = x.dtype
     out = _result(out, x, num_tokens, hidden)
-    ring_rows = layers = ring = ring_size = 0
-    if tap is not None:
-        ring_size = tap.ring.shape[0]
-        ring_rows = _check(tap.ring_rows, torch.int32, num_tokens)
-        layers = _check(tap.layers, torch.int64, num_tokens, 2)
-        ring = _check(tap.ring, dtype, ring_size, hidden)
     _C.cuda_rms_norm(
         _check(x, dtype, num_tokens, hidden),
         _check_optional(residual, dtype, num_tokens, hidden),
@@ -135,19 +111,16 @@ def rms_norm(
         num_tokens,
         hidden,
         eps,
-        ring_rows,
-        layers,
-        ring,
-        ring_size,
-        tap_layer,
-        tap_output,
+        *tap_arguments(tap, num_tokens, hidden, dtype),
         _stream(),
     )
     return out
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """x [T, H], weight and bias [H] → (x - mean) / deviation * weight + bias, [T, H]; `residual` as in rms_norm."""
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None, tap: LayerTap | None = None
+) -> Tensor:
+    """x [T, H], weight and bias [H] → (x - mean) / deviation * weight + bias, [T, H]; the others as in rms_norm."""
     num_tokens, hidden = x.shape
     dtype = x.dtype
     out = torch.empty_like(x)
@@ -161,6 +134,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Te
         num_tokens,
         hidden,
         eps,
+        *tap_arguments(tap, num_tokens, hidden, dtype),
         _stream(),
     )
     return out

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cpu as kernels
+from engine.kernels.hidden_tap import LayerTap
 from engine.models.config import Activation as Activation
 
 # A matrix in the form that the backend multiplies; it tells its `nbytes`.
@@ -69,11 +70,13 @@ class Backend(Protocol):
         """[T] int32 → [T, H]; -(row + 1) is the last token of sampler row `row` where `last_tokens` is given."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-        """residual += x in place; the normed residual, [T, H]."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
+        """residual += x in place; the normed residual, [T, H]. A tap stores hidden states on the way."""
         ...
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None, tap: LayerTap | None = None
+    ) -> Tensor:
         """residual += x in place, if there is one; the sum less its mean, normed, times weight, plus bias: [T, H]."""
         ...
 
@@ -127,11 +130,13 @@ class CpuBackend:
         assert last_tokens is None, "on the CPU the runner resolves them"
         return kernels.embedding(ids, weight)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-        return kernels.rms_norm(x, weight, eps, residual)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
+        return kernels.rms_norm(x, weight, eps, residual, tap=tap)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None) -> Tensor:
-        return kernels.layer_norm(x, weight, bias, eps, residual)
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None, tap: LayerTap | None = None
+    ) -> Tensor:
+        return kernels.layer_norm(x, weight, bias, eps, residual, tap)
 
     def prepare_qkv(
         self, projected: Projected, num_heads: int, cos_sin: Tensor | None, norm: HeadNorm | None

@@ -23,6 +23,7 @@ from engine.models.encoder_decoder import (
     PreNorm,
     SelfAttention,
     load_layers,
+    tap_at,
 )
 from engine.models.encoder_decoder_config import BartConfig, EncoderConfig, EncoderDecoderConfig
 from engine.models.layers import Embedding, LayerNorm, Linear, Loader
@@ -57,8 +58,10 @@ class Bart(EncoderDecoder):
         return self._encoder_start(self._scaled(tokens), self._encoder_positions(batch.positions, None))
 
     def embed_decoder(self, batch: ModelInput) -> Tensor:
-        tokens = self._embedding(batch.input_ids, batch.last_tokens)
-        return self._decoder_start(self._scaled(tokens), self._decoder_positions(batch.positions, None))
+        tokens = self._scaled(self._embedding(batch.input_ids, batch.last_tokens))
+        # Where norms stand behind, nobody but this one sees the states of layer 0.
+        tap = None if self.stream is PreNorm else tap_at(batch, 0, of_output=True)
+        return self._decoder_start(tokens, self._decoder_positions(batch.positions, None), tap)
 
     def _scaled(self, tokens: Tensor) -> Tensor:
         return tokens if self._scale == 1.0 else tokens * self._scale

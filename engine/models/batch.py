@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.kernels.hidden_tap import HiddenTap, LayerTap
 from engine.models.backend import AttentionWork
 
 
@@ -32,6 +33,18 @@ class ModelInput:
     )
     read: ReadRows | None = None  # None: every row is
     cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
+    tap: HiddenTap | None = None  # None: nobody wants hidden states
+
+    def tap_before(self, layer: int) -> LayerTap | None:
+        """For the norm that block `layer` begins with: it sees that layer's hidden states."""
+        return None if self.tap is None else LayerTap(self.tap, layer)
+
+    def tap_after(self, num_layers: int) -> LayerTap | None:
+        """For the final norm, whose result is the last layer's; it has only the rows that are read."""
+        if self.tap is None:
+            return None
+        table = self.tap if self.read is None else self.tap.of(self.read.rows)
+        return LayerTap(table, num_layers, of_output=True)
 
 
 @dataclass(frozen=True, slots=True)

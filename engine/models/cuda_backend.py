@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.kernels import cuda, cuda_attention
 from engine.kernels.cpu_weights import QuantisedRows
+from engine.kernels.hidden_tap import LayerTap
 from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected
 
 
@@ -43,11 +44,13 @@ class CudaBackend:
     def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
         return cuda.embedding(ids, weight, last_tokens)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-        return cuda.rms_norm(x, weight, eps, residual)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
+        return cuda.rms_norm(x, weight, eps, residual, tap=tap)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None) -> Tensor:
-        return cuda.layer_norm(x, weight, bias, eps, residual)
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None, tap: LayerTap | None = None
+    ) -> Tensor:
+        return cuda.layer_norm(x, weight, bias, eps, residual, tap)
 
     def prepare_qkv(
         self, projected: Projected, num_heads: int, cos_sin: Tensor | None, norm: HeadNorm | None

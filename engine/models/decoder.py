@@ -68,6 +68,7 @@ class MLP:
 class DecoderLayer:
     def __init__(self, config: DecoderConfig, layer: int, loader: Loader) -> None:
         prefix, eps = layer_prefix(layer), config.rms_norm_eps
+        self.layer = layer
         self.attention_norm = RMSNorm.load(loader, prefix + "input_layernorm", eps)
         self.attention = Attention(config, layer, loader)
         self.mlp_norm = RMSNorm.load(loader, prefix + "post_attention_layernorm", eps)
@@ -75,12 +76,12 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
         """x: [T, H], what the layer before adds to the residual; returns what this one adds."""
-        x = self.attention(self.attention_norm(x, residual), batch, cos_sin, None)
+        x = self.attention(self.attention_norm(x, residual, batch.tap_before(self.layer)), batch, cos_sin, None)
         return self.mlp(self.mlp_norm(x, residual))
 
     def last(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """The same where no layer follows: what it adds and the residual of the rows that are read, [R, H] each."""
-        x = self.attention(self.attention_norm(x, residual), batch, cos_sin, batch.read)
+        x = self.attention(self.attention_norm(x, residual, batch.tap_before(self.layer)), batch, cos_sin, batch.read)
         if batch.read is not None:
             residual = residual[batch.read.rows]
         return self.mlp(self.mlp_norm(x, residual)), residual
@@ -108,14 +109,14 @@ class Decoder:
     def forward(self, batch: ModelInput) -> Tensor:
         """The hidden states after the final norm: [T, H], or [R, H] of the rows in `batch.read`.
 
-        Writes K and V of every token to the cache.
+        Writes K and V of every token to the cache, and hidden states to where `batch.tap` says.
         """
         x = self.embedding(batch.input_ids, batch.last_tokens)
         residual = torch.zeros_like(x)
         for layer in self.layers[:-1]:
             x = layer(x, residual, batch, self.cos_sin)
         x, residual = self.layers[-1].last(x, residual, batch, self.cos_sin)
-        return self.norm(x, residual)
+        return self.norm(x, residual, batch.tap_after(self.config.num_layers))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V]"""

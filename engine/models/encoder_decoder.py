@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from engine.kernels.hidden_tap import LayerTap
 from engine.models.backend import Activation, AttentionWork, Matrix, Projected
 from engine.models.batch import EncoderInputs, ModelInput
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
@@ -139,17 +140,24 @@ class PreNorm:
         self._added = x  # [T, H], what the last sublayer adds
         self._sum = torch.zeros_like(x)  # what all before it have
 
-    def apply(self, norm: Norm, function: Callable[[Tensor], Tensor]) -> None:
-        self._added = function(norm(self._added, self._sum))
+    def apply(
+        self,
+        norm: Norm,
+        function: Callable[[Tensor], Tensor],
+        before: LayerTap | None = None,
+        after: LayerTap | None = None,
+    ) -> None:
+        """`before` wants the state that the sublayer reads, `after` the one that it leaves; each stream has one."""
+        self._added = function(norm(self._added, self._sum, before))
 
     def state(self) -> Tensor:
         """[T, H]"""
         return self._sum + self._added
 
-    def finish(self, norm: Norm | None) -> Tensor:
+    def finish(self, norm: Norm | None, tap: LayerTap | None = None) -> Tensor:
         """[T, H]; the stream is not used any more."""
         assert norm is not None, "without a last norm nobody would add the last sublayer"
-        return norm(self._added, self._sum)
+        return norm(self._added, self._sum, tap)
 
 
 class PostNorm:
@@ -158,19 +166,25 @@ class PostNorm:
     def __init__(self, x: Tensor) -> None:
         self._state = x  # [T, H]
 
-    def apply(self, norm: Norm, function: Callable[[Tensor], Tensor]) -> None:
-        self._state = norm(function(self._state), self._state)
+    def apply(
+        self,
+        norm: Norm,
+        function: Callable[[Tensor], Tensor],
+        before: LayerTap | None = None,
+        after: LayerTap | None = None,
+    ) -> None:
+        self._state = norm(function(self._state), self._state, after)
 
     def state(self) -> Tensor:
         return self._state
 
-    def finish(self, norm: Norm | None) -> Tensor:
-        assert norm is None, "the last sublayer has normed it"
+    def finish(self, norm: Norm | None, tap: LayerTap | None = None) -> Tensor:
+        assert norm is None, "the last sublayer has normed it, and its tap has the result"
         return self._state
 
 
-# Called with the number of layers behind a state and the state [T, H]: 0 is what the first layer reads, the last one is
-# the result.
+# Called with the number of layers behind a state of the encoder and the state [E, H]: 0 is what the first layer reads,
+# the last one is the result.
 Tap = Callable[[int, Tensor], None]
 
 
@@ -215,21 +229,20 @@ class EncoderDecoder(ABC):
         for layer in self.decoder_layers:
             layer.cross.write(states, slots, kv_cache)
 
-    def forward(self, batch: ModelInput, tap: Tap | None = None) -> Tensor:
-        """The decoder's states: [T, H], or [R, H] of the rows in `batch.read`. Writes K and V of every token."""
+    def forward(self, batch: ModelInput) -> Tensor:
+        """The decoder's states: [T, H], or [R, H] of the rows in `batch.read`. Writes K and V of every token.
+
+        All layers compute all rows: a decoder's prompt is short.
+        """
         assert batch.cross is not None, "an encoder-decoder model attends to cross tables"
         work = batch.attention[0]
         stream = self.stream(self.embed_decoder(batch))
         for index, layer in enumerate(self.decoder_layers):
-            if tap is not None:
-                tap(index, stream.state())
             keys = SelfKeys(batch.positions, batch.slot_mapping, batch.kv_cache, index, work, self.decoder_bias)
-            stream.apply(layer.attention_norm, partial(layer.attention, keys=keys))
+            stream.apply(layer.attention_norm, partial(layer.attention, keys=keys), before=tap_at(batch, index))
             stream.apply(layer.cross_norm, partial(layer.cross, kv_cache=batch.kv_cache, work=batch.cross))
-            stream.apply(layer.mlp_norm, layer.mlp)
-        states = stream.finish(self.decoder_norm)
-        if tap is not None:
-            tap(len(self.decoder_layers), states)
+            stream.apply(layer.mlp_norm, layer.mlp, after=tap_at(batch, index + 1, of_output=True))
+        states = stream.finish(self.decoder_norm, tap_at(batch, len(self.decoder_layers), of_output=True))
         return states if batch.read is None else states[batch.read.rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -245,6 +258,11 @@ class EncoderDecoder(ABC):
         layers: list[EncoderLayer | CrossLayer] = [*self.encoder_layers, *self.decoder_layers]
         matrices += [matrix for layer in layers for matrix in layer.matrices]
         return sum(matrix.nbytes for matrix in matrices)
+
+
+def tap_at(batch: ModelInput, layer: int, of_output: bool = False) -> LayerTap | None:
+    """For the norm that sees (or makes) the states of the decoder after `layer` layers."""
+    return None if batch.tap is None else LayerTap(batch.tap, layer, of_output)
 
 
 def load_layers(make: Callable[[int], Layer], num_layers: int) -> list[Layer]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.hidden_tap import LayerTap
 from engine.models.backend import Backend, Matrix
 from engine.models.weights import WeightSource
 
@@ -82,9 +83,9 @@ class RMSNorm:
     def load(cls, loader: Loader, name: str, eps: float) -> RMSNorm:
         return cls(loader.backend, loader.vector([f"{name}.weight"]), eps)
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
         """[T, H] → [T, H]: x is added to the residual, in place, and the sum is normed."""
-        return self.backend.rms_norm(x, self.weight, self.eps, residual)
+        return self.backend.rms_norm(x, self.weight, self.eps, residual, tap)
 
 
 class LayerNorm:
@@ -98,6 +99,6 @@ class LayerNorm:
     def load(cls, loader: Loader, name: str, eps: float) -> LayerNorm:
         return cls(loader.backend, loader.vector([f"{name}.weight"]), loader.vector([f"{name}.bias"]), eps)
 
-    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None, tap: LayerTap | None = None) -> Tensor:
         """[T, H] → [T, H]: x is added to the residual (if any), in place, and the sum is normed."""
-        return self.backend.layer_norm(x, self.weight, self.bias, self.eps, residual)
+        return self.backend.layer_norm(x, self.weight, self.bias, self.eps, residual, tap)

@@ -85,6 +85,7 @@ class PagedFakeRunner:
         self.num_steps = 0
         self.num_copies = 0
         self.num_swapped_out = 0
+        self.num_swapped_in = 0
         self.num_encoded = 0  # positions
         self.most_encoded = 0  # in one step
         self.num_tokens = 0
@@ -104,6 +105,7 @@ class PagedFakeRunner:
         self._swap(self.slots, self.host_slots, plan.swaps_out)
         self._swap(self.host_slots, self.slots, plan.swaps_in)
         self.num_swapped_out += len(plan.swaps_out)
+        self.num_swapped_in += len(plan.swaps_in)
         self._copy_blocks(plan.block_copies)
         for row in plan.close_rows:
             del self.rows[row]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
+from engine._C import BlockPool, BlockTable
+from engine.cross import CrossTables
 from engine.encoder import EncoderInput, TokenRules
 from engine.engine import AsyncEngine
 from engine.errors import ContextLengthExceeded, InvalidRequest
@@ -99,6 +101,46 @@ async def test_a_tiny_cache_swaps_cross_tables_and_nobody_notices() -> None:
         assert runner.num_encoded == sum(asked.encoder.length for asked in requests if asked.encoder), (
             "what was swapped out is not encoded again"
         )
+
+
+async def test_a_shared_cross_table_is_swapped_once_and_stays_shared() -> None:
+    """Two requests with equal inputs give way to an earlier one that grows, and come back one after the other."""
+    setup = replace(BASE, num_blocks=45, num_host_blocks=60)
+    async with running(setup) as (engine, runner):
+        first = request([START], SamplingParams(max_tokens=95, temperature=0), encoder=encoder_of(64))
+        twins = [
+            request([START, 20 + i], SamplingParams(max_tokens=60, temperature=0), encoder=encoder_of(40))
+            for i in range(2)
+        ]
+        for asked, answer in zip([first, *twins], await ask_all(engine, [first, *twins]), strict=True):
+            check(asked, answer)
+        assert runner.num_encoded == 64 + 40
+        assert runner.num_swapped_out > 10, "their cross table too"
+        assert runner.num_swapped_in == runner.num_swapped_out, "what both have came back for both"
+
+
+def test_only_equal_blocks_move_together() -> None:
+    """Two copies of an input are two tables, though both may serve a third request."""
+
+    @dataclass
+    class Waiting:
+        runs: bool = False
+
+    pool = BlockPool(20, 4)
+    cross = CrossTables(pool)
+    tables = [BlockTable(pool) for _ in range(2)]
+    for table in tables:
+        assert table.try_prepare_write(0, 10) == []
+    one, copy = (cross.hold(b"salt", table, Waiting()) for table in tables)
+    twin = cross.hold(b"salt", one.table.fork(), Waiting())
+    running_twin = cross.hold(b"salt", one.table.fork(), Waiting(runs=True))
+    lease = cross.hold(b"salt", one.table.fork(), None)
+    assert cross.idle(one) == [one.table, twin.table] and cross.idle(copy) == [copy.table]
+    for held in (one, copy, twin, running_twin, lease):
+        cross.let_go(held)
+    assert pool.num_used == 0 and cross.num_held() == 0
+    found = cross.find(b"salt")
+    assert found is not None and len(found) == 3 and cross.find(b"other") is None
 
 
 async def test_without_room_on_the_host_the_encoder_runs_again() -> None:

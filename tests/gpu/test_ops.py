@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine import _C
 from engine.kernels import cuda as ops
+from engine.kernels.hidden_tap import HiddenTap, LayerTap
 
 pytestmark = pytest.mark.gpu
 
@@ -137,12 +138,12 @@ def test_hidden_tap(dtype: torch.dtype, hidden: int) -> None:
     ]
     masks = np.array(words, np.uint64).view(np.int64)
     ring, check = guarded(6, hidden, dtype=dtype)
-    tap = ops.HiddenTap(int32(*first_rows), torch.from_numpy(masks).to(DEVICE), ring)
+    tap = HiddenTap(int32(*first_rows), torch.from_numpy(masks).to(DEVICE), ring)
     weight = randn(hidden, dtype=dtype)
     states = {}
     for layer in (0, 1, 2, 70, 127):
         x, residual = randn(4, hidden, dtype=dtype, seed=layer), randn(4, hidden, dtype=dtype, seed=layer + 1)
-        out = ops.rms_norm(x, weight, 1e-5, residual, tap=tap, tap_layer=layer, tap_output=layer == 127)
+        out = ops.rms_norm(x, weight, 1e-5, residual, tap=LayerTap(tap, layer, layer == 127))
         states[layer] = out if layer == 127 else residual
     # Token 3 begins in the last row of the ring: its second layer goes to row 0, over token 0's first.
     for row, (layer, token) in {0: (127, 3), 1: (70, 0), 2: (70, 2), 5: (0, 3)}.items():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cpu as kernels
+from engine.kernels.hidden_tap import HiddenTap, LayerTap
 
 CANARY = 12345.0
 TOKENS = [0, 1, 2, 33]
@@ -161,6 +162,19 @@ def test_layer_norm(size: int) -> None:
         expected = torch.nn.functional.layer_norm(added, (size,), weight.double(), bias.double(), 1e-5)
         assert_close(kernels.layer_norm(x, weight, bias, 1e-5, residual), expected)
         assert torch.equal(residual, x + before)
+
+
+def test_layer_norm_stores_what_a_tap_wants() -> None:
+    """Token 0 wants layers 1 and 70, token 1 nothing, token 2 layer 1: the sums, or the results."""
+    ring = torch.full((3, 24), torch.nan)
+    layers = torch.tensor([[0b10, 1 << 6], [0, 0], [0b10, 0]])
+    table = HiddenTap(torch.tensor([0, -1, 2], dtype=torch.int32), layers, ring)
+    weight, bias, x = random(24, seed=1), random(24, seed=2), random(3, 24)
+    residual = random(3, 24, seed=3)
+    kernels.layer_norm(x, weight, bias, 1e-5, residual, LayerTap(table, 1))
+    result = kernels.layer_norm(x, weight, bias, 1e-5, None, LayerTap(table, 70, of_output=True))
+    assert torch.equal(ring[0], residual[0]) and torch.equal(ring[2], residual[2])
+    assert torch.equal(ring[1], result[0])
 
 
 def test_layer_norm_of_a_large_mean() -> None:

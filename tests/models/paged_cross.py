@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine.kernels.cpu import AttentionPlan
 from engine.kernels.cuda_attention import CudaAttentionWorkspace
+from engine.kernels.hidden_tap import HiddenTap
 from engine.models.batch import EncoderInputs, ModelInput
 from engine.models.encoder_batch import lay_out
-from engine.models.encoder_decoder import EncoderDecoder, Tap
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.load import LoadedModel
 
 BLOCK_SIZE = 4
@@ -93,7 +94,7 @@ class CrossSequences:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def step(self, new_tokens: Mapping[int, Sequence[int]], tap: Tap | None = None) -> dict[int, Tensor]:
+    def step(self, new_tokens: Mapping[int, Sequence[int]], tap: HiddenTap | None = None) -> dict[int, Tensor]:
         """Computes the next tokens of some sequences in one batch; each one's logits, [tokens, V]."""
         sequences = list(new_tokens)
         begins = [self.lens[s] for s in sequences]
@@ -113,8 +114,9 @@ class CrossSequences:
             kv_cache=self.kv_cache,
             attention={0: make_plan(query_start, seq_lens, own, self.kv_cache, causal=True)},
             cross=make_plan(query_start, self.cross_lens[sequences], cross, self.kv_cache, causal=False),
+            tap=tap,
         )
-        logits = self.model.logits(self.model.forward(batch, tap))
+        logits = self.model.logits(self.model.forward(batch))
         return dict(zip(sequences, logits.split(np.diff(query_start).tolist()), strict=True))
 
     def run(self, sequence: int, tokens: Sequence[int], chunk: int) -> Tensor:
