@@ -68,6 +68,6 @@ def encode_on_cpu(model: EncoderDecoder, kv_cache: Tensor, specs: Sequence[Encod
             causal=False,
         )
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
-        return plan, torch.empty((layout.num_blocks, *shape), dtype=kv_cache.dtype)
+        return plan, torch.empty((layout.num_blocks, *shape), dtype=torch.float32)  # as activations are
 
     encode(model, kv_cache, specs, attention, torch.from_numpy)

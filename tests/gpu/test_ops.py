@@ -129,7 +129,8 @@ def test_rms_norm_of_a_row_does_not_depend_on_the_batch(hidden: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [96, 4096])
-def test_hidden_tap(dtype: torch.dtype, hidden: int) -> None:
+@pytest.mark.parametrize("centred", [False, True], ids=["rms_norm", "layer_norm"])
+def test_hidden_tap(dtype: torch.dtype, hidden: int, centred: bool) -> None:
     """Token 0 wants layers 1 and 70, token 1 nothing, token 2 layer 70, token 3 layers 0 and 127, around the ring."""
     layers = [(1, 70), (), (70,), (0, 127)]
     first_rows = [0, -1, 2, 5]
@@ -143,7 +144,11 @@ def test_hidden_tap(dtype: torch.dtype, hidden: int) -> None:
     states = {}
     for layer in (0, 1, 2, 70, 127):
         x, residual = randn(4, hidden, dtype=dtype, seed=layer), randn(4, hidden, dtype=dtype, seed=layer + 1)
-        out = ops.rms_norm(x, weight, 1e-5, residual, tap=LayerTap(tap, layer, layer == 127))
+        here = LayerTap(tap, layer, layer == 127)
+        if centred:
+            out = ops.layer_norm(x, weight, weight, 1e-5, residual, here)
+        else:
+            out = ops.rms_norm(x, weight, 1e-5, residual, tap=here)
         states[layer] = out if layer == 127 else residual
     # Token 3 begins in the last row of the ring: its second layer goes to row 0, over token 0's first.
     for row, (layer, token) in {0: (127, 3), 1: (70, 0), 2: (70, 2), 5: (0, 3)}.items():

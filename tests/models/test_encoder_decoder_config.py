@@ -1,0 +1,123 @@
+"""What config.json and the names of tensors say about encoder-decoder models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelError
+from engine.models.encoder_batch import lay_out
+from engine.models.encoder_decoder_config import BartConfig, T5Config, WhisperConfig
+from engine.models.load import load_model, open_checkpoint
+from engine.models.t5 import bias_table
+from tests.tiny_encoder_decoders import make_encoder_decoder, save_encoder_decoder
+
+
+def edit(directory: Path, **changes: Any) -> Path:
+    """Changes fields of config.json; None takes one out."""
+    path = directory / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    return directory
+
+
+def test_t5_of_both_versions(tmp_path: Path) -> None:
+    old = open_checkpoint(save_encoder_decoder("t5", tmp_path)).config
+    assert isinstance(old, T5Config)
+    assert (old.gated, old.activation, old.tie_word_embeddings) == (False, "relu", True)
+    assert old.output_scale == 48**-0.5 and old.attention_scale == 1.0
+    assert (old.encoder.num_layers, old.num_layers, old.encoder.takes) == (2, 3, "tokens")
+    new = open_checkpoint(save_encoder_decoder("t5-gated-untied", tmp_path)).config
+    assert isinstance(new, T5Config)
+    assert (new.gated, new.activation, new.tie_word_embeddings, new.output_scale) == (True, "gelu_tanh", False, 1.0)
+
+
+def test_what_the_newest_library_writes_about_the_scale(tmp_path: Path) -> None:
+    """It claims a tie for every T5 and says beside it whether the states are scaled."""
+    directory = save_encoder_decoder("t5-gated-untied", tmp_path)
+    config = open_checkpoint(edit(directory, tie_word_embeddings=True, scale_decoder_outputs=False)).config
+    assert isinstance(config, T5Config)
+    assert config.output_scale == 1.0
+    assert not config.tie_word_embeddings, "an output matrix that differs from the embedding counts"
+
+
+def test_bart_and_whisper(tmp_path: Path) -> None:
+    bart = open_checkpoint(save_encoder_decoder("bart", tmp_path)).config
+    assert isinstance(bart, BartConfig)
+    assert (bart.pre_norm, bart.embedding_scale, bart.tie_word_embeddings) == (False, 1.0, True)
+    assert (bart.max_position, bart.encoder.max_len, bart.intermediate_size) == (64, 64, 72)
+    mbart = open_checkpoint(save_encoder_decoder("mbart", tmp_path)).config
+    assert isinstance(mbart, BartConfig)
+    assert mbart.pre_norm and mbart.embedding_scale == 48**0.5
+    whisper = open_checkpoint(save_encoder_decoder("whisper", tmp_path)).config
+    assert isinstance(whisper, WhisperConfig)
+    encoder = whisper.encoder
+    assert (encoder.takes, encoder.num_mels, encoder.max_len, encoder.frames_per_state) == ("audio", 10, 41, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("t5", {"d_kv": 0}, "head_dim must be positive"),
+        ("t5", {"d_model": None}, "config.json lacks d_model"),
+        ("t5", {"feed_forward_proj": "gated-tanh"}, "activation 'tanh' is not supported"),
+        ("bart", {"decoder_attention_heads": 5}, "d_model 48 cannot be divided into decoder_attention_heads 5"),
+        ("bart", {"encoder_attention_heads": 6}, "must have the same size"),
+        ("bart", {"encoder_layers": 0}, "the encoder's num_layers must be positive"),
+        ("whisper", {"num_mel_bins": None}, "config.json lacks num_mel_bins"),
+        ("whisper", {"max_source_positions": 30}, r"embed_positions.weight has shape \[41, 48\], not \[30, 48\]"),
+        ("bart", {"decoder_layers": 4}, "model.decoder.layers.3.* is missing"),
+        ("mbart", {"decoder_layers": 2}, "model.decoder.layers.2.* is not a tensor of this architecture"),
+    ],
+)
+def test_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    directory = edit(save_encoder_decoder(name, tmp_path), **changes)
+    with pytest.raises(ModelError, match=message):
+        open_checkpoint(directory)
+
+
+def test_leftovers_of_old_files_are_overlooked(tmp_path: Path) -> None:
+    directory = save_encoder_decoder("t5", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(8, 4)
+    tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"].clone()
+    tensors["lm_head.weight"] = tensors["shared.weight"].clone()
+    save_file(tensors, directory / "model.safetensors")
+    loaded = load_model(directory)
+    assert loaded.config.tie_word_embeddings
+    assert loaded.weight_bytes < sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize(("stack", "both_ways"), [("encoder", True), ("decoder", False)])
+def test_bias_of_every_distance(stack: str, both_ways: bool, tmp_path: Path) -> None:
+    """Against the matrices of transformers, far past the largest distance that counts."""
+    reference = make_encoder_decoder("t5")
+    attention = getattr(reference, stack).block[0].layer[0].SelfAttention
+    config = open_checkpoint(save_encoder_decoder("t5", tmp_path)).config
+    assert isinstance(config, T5Config)
+    table = bias_table(attention.relative_attention_bias.weight.detach(), config, both_ways=both_ways)
+    length, reach = 60, config.max_distance
+    expected = attention.compute_bias(length, length)[0].detach()  # [NQ, query, key]
+    distances = torch.arange(length)[None] - torch.arange(length)[:, None]
+    actual = table[:, distances.clamp(-reach, reach) + reach]
+    seen = distances <= 0 if stack == "decoder" else torch.ones_like(distances, dtype=torch.bool)
+    assert torch.equal(actual[:, seen], expected[:, seen])
+
+
+def test_layout_of_a_batch() -> None:
+    layout = lay_out([5, 1, 8], block_size=4)
+    assert layout.num_blocks == 5 and layout.num_states == 14
+    assert layout.query_start.tolist() == [0, 5, 6, 14]
+    assert layout.positions.tolist() == [0, 1, 2, 3, 4, 0, *range(8)]
+    for s, length in enumerate((5, 1, 8)):
+        at = np.arange(length)
+        expected = layout.tables[s, at // 4] * 4 + at % 4
+        assert layout.slots[layout.query_start[s] : layout.query_start[s + 1]].tolist() == expected.tolist()
+    assert len(set(layout.slots.tolist())) == 14
+    assert lay_out([]).num_states == 0
