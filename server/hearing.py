@@ -16,6 +16,7 @@ from server.errors import from_engine
 LEAST_LOGPROB = -1.0  # of a token, on average; below it a window came out badly
 MOST_COMPRESSION = 2.4  # a text that zlib makes smaller than this repeats itself
 SILENCE = 0.6  # probability of no speech from which a window that came out badly is silent
+ALTERNATIVES = 20  # among which the probability of silence is looked up
 _IMPOSSIBLE = -9999.0  # instead of a logarithm of zero
 
 TokenText = Callable[[int], bytes]  # of text tokens; empty of control tokens
@@ -52,7 +53,7 @@ class Voice:
     the next window begins at the pair, and hears it again.
     """
 
-    def __init__(self, tokens: WhisperTokens, text_of: TokenText, listener: Callable[[str], None], timed: bool) -> None:
+    def __init__(self, tokens: WhisperTokens, text_of: TokenText, listener: Callable[[str], None]) -> None:
         self._tokens = tokens
         self._text_of = text_of
         self._listener = listener
@@ -60,7 +61,7 @@ class Voice:
         self._certain = bytearray()
         self._open = bytearray()  # behind a pair, not closed yet
         self._paired = False
-        self._last_was_time = timed  # the prompt ends with a timestamp
+        self._last_was_time = False
 
     def take(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
@@ -100,9 +101,11 @@ class Ear:
         self._tokens = tokens
         self._text_of = text_of
         self._voice = voice
+        self._num_prompt = len(prompt)
         self._start = len(prompt) - 1 - list(reversed(prompt)).index(tokens.start)
         self._token_ids: list[int] = []
-        self._logprob = 0.0
+        self._num_text = 0  # tokens that are no timestamps
+        self._logprob = 0.0  # theirs
         self._no_speech_prob = 0.0
 
     def __call__(self, delta: Delta) -> None:
@@ -110,8 +113,8 @@ class Ear:
         if delta.prompt_logprobs is not None:
             self._no_speech_prob = self._silence(delta.prompt_logprobs[self._start + 1])
         for choice in delta.choices:
+            self._judge(choice.logprobs or ())
             self._token_ids += choice.token_ids
-            self._logprob += sum(entry.logprob for entry in choice.logprobs or ())
             if self._voice is not None:
                 self._voice.take(choice.token_ids)
         if self._voice is not None:
@@ -131,7 +134,7 @@ class Ear:
         """When it has ended."""
         token_ids = tuple(token_id for token_id in self._token_ids if token_id != self._tokens.end)
         text = b"".join(map(self._text_of, token_ids)).decode("utf-8", "replace")
-        average = self._logprob / max(1, len(self._token_ids))
+        average = self._logprob / max(1, self._num_text)
         probability = self._no_speech_prob
         return Heard(token_ids, text, temperature, average if math.isfinite(average) else _IMPOSSIBLE, probability)
 
@@ -141,6 +144,15 @@ class Ear:
             voice.end()
         if self._no_speech_prob <= SILENCE or (ended and not self.heard(0.0).silent):
             voice.speak(final=ended)
+
+    def _judge(self, logprobs: Sequence[TokenLogprob]) -> None:
+        if logprobs and not self._token_ids and self._start == self._num_prompt - 1:
+            self._no_speech_prob = self._silence(logprobs[0])
+        for entry in logprobs:
+            # A timestamp is often forced, and shares its probability with its neighbours: it says nothing of the text.
+            if entry.token_id < self._tokens.first_timestamp:
+                self._num_text += 1
+                self._logprob += entry.logprob
 
     def _silence(self, entry: TokenLogprob | None) -> float:
         """The probability of no speech, right behind the start token; 0 where that is not among the likeliest."""

@@ -10,22 +10,24 @@ begin to repeat it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from engine.audio import HOP, SAMPLE_RATE, Samples
-from engine.encoder import EncoderInput
+from engine.encoder import EncoderInput, TimestampRule, TokenRules
 from engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
 from engine.text.whisper_tokens import Task
 from engine.types import OutputMode, Request, SamplingParams
 from server.generation import Job, collect
-from server.hearing import Ear, Heard, Voice
+from server.hearing import ALTERNATIVES, Ear, Heard, Voice
 from server.interfaces import EngineLike, TokenizerLike
 from server.speech import Speech
 from server.subtitles import Segment, TokenUsage, Transcript
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-_ALTERNATIVES = 20  # among which the probability of silence is looked up
+_INAUDIBLE = 1e-4  # 80 dB below the loudest sample there can be: nobody is asked what was said
 _SHORTEST = SAMPLE_RATE // 10  # what is left at the end is not listened to if it is shorter
 
 
@@ -71,6 +73,9 @@ class Transcriber:
         place = 0
         while place == 0 or len(samples) - place >= _SHORTEST:
             part = samples[place : place + window]
+            if np.abs(part).max() < _INAUDIBLE:
+                place += len(part)
+                continue
             given = await self._speech.off_loop(partial(self._encoder_input, part))
             if language is None:
                 language = await self._detect(given)
@@ -110,25 +115,23 @@ class Transcriber:
         return heard
 
     def _prompt(self, language: str, timed: bool) -> tuple[int, ...]:
-        """Half of the model's context is for the answer, the other for the client's prompt, its end first of all.
-
-        With timestamps the first one is part of the prompt, so that the model goes on in their way."""
-        tokens = self._speech.tokens
+        """Half of the model's context is for the answer, the other for the client's prompt, its end first of all."""
         kept = self._order.prompt[-(self._engine.info.max_model_len // 2 - 1) :]
-        begun = (tokens.first_timestamp,) if timed else ()
-        return tokens.prompt(self._order.task, language, kept, timed) + begun
+        return self._speech.tokens.prompt(self._order.task, language, kept, timed)
 
     async def _decode(self, window: EncoderInput, prompt: tuple[int, ...], temperature: float, timed: bool) -> Heard:
         longest = self._engine.info.max_model_len
+        tokens = self._speech.tokens
+        rules = self._speech.encoder.rules(len(prompt)) or TokenRules()
         params = SamplingParams(
             max_tokens=max(1, min(longest - len(prompt), longest // 2)),
             temperature=temperature,
-            logprobs=0,
-            prompt_logprobs=_ALTERNATIVES,
-            rules=self._speech.encoder.rules(len(prompt)),
+            # Silence is told behind the start token: by the prompt's next token, or by the first that is sampled.
+            logprobs=ALTERNATIVES if prompt[-1] == tokens.start else 0,
+            prompt_logprobs=None if prompt[-1] == tokens.start else ALTERNATIVES,
+            rules=replace(rules, timestamps=TimestampRule(tokens.first_timestamp, tokens.end)) if timed else rules,
         )
-        tokens = self._speech.tokens
-        voice = None if self._listener is None else Voice(tokens, self._text_of, self._listener, timed)
+        voice = None if self._listener is None else Voice(tokens, self._text_of, self._listener)
         ear = Ear(tokens, prompt, self._text_of, voice)
         with Job(self._engine, [self._request(window, prompt, params)], [ear]):
             await ear.done
@@ -157,7 +160,7 @@ class Transcriber:
             return WindowSegments((), seconds)
         if not timed:
             return WindowSegments((TimedTokens(0.0, seconds, heard.token_ids),), seconds)
-        return split_window(tokens, (tokens.first_timestamp, *heard.token_ids), seconds)
+        return split_window(tokens, heard.token_ids, seconds)
 
     def _segment(self, heard: Heard, piece: TimedTokens, place: int) -> Segment:
         offset = place / SAMPLE_RATE

@@ -107,7 +107,8 @@ def test_beckett(whisper: Server) -> None:
     events = list(stream)
     assert len(events) > 5 and "".join(event.delta for event in events[:-1]) == events[-1].text == BECKETT
     verbose = create(model=model.id, file=audio, response_format="verbose_json")
-    assert words(verbose.text) == words(BECKETT) and verbose.duration == pytest.approx(9.96, abs=0.01)
+    assert verbose.text == BECKETT and verbose.duration == pytest.approx(9.96, abs=0.01)
+    assert [segment.text for segment in verbose.segments][:2] == [" Ever tried, ever failed.", " No matter, try again."]
     assert [segment.start for segment in verbose.segments] == sorted(segment.start for segment in verbose.segments)
     assert 7 < verbose.segments[-1].end <= verbose.duration
     assert words(re.sub(r"^\d.*", "", create(model=model.id, file=audio, response_format="srt"), flags=re.M)) == words(
@@ -123,7 +124,8 @@ def test_two_windows_at_another_rate(whisper: Server) -> None:
     audio = speech("two_cities.wav").read_bytes()
     verbose = create(model="whisper-tiny.en", file=audio, response_format="verbose_json")
     assert words(verbose.text) == words(DICKENS)
-    assert {segment.seek for segment in verbose.segments} == {0, 2900}
+    first, second = sorted({segment.seek for segment in verbose.segments})
+    assert first == 0 and 2800 < second < 3000 and len(verbose.segments) > 5
     events = list(create(model="whisper-tiny.en", file=audio, stream=True))
     assert events[-1].text == verbose.text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from engine.kernels import cpu as kernels
 from engine.kernels.cpu_beams import constrain_row
 from engine.runner.catalogues import PlacedCatalogues
+from engine.runner.timestamps import TimestampRows
 from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
 
 
@@ -18,9 +19,11 @@ class RowSampler:
 
     def __init__(self, num_rows: int, vocab_size: int, catalogues: PlacedCatalogues) -> None:
         self._sampler = kernels.Sampler(num_rows, vocab_size)
+        self._timestamps = TimestampRows(num_rows, vocab_size, torch.device("cpu"))
         self._catalogues = catalogues
 
-    def update_rows(self, closed: Iterable[int], opened: Iterable[RowSpec]) -> None:
+    def update_rows(self, closed: Sequence[int], opened: Sequence[RowSpec]) -> None:
+        self._timestamps.update_rows(closed, opened)
         for row in closed:
             self._sampler.close_row(row)
         for spec in opened:
@@ -45,10 +48,18 @@ class RowSampler:
         num = len(rows) - int(np.count_nonzero(rows < 0))
         tokens, bad = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
         if num:
-            tokens[:num], bad[:num] = self._sampler.sample(logits[:num], rows[:num], positions[:num])
+            tokens[:num], bad[:num] = self._draw(logits[:num], rows[:num], positions[:num])
         if num_logprobs is None:
             return tokens, bad, None
         return tokens, bad, self.logprobs(logits, tokens, num_logprobs)
+
+    def _draw(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> tuple[IntArray, BoolArray]:
+        if not self._timestamps.any:
+            return self._sampler.sample(logits, rows, positions)
+        places = torch.from_numpy(rows)
+        tokens, bad = self._sampler.sample(self._timestamps.masked(logits, places), rows, positions)
+        self._timestamps.record(places, torch.from_numpy(tokens))
+        return tokens, bad
 
     def logprobs(self, logits: torch.Tensor, chosen: IntArray, top: int) -> LogprobArrays:
         return LogprobArrays(*kernels.logprobs(logits, chosen, top))

@@ -58,11 +58,19 @@ def whisper_engine(*windows: Window, multilingual: bool = False, script: Callabl
             yield from _deltas(request, [DE], -0.1, None)
             return
         window = left.pop(0)
-        start = request.prompt_token_ids.index(START)
-        silence = TokenLogprob(EN, -1.0, 3, ((NO_SPEECH, float(np.log(max(window.no_speech, 1e-9)))), (7, -9.0)))
-        unknown = [TokenLogprob(i, -1.0, 1) for i in request.prompt_token_ids[1:]]
-        prompt = [None, *unknown[:start], silence, *unknown[start + 1 :]]
-        yield from _deltas(request, [*window.token_ids, END], window.logprob, tuple(prompt))
+        ids = request.prompt_token_ids
+        silence = ((NO_SPEECH, float(np.log(max(window.no_speech, 1e-9)))), (7, -9.0))
+        said = [*window.token_ids, END]
+        if request.params.rules.timestamps is not None and said[0] < TIMES:
+            said.insert(0, TIMES)
+        if ids[-1] == START:
+            assert request.params.logprobs == 20 and request.params.prompt_logprobs is None
+            yield from _deltas(request, said, window.logprob, None, silence)
+            return
+        assert request.params.prompt_logprobs == 20
+        behind = ids.index(START) + 1
+        prompt = [TokenLogprob(i, -1.0, 1, silence if place == behind else ()) for place, i in enumerate(ids)]
+        yield from _deltas(request, said, window.logprob, (None, *prompt[1:]))
 
     engine = FakeEngine(script or play)
     encoder = EncoderInfo(
@@ -82,7 +90,11 @@ def whisper_engine(*windows: Window, multilingual: bool = False, script: Callabl
 
 
 def _deltas(
-    request: Request, token_ids: Sequence[int], logprob: float, prompt: tuple[TokenLogprob | None, ...] | None
+    request: Request,
+    token_ids: Sequence[int],
+    logprob: float,
+    prompt: tuple[TokenLogprob | None, ...] | None,
+    first_top: tuple[tuple[int, float], ...] = (),
 ) -> Iterator[Delta]:
     usage = Usage(len(request.prompt_token_ids), len(token_ids), 0)
     groups = [list(token_ids)] if request.output is OutputMode.FINAL else [[token_id] for token_id in token_ids]
@@ -90,7 +102,8 @@ def _deltas(
         last = step == len(groups) - 1
         logprobs = None
         if request.params.logprobs is not None:
-            logprobs = tuple(TokenLogprob(token_id, logprob, 1) for token_id in group)
+            tops = [first_top if step == place == 0 else () for place in range(len(group))]
+            logprobs = tuple(TokenLogprob(i, logprob, 1, top) for i, top in zip(group, tops, strict=True))
         choice = ChoiceDelta(0, "", tuple(group), logprobs, finish_reason="stop" if last else None)
         yield Delta(
             request.id,

@@ -11,14 +11,17 @@ import aiohttp
 import openai
 import pytest
 
+from engine.encoder import TimestampRule
 from engine.errors import DeadlineExceeded, InternalError
 from engine.types import Delta, Request
+from tests.audio.test_decode import wav
 from tests.server.fake_whisper import (
     DE,
     EN,
     END,
     NO_TIMES,
     PREVIOUS,
+    RATE,
     START,
     TIMES,
     TRANSCRIBE,
@@ -76,7 +79,8 @@ async def test_plain_formats(hear: Any) -> None:
     assert await create(model=MODEL, file=SPEECH, response_format="vtt") == (
         "WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nOne.\n\n00:00:00.500 --> 00:00:01.980\nTwo -> three.\n\n"
     )
-    assert [r.prompt_token_ids for r in front.engine.submitted] == [(START, NO_TIMES), (START, TIMES), (START, TIMES)]
+    assert [r.prompt_token_ids for r in front.engine.submitted] == [(START, NO_TIMES), (START,), (START,)]
+    assert [r.params.rules.timestamps for r in front.engine.submitted] == [None, *[TimestampRule(TIMES, END)] * 2]
 
 
 async def test_verbose_json(hear: Any) -> None:
@@ -139,6 +143,14 @@ async def test_silence_is_no_text(hear: Any) -> None:
     assert answer.text == "" and answer.segments == [] and len(front.engine.submitted) == 1
 
 
+async def test_nobody_is_asked_about_zeros(hear: Any) -> None:
+    front: Front = await hear(multilingual=True)
+    answer = await front.client().audio.transcriptions.create(
+        model=MODEL, file=("a.wav", wav(bytes(RATE), 1, RATE, 16))
+    )
+    assert answer.text == "" and not front.engine.submitted
+
+
 async def test_speech_that_sounds_like_silence_counts_if_it_is_clear(hear: Any) -> None:
     front: Front = await hear(Window(" Psst.", no_speech=0.9, logprob=-0.3))
     assert (await front.client().audio.transcriptions.create(model=MODEL, file=SPEECH)).text == "Psst."
@@ -167,7 +179,7 @@ async def test_the_language_is_found_out(hear: Any) -> None:
     assert answer.language == "german"
     question, request = front.engine.submitted
     assert question.prompt_token_ids == (START,) and set(question.params.allowed_token_ids) == {EN, DE}
-    assert request.prompt_token_ids == (START, DE, TRANSCRIBE, TIMES)
+    assert request.prompt_token_ids == (START, DE, TRANSCRIBE)
     assert question.encoder.key == request.encoder.key
 
 
