@@ -3,8 +3,10 @@
     python -m benchmarks.beams_http --url http://127.0.0.1:8000 [--items 10000000] [--rounds 20] [--crowd 64]
     python -m benchmarks.beams_http --shape qwen3-0.6b                        # starts a server with random weights
 
-A parent of 700 tokens is leased; a search of 32 beams × 3 tokens appends five tokens to it. Every item that comes back
-is checked against the catalogue.
+A parent of 700 tokens is leased; a search of 32 beams × 3 tokens appends five tokens to it. A search is timed to the
+last byte of its answer; beside each one that is bound to the catalogue another, not timed, gives the token ids, and
+every item is checked. With --shape and a GPU, `transformers` searches the same model and prompt afterwards, if it is
+installed.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
@@ -26,7 +30,7 @@ from benchmarks.model_shapes import SHAPES, write_model
 
 SUFFIX = [1001, 1002, 1003, 1004, 1005]
 LOWEST, HIGHEST = 300, 30_000  # ordinary tokens of every vocabulary here
-DEPTH = 3
+WIDTH, DEPTH = 32, 3
 
 
 async def ask(session: aiohttp.ClientSession, path: str, **body: Any) -> dict[str, Any]:
@@ -36,22 +40,84 @@ async def ask(session: aiohttp.ClientSession, path: str, **body: Any) -> dict[st
         return answer
 
 
-async def timed_search(session: aiohttp.ClientSession, parent: str, catalogue: str | None) -> tuple[float, list[Any]]:
-    began = time.perf_counter()
-    answer = await ask(
-        session,
-        "/v1/completions",
-        continuation_of=parent,
-        continuation_token_ids=SUFFIX,
-        prompt=None,
-        use_beam_search=True,
-        n=32,
-        max_tokens=DEPTH,
-        ignore_eos=True,
-        return_token_ids=True,
-        catalogue=catalogue,
-    )
-    return time.perf_counter() - began, [tuple(choice["token_ids"]) for choice in answer["choices"]]
+def search(parent: str, catalogue: str | None) -> dict[str, Any]:
+    return {
+        "continuation_of": parent,
+        "continuation_token_ids": SUFFIX,
+        "prompt": None,
+        "use_beam_search": True,
+        "n": WIDTH,
+        "max_tokens": DEPTH,
+        "ignore_eos": True,
+        "catalogue": catalogue,
+    }
+
+
+class Connection:
+    """A client that costs little: what is timed should be the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @staticmethod
+    async def open(url: str) -> Connection:
+        where = urlsplit(url)
+        return Connection(*await asyncio.open_connection(where.hostname, where.port, limit=1 << 20))
+
+    async def timed_search(self, parent: str, catalogue: str | None) -> float:
+        """Seconds to the last byte of the answer."""
+        body = json.dumps(search(parent, catalogue)).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        began = time.perf_counter()
+        self._writer.write(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        answered = await self._reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", answered.lower())
+        assert length is not None, answered
+        answer = await self._reader.readexactly(int(length[1]))
+        seconds = time.perf_counter() - began
+        assert len(json.loads(answer).get("choices", ())) == WIDTH, answer
+        return seconds
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def found_items(session: aiohttp.ClientSession, parent: str) -> list[tuple[int, ...]]:
+    answer = await ask(session, "/v1/completions", **search(parent, "bench"), return_token_ids=True)
+    return [tuple(choice["token_ids"]) for choice in answer["choices"]]
+
+
+def transformers_ms(shape: str, rounds: int = 5) -> float | None:
+    """The same search by transformers on a GPU, from the whole prompt; None where it or a GPU is missing."""
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    fields = {key: value for key, value in SHAPES[shape].config.items() if key != "architectures"}
+    config = AutoConfig.for_model(**fields)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    prompt = torch.randint(LOWEST, HIGHEST, (1, 705 + len(SUFFIX)), device="cuda")
+    times = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            num_beams=WIDTH,
+            num_return_sequences=WIDTH,
+            max_new_tokens=DEPTH,
+            min_new_tokens=DEPTH,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(times[1:])
 
 
 def random_items(count: int) -> np.ndarray:
@@ -73,19 +139,23 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
         parent = (await ask(session, "/v1/completions", prompt=prompt, max_tokens=5, ignore_eos=True, retain=True))[
             "id"
         ]
+        connections = [await Connection.open(url) for _ in range(max(1, crowd))]
         free, bound = [], []
         for number in range(rounds + 2):
-            seconds, _ = await timed_search(session, parent, None)
-            bound_seconds, found = await timed_search(session, parent, "bench")
+            seconds = await connections[0].timed_search(parent, None)
+            bound_seconds = await connections[0].timed_search(parent, "bench")
+            found = await found_items(session, parent)
             assert found and all(is_member(ordered, item) for item in found), "an item that is not in the catalogue"
             if number >= 2:
                 free.append(seconds)
                 bound.append(bound_seconds)
         crowds = []
-        for _ in range(4):
+        for _ in range(6):
             began = time.perf_counter()
-            await asyncio.gather(*(timed_search(session, parent, None) for _ in range(crowd)))
+            await asyncio.gather(*(connection.timed_search(parent, None) for connection in connections))
             crowds.append(time.perf_counter() - began)
+        for connection in connections:
+            connection.close()
     return {
         "upload_s": upload,
         "free_ms": 1e3 * statistics.median(free),
@@ -120,6 +190,9 @@ def main() -> None:
             if process is not None:
                 process.terminate()
                 process.wait()
+    theirs = None if options.url else transformers_ms(options.shape)
+    if theirs is not None:
+        figures["transformers_ms"] = theirs
     for name, value in figures.items():
         print(f"{name:24} {value:10.3f}")
     if options.json:

@@ -1,9 +1,12 @@
 """Paged attention on a GPU beside torch's SDPA on contiguous tensors and the measured read bandwidth, in one run.
 
-    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill]
+    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill|shared]
 
 32 query and 8 KV heads of 128, bf16, blocks of 16 in shuffled order. Each layer of the cache is other memory, and a
 timed graph walks all layers, so that the L2 does not serve what a model would read from memory.
+
+Shared prefix: sequences that have a prefix in the same blocks and 40 keys of their own, read once for all of them, and
+beside it as decode reads them when it does not know that they share: the L2 then serves most of them.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ NQ, NKV, D, BS = 32, 8, 128, 16
 SCALE = D**-0.5
 DECODE = [(1, 1), (1, 16), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4), (32, 16), (8, 64)]  # batch, KV in 1024
 PREFILL = [(16, 1), (4, 4), (1, 16)]
+SHARED = [(2, 704), (8, 704), (32, 704), (32, 2048), (32, 4096), (32, 16384), (256, 704), (1024, 704)]  # batch, prefix
+TAIL = 40
 BYTES_PER_TOKEN = 2 * NKV * D * 2
 ROTATION_BYTES = 1 << 30  # of distinct KV per graph, far more than the L2
 LIBRARY = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
@@ -69,9 +74,22 @@ def read_bandwidth() -> float:
     return data.nbytes / microseconds(lambda: torch.sum(data), 1) / 1e6
 
 
-def paged_step(lens: list[tuple[int, int]]) -> tuple[Tensor, Tensor, cuda.CudaAttentionPlan, int]:
-    """(q [T, NQ, D], kv_cache, plan, layers) of a step with (query_len, seq_len) per sequence."""
-    total = sum(seq_len for _, seq_len in lens)
+@dataclass(frozen=True)
+class SharedRow:
+    batch: int
+    prefix: int
+    shared_us: float
+    plain_us: float
+
+
+def paged_step(
+    lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False
+) -> tuple[Tensor, Tensor, cuda.CudaAttentionPlan, int]:
+    """(q [T, NQ, D], kv_cache, plan, layers) of a step with (query_len, seq_len) per sequence.
+
+    All have `prefix` keys in the same blocks, which attention makes use of if it `shares`.
+    """
+    total = prefix + sum(seq_len - prefix for _, seq_len in lens)
     layers = max(2, min(64, ROTATION_BYTES // (total * BYTES_PER_TOKEN)))
     blocks_of = [-(-seq_len // BS) for _, seq_len in lens]
     num_blocks = sum(blocks_of) + 1
@@ -81,22 +99,28 @@ def paged_step(lens: list[tuple[int, int]]) -> tuple[Tensor, Tensor, cuda.CudaAt
     starts = np.cumsum([0, *blocks_of])
     for s, count in enumerate(blocks_of):
         tables[s, :count] = shuffled[starts[s] : starts[s] + count]
+    tables[1:, : prefix // BS] = tables[0, : prefix // BS]
     num_tokens = sum(query_len for query_len, _ in lens)
     workspace = cuda.CudaAttentionWorkspace(
-        num_q_heads=NQ, num_kv_heads=NKV, head_dim=D, max_sequences=len(lens), max_tokens=num_tokens
+        num_q_heads=NQ,
+        num_kv_heads=NKV,
+        head_dim=D,
+        max_sequences=len(lens),
+        max_tokens=num_tokens,
+        block_size=BS if shares else None,
     )
     query_start = np.cumsum([0, *(query_len for query_len, _ in lens)], dtype=np.int32)
     seq_lens = np.array([seq_len for _, seq_len in lens], np.int32)
     decode = max(query_len for query_len, _ in lens) == 1
     plan = workspace.plan(query_start, seq_lens, tables)
-    if decode:  # as a decode graph has it: the grids of any step
+    if decode and not shares:  # as a decode graph has it: the grids of any step
         plan = workspace.bind(plan.work_list, plan.block_tables, max_query_len=1)
     q = torch.randn(num_tokens, NQ, D, device="cuda").bfloat16()
     return q, cache, plan, layers
 
 
-def ours(lens: list[tuple[int, int]]) -> float:
-    q, cache, plan, layers = paged_step(lens)
+def ours(lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False) -> float:
+    q, cache, plan, layers = paged_step(lens, prefix, shares)
     out = torch.empty_like(q)
 
     def run() -> None:
@@ -136,18 +160,27 @@ def measure(batch: int, kilo: int, query_len: int) -> Row:
     return Row(f"{batch} x {kilo}k", own, rate, others)
 
 
+def measure_shared(batch: int, prefix: int) -> SharedRow:
+    lens = [(1, prefix + TAIL)] * batch
+    row = SharedRow(batch, prefix, ours(lens, prefix, shares=True), ours(lens, prefix))
+    torch.cuda.empty_cache()
+    return row
+
+
 def list_microseconds() -> float:
     """Host time to write the list of 256 sequences, lengths 1 to 64k."""
     workspace = cuda.CudaAttentionWorkspace(
-        num_q_heads=NQ, num_kv_heads=NKV, head_dim=D, max_sequences=256, max_tokens=256
+        num_q_heads=NQ, num_kv_heads=NKV, head_dim=D, max_sequences=256, max_tokens=256, block_size=BS
     )
+    tables = np.zeros((256, 65536 // BS), np.int32)
+    tables[:, 0] = range(256)
     seq_lens = np.random.default_rng(0).integers(1, 65536, 256, dtype=np.int32)
     query_start = np.arange(257, dtype=np.int32)
     buffer = torch.empty(workspace.list_len, dtype=torch.int32, pin_memory=True)
     times = []
     for _ in range(50):
         begin = time.perf_counter()
-        workspace.write_list(query_start, seq_lens, buffer)
+        workspace.write_list(query_start, seq_lens, tables, buffer)
         times.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(times)
 
@@ -165,18 +198,27 @@ def print_table(title: str, unit: str, rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=["decode", "prefill"])
+    parser.add_argument("--only", choices=["decode", "prefill", "shared"])
     args = parser.parse_args()
     bandwidth = read_bandwidth()
     host = list_microseconds()
     print(f"{torch.cuda.get_device_name()}: reads {bandwidth:.2f} TB/s; work list of 256 sequences: {host:.1f} us")
-    decode = [measure(batch, kilo, 1) for batch, kilo in DECODE] if args.only != "prefill" else []
+    wanted = [args.only] if args.only else ["decode", "prefill", "shared"]
+    decode = [measure(batch, kilo, 1) for batch, kilo in DECODE] if "decode" in wanted else []
     print_table("decode", "TB/s", decode)
-    prefill = [measure(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if args.only != "decode" else []
+    prefill = [measure(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if "prefill" in wanted else []
     print_table("causal prefill", "TFLOP/s", prefill)
+    shared = [measure_shared(batch, prefix) for batch, prefix in SHARED] if "shared" in wanted else []
+    print(f"\n{'shared prefix':<18}{'once us':>10}{'each us':>10}{'ratio':>8}")
+    for row in shared:
+        name = f"{row.batch} x {row.prefix}"
+        print(f"{name:<18}{row.shared_us:>10.1f}{row.plain_us:>10.1f}{row.plain_us / row.shared_us:>8.1f}")
     if args.json:
         report = {"read_tb_s": bandwidth, "list_us": host}
-        tables = {"decode": [asdict(row) for row in decode], "prefill": [asdict(row) for row in prefill]}
+        tables = {
+            name: [asdict(row) for row in rows]
+            for name, rows in (("decode", decode), ("prefill", prefill), ("shared", shared))
+        }
         args.json.write_text(json.dumps(report | tables, indent=1))
 
 

@@ -114,11 +114,11 @@ def measure(
     }
 
 
-def start_server(directory: Path) -> tuple[subprocess.Popen[str], str, float]:
+def start_server(directory: Path, max_model_len: int = 2560) -> tuple[subprocess.Popen[str], str, float]:
     """The process, its address, and how long it took to be ready."""
     command = [sys.executable, "-m", "server", "serve", str(directory), "--port", "0", "--load-format", "dummy"]
     began = time.perf_counter()
-    process = subprocess.Popen([*command, "--max-model-len", "2560"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--max-model-len", str(max_model_len)], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if match := re.search(r"ready on (http://\S+)", line):

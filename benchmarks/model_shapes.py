@@ -67,6 +67,28 @@ SHAPES = {
         },
         load=(256, 100, 100),
     ),
+    "qwen3-8b": Shape(
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "max_position_embeddings": 40960,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "dtype": "bfloat16",
+            "eos_token_id": 0,
+        },
+        load=(256, 550, 64),
+    ),
     "llama-3.1-8b": Shape(
         {
             "architectures": ["LlamaForCausalLM"],

@@ -42,9 +42,9 @@ def serve(port: int, profile: str | None) -> None:
     """The server process: everything is real but the model."""
     from benchmarks.null_runner import NullRunner
     from engine.build import CacheSizes, make_scheduler
+    from engine.draft import SchedulerLimits
     from engine.engine import AsyncEngine
     from engine.models.embedded import embedded_model_path
-    from engine.scheduler import SchedulerLimits
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.__main__ import _loop_factory

@@ -212,6 +212,7 @@ class Catalogue:
     ) -> None:
         """`offsets` 0: rows of `width` tokens, padded with -1."""
     def child(self, node: int, token: int) -> int: ...
+    def child_of_each(self, nodes: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]: ...
     def children(self, node: int) -> npt.NDArray[np.int32]: ...
     def is_terminal(self, node: int) -> bool: ...
     @property
@@ -415,8 +416,8 @@ class TokenList:
         """Error if the list is shorter."""
     def common_prefix(self, other: TokenList) -> int:
         """Tokens at the beginning that both have in common."""
-    def fork(self) -> TokenList:
-        """A copy."""
+    def fork(self, more: Sequence[int] = ()) -> TokenList:
+        """A copy, with more tokens behind it."""
     def to_list(self) -> list[int]: ...
     def array(self) -> npt.NDArray[np.int32]:
         """A copy."""
@@ -472,13 +473,24 @@ class BlockPool:
     def check(self) -> None:
         """Error naming the first broken invariant. O(num_blocks)."""
 
+class BlockEpochs:
+    """(block, epoch) pairs of blocks that a table once had, in order. A sequence of pairs serves as one."""
+
+    def __init__(self, pairs: Sequence[tuple[int, int]] = ()) -> None: ...
+    def num_left(self, pool: BlockPool) -> int:
+        """How many at the beginning still hold what they held."""
+    def num_held(self, pool: BlockPool) -> int:
+        """Those of them that somebody owns."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int) -> tuple[int, int]: ...
+
 class BlockTable:
     """The blocks of one sequence. Freed when it is collected. `salt` divides the prefix index, compared exactly."""
 
     def __init__(self, pool: BlockPool, salt: bytes = b"") -> None: ...
     @staticmethod
-    def adopt(pool: BlockPool, salt: bytes, pairs: Sequence[tuple[int, int]]) -> tuple[BlockTable, int]:
-        """A table of the unbroken beginning of (block, epoch) pairs that is still there, and its number of blocks."""
+    def adopt(pool: BlockPool, salt: bytes, blocks: BlockEpochs | Sequence[tuple[int, int]]) -> tuple[BlockTable, int]:
+        """A table of the unbroken beginning of `blocks` that is still there, and its number of blocks."""
     def match_prefix(self, tokens: TokenList, limit: int) -> int:
         """On an empty table: takes the indexed full blocks of tokens[:limit]; returns the tokens they cover."""
     def match_partial(self, tokens: TokenList, limit: int) -> int:
@@ -507,8 +519,8 @@ class BlockTable:
         """Replaces its first blocks with the other's, which hold the same."""
     def free(self) -> None:
         """Idempotent. The table is empty afterwards and can be used again."""
-    def epochs(self) -> list[tuple[int, int]]:
-        """(block, epoch) of the leading blocks on the device, for adopt()."""
+    def epochs(self) -> BlockEpochs:
+        """Of the leading blocks on the device, for adopt()."""
     @property
     def blocks(self) -> list[int]:
         """Block b of the device pool as b, block h of the host pool as -h."""
@@ -524,6 +536,24 @@ class BlockTable:
         """Every block is on the device. A table that is not cannot be matched, written, committed or scheduled."""
     def __len__(self) -> int:
         """num_blocks."""
+
+class BeamTables:
+    """The block tables of a group of beams, which step together; beam i of len() has number i."""
+
+    def __init__(self, first: BlockTable) -> None:
+        """One beam, which takes over the blocks of `first`: that is empty afterwards."""
+    def reorder(self, parents: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> None:
+        """Beam i continues beam parents[i] with tokens[i], which the next step computes; others give blocks back."""
+    def blocks_needed(self, position: int) -> int:
+        """At least the blocks that try_prepare_write(position) takes from the pool."""
+    def try_prepare_write(self, position: int) -> list[tuple[int, int]] | None:
+        """Makes `position` of every beam writable; the copies to make first. None: too few blocks, nothing changed."""
+    def fork(self, beam: int) -> BlockTable:
+        """A table that shares the beam's blocks."""
+    def blocks(self, beam: int) -> list[int]: ...
+    def free(self) -> None:
+        """There are no beams afterwards."""
+    def __len__(self) -> int: ...
 
 def count_distinct_blocks(tables: Sequence[BlockTable]) -> int:
     """Blocks of a request: those of its tables in both pools, shared ones once."""
@@ -569,7 +599,7 @@ def gather_tables(tables: Sequence[BlockTable]) -> npt.NDArray[np.int32]:
     """[S, MB]: the blocks of tables that are on the device, padded with block 0."""
 
 def prepare_batch(
-    tables: Sequence[BlockTable],
+    tables: Sequence[BlockTable | BeamTables],
     tokens: Sequence[TokenList],
     computed: Sequence[int],
     scheduled: Sequence[int],
@@ -580,6 +610,7 @@ def prepare_batch(
 ) -> Batch:
     """Sequence i computes positions [computed[i], computed[i] + scheduled[i]), whose blocks are prepared.
 
+    BeamTables are as many sequences of one position each, whose tokens they know themselves.
     At most one scheduled position may lie behind the end of tokens[i]; its id becomes -(last_rows[i] + 1).
     MB is `columns`, or the largest number of blocks that a sequence has computed tokens in. T and S are
     `pad_tokens` and `pad_rows` where these are not 0: slot -1, rows of length 0.
@@ -618,8 +649,17 @@ class AttentionWork:
     @property
     def sections(self) -> tuple[int, int, int]:
         """Where merges, decode items and prefill items begin."""
-    def write(self, query_start: int, seq_lens: int, num_sequences: int, buffer: int) -> tuple[int, int, int]:
-        """(decode items, prefill items, merges)"""
+    def write(
+        self,
+        query_start: int,
+        seq_lens: int,
+        block_tables: int,
+        num_sequences: int,
+        max_blocks: int,
+        block_size: int,
+        buffer: int,
+    ) -> tuple[int, int, int]:
+        """(decode items, prefill items, merges); block_tables may be null."""
 
 def cuda_paged_attention(
     work: AttentionWork,

@@ -1,23 +1,23 @@
 """A group of beams in the scheduler's hands: who continues whose blocks. Owned by the event-loop thread.
 
-Every running beam is a sequence of the group; all of them step together, and the group waits for the result of a step
-before the next is planned. When beams change places, tables are forked: whole blocks by reference, and the partly
-filled last one is copied by whoever writes to it first. A beam that has ended keeps its blocks until the search is
-over, since the best ones become the group's choices, which others may continue from.
+All beams of a group step together, and the group waits for the result of a step before the next is planned. Its one
+sequence, the leader, stands for the best of them: it has that beam's tokens and all beams' counts, while the blocks of
+all beams lie in `group.beams` from the first result on. When beams change places, tables are forked: whole blocks by
+reference, and the partly filled last one is copied by whoever writes to it first. A beam that has ended keeps its
+blocks until the search is over, since the best ones become the group's choices, which others may continue from.
 
 A group that has to give way starts again from its prompt: its search is short, and its result the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
-from engine._C import TokenList
+from engine._C import BeamTables
 from engine.beams import BeamSearch, Finished, Turn
+from engine.capture import capture_of
 from engine.outputs import ChoiceOutput
 from engine.sequence import Group, Sequence, Status
-from engine.types import TokenLogprob
 
 
 def start_search(group: Group, eos_token_ids: Iterable[int]) -> BeamSearch:
@@ -30,56 +30,44 @@ def start_search(group: Group, eos_token_ids: Iterable[int]) -> BeamSearch:
 
 def keep_ended(group: Group, turn: Turn) -> None:
     """Beams that ended in this step share the blocks of those they came from; those they displaced give theirs back."""
+    beams = group.beams
+    assert beams is not None
     for ended in turn.finished:
-        group.ended_beams[ended] = group.sequences[ended.parent].table.fork()
+        group.ended_beams[ended] = beams.fork(ended.blocks_of)
     for dropped in turn.dropped:
         group.ended_beams.pop(dropped).free()
 
 
-def reorder(group: Group, turn: Turn) -> tuple[list[Sequence], list[Sequence]]:
-    """Gives each surviving beam its sequence; returns those that are new and those that are not needed any more."""
-    before = group.sequences
-    heirs = Counter(parent for parent, _ in turn.survivors)
-    forks: list[Sequence] = []
-    after: list[Sequence] = []
-    for parent, _ in turn.survivors:
-        # The last heir of a beam takes over its sequence, after the others were forked off it.
-        heirs[parent] -= 1
-        if heirs[parent] == 0:
-            after.append(before[parent])
-        else:
-            forks.append(_fork(before[parent]))
-            after.append(forks[-1])
-    for choice, (beam, (_, token)) in enumerate(zip(after, turn.survivors, strict=True)):
-        beam.choice = choice
-        beam.accept_known(token)
-    group.sequences = after
-    return forks, [beam for number, beam in enumerate(before) if number not in heirs]
+def take_over(group: Group) -> None:
+    """The first result has come: from now on the leader's blocks are those of the first beam."""
+    if group.beams is None:
+        group.beams = BeamTables(group.sequences[0].table)
 
 
-def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequence]:
-    """The best beams as the complete choices of the group, best first."""
-    beam = group.sequences[0]
-    choices = []
-    for index, ended in enumerate(search.best()):
-        tokens = TokenList(group.request.prompt_token_ids)
-        tokens.extend(step.token for step in ended.path.steps())
-        output = beam.output.sibling(index)
-        _fill(output, search, ended, deadline)
-        choice = Sequence(
-            group,
-            index,
-            tokens,
-            group.ended_beams.pop(ended),
-            beam.salt,
-            output,
-            num_computed=len(tokens) - 1,
-            status=Status.RUNNING,
-        )
-        choice.num_output = len(tokens) - choice.num_prompt
-        choice.planned_len = len(tokens)
-        choices.append(choice)
-    return choices
+def reorder(group: Group, search: BeamSearch, turn: Turn) -> None:
+    """Each surviving beam gets its blocks, and the leader the tokens of the best."""
+    assert group.beams is not None
+    group.beams.reorder(turn.parents, turn.tokens)
+    leader = group.sequences[0]
+    if turn.parents[0] == 0:
+        leader.accept_known(int(turn.tokens[0]))
+        return
+    leader.tokens.truncate(leader.num_prompt)
+    leader.tokens.extend(search.path_of(0)[:-1])
+    leader.accept_known(int(turn.tokens[0]))
+
+
+def keep_best(group: Group) -> None:
+    """The search ends without a result: its best beam stands for what was computed."""
+    if group.beams is not None:
+        group.sequences[0].table = group.beams.fork(0)
+        drop_beams(group)
+
+
+def drop_beams(group: Group) -> None:
+    if group.beams is not None:
+        group.beams.free()
+        group.beams = None
 
 
 def release_ended(group: Group) -> None:
@@ -88,31 +76,44 @@ def release_ended(group: Group) -> None:
     group.ended_beams.clear()
 
 
-def _fork(beam: Sequence) -> Sequence:
-    fork = Sequence(
-        beam.group,
-        beam.choice,
-        beam.tokens.fork(),
-        beam.table.fork(),
-        beam.salt,
-        beam.output,
-        num_computed=beam.num_computed,
-        status=Status.RUNNING,
-    )
-    fork.planned_len, fork.num_output = beam.planned_len, beam.num_output
-    return fork
+def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequence]:
+    """The best beams as the complete choices of the group, best first."""
+    leader = group.sequences[0]
+    leader.tokens.truncate(leader.num_prompt)
+    choices: list[Sequence] = []
+    best = search.best()
+    for index, (ended, generated) in enumerate(zip(best, search.tokens_of(best), strict=True)):
+        tokens = leader.tokens.fork(generated)
+        output = _output(leader.output, index, search, ended, generated, deadline)
+        choice = Sequence(
+            group,
+            index,
+            tokens,
+            group.ended_beams.pop(ended),
+            leader.salt,
+            output,
+            num_computed=len(tokens) - 1,
+            status=Status.RUNNING,
+        )
+        choice.num_output = len(generated)
+        choice.planned_len = len(tokens)
+        # Beams that were given up on the way have states that nobody wants: those of the best are computed at the end.
+        choice.capture = choices[0].capture.sibling() if choices and choices[0].capture else capture_of(group.request)
+        choices.append(choice)
+    return choices
 
 
-def _fill(output: ChoiceOutput, search: BeamSearch, ended: Finished, deadline: bool) -> None:
+def _output(
+    first: ChoiceOutput, index: int, search: BeamSearch, ended: Finished, tokens: list[int], deadline: bool
+) -> ChoiceOutput:
     params = search.params
-    steps = ended.path.steps()
-    last = steps[-1].token
-    stopped = last in search.stop_token_ids
-    for number, step in enumerate(steps):
-        hidden = stopped and number == len(steps) - 1 and not params.include_stop_str_in_output
-        output.push(step.token, TokenLogprob(step.token, step.logprob, 0, step.top), shown=not hidden)
-    output.set_beam(float(ended.score), float(ended.beam_score))
+    stopped = ended.token in search.stop_token_ids
+    hides_last = stopped and not params.include_stop_str_in_output
+    logprobs = None if params.logprobs is None else search.logprobs_of(ended)
+    output = first.whole_sibling(index, tokens, len(tokens) - hides_last, logprobs)
+    output.set_beam(ended.score, ended.beam_score)
     if stopped:
-        output.finish("stop", last if last in params.stop_token_ids else None)
+        output.finish("stop", ended.token if ended.token in params.stop_token_ids else None)
     else:
         output.finish("length", "deadline" if deadline else None)
+    return output

@@ -5,75 +5,82 @@ Pure: candidates in, decisions out. Who owns which blocks is the scheduler's aff
 A step offers the best `num_candidates` continuations of all running beams, best first. One that ends (an end token, or
 the last length) leaves the race, and counts as finished if it is among the first `width`; the best `width` of the
 others run on. A finished beam's score is its summed log-probability divided by length^length_penalty.
+
+Beams are rows of arrays, one array per step: a search makes no object per beam before the beam is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.catalogue import ROOT
-from engine.types import BeamCandidates, SamplingParams
+from engine.types import BeamCandidates, FloatArray, IntArray, SamplingParams, TokenLogprob
 
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Path:
-    """The tokens of a beam, last one first: beams share their beginnings."""
-
-    before: Path | None
-    token: int
-    logprob: float  # the raw model's
-    top: Alternatives = ()
-
-    def steps(self) -> list[Path]:
-        """Its tokens in the order of the text."""
-        steps = list(self._backwards())
-        steps.reverse()
-        return steps
-
-    def _backwards(self) -> Iterator[Path]:
-        path: Path | None = self
-        while path is not None:
-            yield path
-            path = path.before
-
-
 @dataclass(frozen=True, slots=True)
-class Beam:
-    path: Path | None  # None: nothing generated yet
-    score: np.float32  # summed log-probability
-    node: int = ROOT  # of the catalogue, if there is one
+class _Generation:
+    """The beams that ran on after a step, best first."""
+
+    parents: IntArray  # [B] their numbers before the step
+    tokens: IntArray  # [B]
+    logprobs: FloatArray  # [B]
+    tops: list[Alternatives] | None  # of each beam before the step
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Finished:
-    path: Path
-    score: np.float32  # summed log-probability
-    beam_score: np.float32  # with the length penalty
-    parent: int  # the running beam it came from, at the step it ended in
+    """A complete beam."""
+
+    blocks_of: int  # the running beam whose blocks it shares when it joins
+    parent: int  # the running beam that its last token continued
+    length: int  # in tokens, with the last
+    token: int
+    logprob: float  # of the last token
+    top: Alternatives  # likewise
+    score: float  # summed log-probability
+    beam_score: float  # with the length penalty
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What a step led to. Parents are numbered as the running beams were before it."""
 
-    survivors: tuple[tuple[int, int], ...]  # (parent, token) of each beam that runs on, best first
+    parents: IntArray  # [B] of each beam that runs on, best first
+    tokens: IntArray  # [B]
     finished: tuple[Finished, ...]  # that joined the finished ones in this step
     dropped: tuple[Finished, ...]  # that had to leave them for better ones
     done: bool
+
+
+_NOTHING = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
 class BeamSearch:
     params: SamplingParams
     stop_token_ids: frozenset[int]  # end tokens among them, unless they are ignored
-    running: list[Beam] = field(default_factory=lambda: [Beam(None, np.float32(0.0))])
+    scores: FloatArray = field(default_factory=lambda: np.zeros(1, np.float32))  # [B] summed, of the running beams
+    nodes: IntArray | None = None  # [B] where they stand in the catalogue, if there is one
     finished: list[Finished] = field(default_factory=list)  # best first, at most `width`
-    length: int = 0  # tokens generated
+    _generations: list[_Generation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.params.catalogue is not None:
+            self.nodes = np.asarray([ROOT], np.int32)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a running beam."""
+        return len(self._generations)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scores)
 
     @classmethod
     def start(cls, params: SamplingParams, stop_token_ids: frozenset[int]) -> BeamSearch:
@@ -81,7 +88,8 @@ class BeamSearch:
         first = None if params.rules is None else params.rules.opening(params.max_tokens)
         if first is None:
             return cls(params, stop_token_ids)
-        return cls(params, stop_token_ids, [Beam(Path(None, first, 0.0), np.float32(0.0))], length=1)
+        forced = _Generation(np.zeros(1, np.int32), np.asarray([first], np.int32), np.zeros(1, np.float32), None)
+        return cls(params, stop_token_ids, _generations=[forced])
 
     @property
     def width(self) -> int:
@@ -92,10 +100,6 @@ class BeamSearch:
     def num_candidates(self) -> int:
         """Enough for `width` beams to run on even if every beam could end in each of the stop tokens."""
         return max(2, 1 + len(self.stop_token_ids)) * self.width
-
-    @property
-    def scores(self) -> np.ndarray:
-        return np.asarray([beam.score for beam in self.running], dtype=np.float32)
 
     @property
     def may_end(self) -> bool:
@@ -113,51 +117,58 @@ class BeamSearch:
                 tokens.update(rules.not_first)
         return tuple(sorted(tokens))
 
+    def path_of(self, beam: int) -> list[int]:
+        """The tokens of a running beam."""
+        return [int(g.tokens[i]) for g, i in self._ancestry(beam, self.length)]
+
+    def tokens_of(self, ended: Sequence[Finished]) -> list[list[int]]:
+        """The tokens of each of them."""
+        tokens: dict[Finished, list[int]] = {}
+        for length in {f.length for f in ended}:
+            alike = [f for f in ended if f.length == length]
+            columns = [[f.token for f in alike]]
+            beams = np.asarray([f.parent for f in alike])
+            for generation in reversed(self._generations[: length - 1]):
+                columns.append(generation.tokens[beams].tolist())
+                beams = generation.parents[beams]
+            tokens.update(zip(alike, map(list, zip(*reversed(columns), strict=True)), strict=True))
+        return [tokens[f] for f in ended]
+
+    def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
+        """Of its tokens; ranks are not known."""
+        known = [
+            TokenLogprob(int(g.tokens[i]), float(g.logprobs[i]), 0, g.tops[g.parents[i]] if g.tops else ())
+            for g, i in self._ancestry(ended.parent, ended.length - 1)
+        ]
+        return [*known, TokenLogprob(ended.token, ended.logprob, 0, ended.top)]
+
     def advance(self, candidates: BeamCandidates, tops: list[Alternatives] | None = None) -> Turn:
         """Takes the candidates of a step, best first, and the likeliest tokens of each running beam, if wanted."""
-        self.length += 1
-        last = self.length >= self.params.max_tokens
         rules = self.params.rules
-        if last and rules is not None and (token := rules.closing(self.params.max_tokens)) is not None:
-            candidates = self._all_end_in(token)
-        survivors: list[tuple[int, int]] = []
-        beams: list[Beam] = []
-        ended: list[Finished] = []
-        continues = False
-        offered = zip(
-            candidates.rows.tolist(),
-            candidates.tokens.tolist(),
-            candidates.scores,
-            candidates.logprobs.tolist(),
-            strict=True,
-        )
-        for rank, (parent, token, score, logprob) in enumerate(offered):
-            path = Path(self.running[parent].path, token, logprob, tops[parent] if tops else ())
-            if last or token in self.stop_token_ids:
-                if rank < self.width:
-                    ended.append(Finished(path, score, self._penalised(score, self.length), parent))
-                continue
-            continues = True
-            if len(beams) < self.width:
-                survivors.append((parent, token))
-                beams.append(Beam(path, score, self._step_down(parent, token)))
+        closing = None if rules is None else rules.closing(self.params.max_tokens)
+        if closing is not None and self.length + 1 == self.params.max_tokens:
+            candidates = self._all_end_in(closing)
+        ends, goes_on = self._divide(candidates.tokens)
+        ended = self._end(candidates, ends, self.length + 1, tops)
+        parents, tokens = candidates.rows[goes_on], candidates.tokens[goes_on]
+        self._generations.append(_Generation(parents, tokens, candidates.logprobs[goes_on], tops))
+        self.scores = candidates.scores[goes_on]
+        if self.nodes is not None and self.params.catalogue is not None:
+            self.nodes = self.params.catalogue.child_of_each(self.nodes[parents], tokens)
         joined, dropped = self._merge(ended)
-        self.running = beams
-        return Turn(tuple(survivors), joined, dropped, done=not continues or self._is_done())
-
-    @property
-    def nodes(self) -> np.ndarray | None:
-        """Where the running beams stand in the catalogue."""
-        if self.params.catalogue is None:
-            return None
-        return np.asarray([beam.node for beam in self.running], dtype=np.int32)
+        return Turn(parents, tokens, joined, dropped, done=not len(parents) or self._is_done())
 
     def cut(self) -> Turn:
         """Ends the search where it stands: the running beams count as finished."""
-        beams = [(i, b.path, b.score) for i, b in enumerate(self.running) if b.path is not None]
-        ended = [Finished(path, score, self._penalised(score, self.length), i) for i, path, score in beams]
+        ended: list[Finished] = []
+        if self.length:
+            last = self._generations[-1]
+            everyone = BeamCandidates(self.scores, last.parents, last.tokens, last.logprobs)
+            ended = self._end(everyone, range(self.num_running), self.length, last.tops)
+            for beam, finished in enumerate(ended):
+                finished.blocks_of = beam
         joined, dropped = self._merge(ended)
-        return Turn((), joined, dropped, done=True)
+        return Turn(_NOTHING, _NOTHING, joined, dropped, done=True)
 
     def best(self) -> list[Finished]:
         """The answer: the n best, best first; fewer if not as many could be completed."""
@@ -165,18 +176,57 @@ class BeamSearch:
 
     def _all_end_in(self, token: int) -> BeamCandidates:
         """The model forces the last token, at no cost: the running beams, best first, are all that there is."""
-        num = len(self.running)
+        num = self.num_running
         return BeamCandidates(
             self.scores, np.arange(num, dtype=np.int32), np.full(num, token, np.int32), np.zeros(num, np.float32)
         )
 
-    def _step_down(self, parent: int, token: int) -> int:
-        catalogue = self.params.catalogue
-        return ROOT if catalogue is None else catalogue.child(self.running[parent].node, token)
+    def _divide(self, tokens: IntArray) -> tuple[list[int], slice | list[int]]:
+        """The candidates that count as finished, and those that run on."""
+        if self.length + 1 >= self.params.max_tokens:
+            return list(range(min(self.width, len(tokens)))), slice(0, 0)
+        offered = tokens.tolist()
+        if self.stop_token_ids.isdisjoint(offered):
+            return [], slice(0, self.width)
+        ends = [rank for rank, token in enumerate(offered[: self.width]) if token in self.stop_token_ids]
+        goes_on = [rank for rank, token in enumerate(offered) if token not in self.stop_token_ids]
+        return ends, goes_on[: self.width]
+
+    def _end(
+        self, candidates: BeamCandidates, ends: Sequence[int], length: int, tops: list[Alternatives] | None
+    ) -> list[Finished]:
+        if not ends:
+            return []
+        chosen = np.asarray(ends)
+        scores = candidates.scores[chosen]
+        ended = zip(
+            candidates.rows[chosen].tolist(),
+            candidates.tokens[chosen].tolist(),
+            candidates.logprobs[chosen].tolist(),
+            scores.tolist(),
+            self._penalised(scores, length).tolist(),
+            strict=True,
+        )
+        return [
+            Finished(row, row, length, token, logprob, tops[row] if tops else (), score, beam_score)
+            for row, token, logprob, score, beam_score in ended
+        ]
+
+    def _ancestry(self, beam: int, length: int) -> list[tuple[_Generation, int]]:
+        """A beam's number in each of the first `length` generations, where it has this number in the last of them."""
+        line = []
+        for generation in reversed(self._generations[:length]):
+            line.append((generation, beam))
+            beam = int(generation.parents[beam])
+        line.reverse()
+        return line
 
     def _merge(self, ended: list[Finished]) -> tuple[tuple[Finished, ...], tuple[Finished, ...]]:
         if not ended:
             return (), ()
+        if not self.finished and len(ended) <= self.width:
+            self.finished = sorted(ended, key=lambda f: -f.beam_score)
+            return tuple(self.finished), ()
         before = set(self.finished)
         ranked = sorted([*self.finished, *ended], key=lambda f: -f.beam_score)
         self.finished, left = ranked[: self.width], ranked[self.width :]
@@ -190,9 +240,9 @@ class BeamSearch:
         if rule is True:
             return True
         hopeful = rule == "never" and self.params.beams.length_penalty > 0
-        best = self._penalised(self.running[0].score, self.params.max_tokens if hopeful else self.length)
-        return not best > self.finished[-1].beam_score
+        best = self._penalised(self.scores[:1], self.params.max_tokens if hopeful else self.length)
+        return not float(best[0]) > self.finished[-1].beam_score
 
-    def _penalised(self, score: np.float32, length: int) -> np.float32:
+    def _penalised(self, scores: FloatArray, length: int) -> FloatArray:
         assert self.params.beams is not None
-        return np.float32(score / np.float32(length**self.params.beams.length_penalty))
+        return scores / np.float32(length**self.params.beams.length_penalty)

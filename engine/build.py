@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from engine.cache import KvCache
 from engine.config import EngineConfig
+from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
+from engine.extraction import ExtractionLimits
 from engine.fetch import model_path
 from engine.preload import load_torch_libraries, start_cuda
 from engine.retention import Retention, RetentionLimits
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.text import TextBundle, load_text
 from engine.types import Observer
 
@@ -75,7 +77,7 @@ def make_scheduler(
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(0.0001)
     path = await asyncio.to_thread(model_path, config.model)
     text_loading = asyncio.ensure_future(asyncio.to_thread(_load_text, path))
     try:
@@ -93,6 +95,15 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                 prepared.max_num_batched_tokens,
                 config.enable_prefix_caching,
                 prepared.max_num_tokens_alone,
+                ExtractionLimits(
+                    config.extraction_share,
+                    config.max_queued_extractions,
+                    int(config.max_extraction_mb * 2**20),
+                    int(config.extraction_mb * 2**20),
+                    prepared.states_rows,
+                    prepared.max_num_tokens_extracting,
+                    queues_steps=prepared.max_num_tokens_extracting is None,
+                ),
                 prepared.max_num_encoder_tokens,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),

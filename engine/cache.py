@@ -20,7 +20,7 @@ from engine.cross import CrossPlace, CrossTables, write_encoder
 from engine.encoder import EncoderSpec
 from engine.leases import Leases
 from engine.records import KeptChoice, Record
-from engine.sequence import Sequence, Status
+from engine.sequence import Group, Sequence, Status
 from engine.types import Inheritance, Source
 
 
@@ -171,6 +171,14 @@ class KvCache:
         childs = {block for block in placement.table.blocks if block < 0}
         return all(self.host.ref_count(-b) == 1 + (b in childs) for b in lease.blocks if b < 0)
 
+    def release_cross(self, group: Group) -> None:
+        """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
+        keeps = any(s.status is Status.WAITING and len(s.table) for s in group.sequences)
+        if group.cross is None or group.runs or keeps:
+            return
+        self.cross.let_go(group.cross)
+        group.cross = None
+
     def _swap_in(self, tables: Tables[BlockTable]) -> None:
         pairs = try_swap_in(tables, self.pool)
         assert pairs is not None, "the blocks were counted"
@@ -186,7 +194,7 @@ class KvCache:
             parent=lineage.parent,
             at=lineage.at,
             inherited_tokens=placement.computed,
-            computed_tokens=len(sequence.tokens) - placement.computed,
+            computed_tokens=sequence.num_to_compute(placement.computed),
             source=_costliest(placement) if lineage.at else "recompute",
         )
 
@@ -198,14 +206,14 @@ class KvCache:
         placement.table.truncate(whole)
         placement.release_lender()
         placement.computed = whole
-        placement.missing = self._missing(placement.table, whole, len(sequence.tokens))
+        placement.missing = self._missing(placement.table, whole, sequence.goal_len)
         if sequence.group.request.lineage is not None:
             placement.source = "recompute"
         return True
 
     def _resume(self, sequence: Sequence) -> Placement:
         """It was swapped out: its blocks come back."""
-        missing = self._missing(sequence.table, sequence.num_computed, len(sequence.tokens))
+        missing = self._missing(sequence.table, sequence.num_computed, sequence.goal_len)
         return Placement(sequence.table, sequence.num_computed, missing, "host")
 
     def _inherit(self, sequence: Sequence) -> Placement | None:
@@ -222,14 +230,16 @@ class KvCache:
         held = len(table) * self.pool.block_size
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
         alike = estate.tokens.common_prefix(sequence.tokens)
-        computed = min(lineage.at, estate.computed, len(sequence.tokens) - 1, held, alike)
+        goal = sequence.goal_len
+        computed = min(lineage.at, estate.computed, sequence.most_inherited, held, alike)
         table.truncate(computed)
-        computed = self._copyable(table, computed)
-        if computed == 0 and len(sequence.tokens) > 1:
+        if computed < goal:
+            computed = self._copyable(table, computed)
+        if computed == 0 and goal > 1:
             return None
         lender = None if estate.holds_blocks else table.fork()
         lease = estate.table if isinstance(estate, KeptChoice) else None
-        missing = self._missing(table, computed, len(sequence.tokens))
+        missing = self._missing(table, computed, goal)
         return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, lease)
 
     def _copyable(self, table: BlockTable, computed: int) -> int:
@@ -246,10 +256,10 @@ class KvCache:
         table = BlockTable(self.pool, sequence.salt)
         computed = 0
         if self._prefix_caching and sequence.group.request.params.prompt_logprobs is None:
-            most = len(sequence.tokens) - 1
+            most = sequence.most_inherited
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)
-        missing = self._missing(table, computed, len(sequence.tokens))
+        missing = self._missing(table, computed, sequence.goal_len)
         whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
         found_all = computed > 0 and computed >= whole_blocks
         return Placement(table, computed, missing, "prefix_cache" if found_all else "recompute")
@@ -259,14 +269,14 @@ class KvCache:
         lineage, parent = sequence.group.request.lineage, sequence.group.parent
         if lineage is None:
             return 0
-        most = min(lineage.at, len(sequence.tokens) - 1)
+        most = min(lineage.at, sequence.most_inherited)
         estate = None if parent is None else parent.choice(lineage.choice)
         return most if estate is None else min(most, estate.full_len)
 
     def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
         """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""
         if table.resident:
-            return table.blocks_needed(computed, num_tokens)
+            return table.blocks_needed(computed, max(computed, num_tokens))
         size = self.pool.block_size
         growth = max(0, -(-num_tokens // size) - len(table))
         last = table.blocks[-1]

@@ -79,6 +79,10 @@ class Catalogue:
         """-1: there is none."""
         return self._tree.child(node, token)
 
+    def child_of_each(self, nodes: IntArray, tokens: IntArray) -> IntArray:
+        """[N] child of each node for its token, of nodes and tokens [N]."""
+        return self._tree.child_of_each(nodes, tokens)
+
     def children(self, node: int) -> IntArray:
         """The tokens that may follow, ascending: a view."""
         return self._tree.children(node)

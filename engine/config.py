@@ -63,6 +63,12 @@ class EngineConfig:
     enforce_eager: bool = option(False, "run without CUDA graphs")
     enable_prefix_caching: bool = option(True, "share cached blocks between requests with equal beginnings")
     max_queued: int = option(4096, "most waiting requests; beyond it a request is answered 429")
+    extraction_share: float = option(
+        0.1, "share of the computed tokens that waiting hidden-state extractions get while generations run"
+    )
+    max_queued_extractions: int = option(1024, "most waiting extractions; beyond it one is answered 429")
+    max_extraction_mb: float = option(1024, "largest hidden states of one request in MiB")
+    extraction_mb: float = option(4096, "memory in MiB for hidden states that are collected or being sent")
     threads: int | None = option(None, "threads of the CPU kernels; default: one per core")
     seed: int = option(0, "seeds the random numbers of requests that bring none, with the request's id")
     pipelined: bool = option(True, "plan a step while the one before it runs")
@@ -71,14 +77,16 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0)):
+        for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0), ("max_queued_extractions", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name in ("retain_fraction", "max_lease_fraction"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {share}")
-        for name in ("host_cache_gb", "retained_tokens_records", "max_leases"):
+        if not 0 <= self.extraction_share < 1:
+            raise ValueError(f"extraction_share must be from 0 to less than 1, not {self.extraction_share:g}")
+        for name in ("host_cache_gb", "retained_tokens_records", "max_leases", "max_extraction_mb", "extraction_mb"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")

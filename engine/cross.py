@@ -77,7 +77,8 @@ class CrossTables:
         if not held:
             del self._held[cross.salt]
         if cross.trusted and cross.table.resident:
-            self._remember(cross.salt, cross.table.epochs())
+            epochs = cross.table.epochs()
+            self._remember(cross.salt, [epochs[i] for i in range(len(epochs))])
         cross.table.free()
 
     def distrust(self, cross: CrossTable) -> None:

@@ -17,29 +17,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
+from engine.admission import check_admissible
 from engine.device import DeviceThread
-from engine.encoder import check_encoder
 from engine.errors import (
-    ContextLengthExceeded,
     DeadlineExceeded,
     EngineDead,
     EngineDraining,
     EngineError,
     InternalError,
-    InvalidRequest,
     ParentFailed,
-    QueueFull,
 )
+from engine.extraction import ExtractionLimits
+from engine.hidden_values import ExtractedStates
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
-from engine.scheduler import Scheduler, salt_of
+from engine.salt import salt_of
+from engine.scheduler import Scheduler
 from engine.sequence import Group, Status
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
-    MAX_BEAM_CANDIDATES,
-    BeamParams,
     Delta,
     EngineLoad,
     ModelInfo,
@@ -98,14 +96,29 @@ class AsyncEngine:
         self._idle.set()
         self._death: asyncio.Future[BaseException] = self._loop.create_future()
 
+    @property
+    def extraction_limits(self) -> ExtractionLimits:
+        return self.scheduler.limits.extraction
+
     # --- requests ------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Admits a request; `sink` gets its Deltas, the last one finished. or raises EngineError."""
-        self._check_admissible(request)
+        if self.state == "draining":
+            raise EngineDraining("The server is shutting down and takes no new requests.")
+        if self.state == "dead":
+            raise EngineDead("The engine has failed and this server is restarting.")
+        if request.id in self._groups:
+            raise InternalError(f"request id {request.id} is in use")
+        check_admissible(request, self.info, self.scheduler, self._max_queued)
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
-        self.retention.open(group, salt_of(request))
+        self._charge_for_states(group)
+        try:
+            self.retention.open(group, salt_of(request))
+        except EngineError:
+            self.scheduler.extractions.release_memory(group)
+            raise
         self._groups[request.id] = group
         self._idle.clear()
         self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
@@ -198,6 +211,8 @@ class AsyncEngine:
             retention_budget=budget.capacity,
             retention_charged=budget.used,
             retained=self.retention.loads(),
+            waiting_extractions=len(scheduler.extractions.waiting),
+            states_bytes=scheduler.extractions.memory.used,
         )
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -246,7 +261,7 @@ class AsyncEngine:
 
     def _launch_steps(self) -> None:
         while len(self._launched) < self._depth:
-            launch = self.scheduler.plan(self._clock())
+            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > 0)
             if launch is None:
                 return
             self._launched.append(launch)
@@ -283,10 +298,11 @@ class AsyncEngine:
             prompt_logprobs = tuple(group.prompt_logprobs)
         usage = None
         if finished:
-            usage = Usage(group.request.num_prompt_tokens, group.completion_tokens, group.cached_tokens)
+            usage = Usage(group.num_prompt_tokens, group.completion_tokens, group.cached_tokens)
         group.delivered = True
-        settlement = Settlement()
+        settlement, states = Settlement(), None
         if finished:
+            states = self._take_states(group)
             cut = any(s.output.finish_reason == "length" for s in group.sequences)
             settlement = self._close(group, "length" if cut else "stop")
         delta = Delta(
@@ -298,6 +314,7 @@ class AsyncEngine:
             inheritance=group.inheritance if first else None,
             retained=settlement.retained,
             retention_lost=settlement.lost if group.request.retain is not None else None,
+            hidden_states=states,
         )
         self._send(group, delta)
 
@@ -307,6 +324,38 @@ class AsyncEngine:
         except Exception:
             log.exception("the sink of request %s failed; the request is dropped", group.request.id)
             self._close(group, "error")
+
+    # --- hidden states -------------------------------------------------------------------------------------------
+
+    def _charge_for_states(self, group: Group) -> None:
+        """An extraction is charged when it begins; a generation now, since nothing may hold it up later."""
+        extractions = self.scheduler.extractions
+        group.states_bytes = extractions.memory.check(group.request, self.info)
+        if group.request.hidden_states is not None and not group.request.extracts:
+            extractions.take_memory(group)
+
+    def _take_states(self, group: Group) -> ExtractedStates | None:
+        """The states of a group that has finished; their memory is charged for until they are released."""
+        captures = [(s.choice, s.capture) for s in group.sequences if s.capture is not None]
+        if not captures:
+            return None
+        assert group.holds_states_memory
+        group.holds_states_memory = False
+        choices = tuple(capture.states(choice, self.info) for choice, capture in captures)
+        num_bytes = group.states_bytes
+        return ExtractedStates(choices, group.states_tokens, lambda: self._give_back_states(num_bytes))
+
+    def _give_back_states(self, num_bytes: int) -> None:
+        """Whoever drops an answer may do so in another thread."""
+
+        def give_back() -> None:
+            self.scheduler.extractions.memory.give_back(num_bytes)
+            self._pump_soon()
+
+        try:
+            self._loop.call_soon_threadsafe(give_back)
+        except RuntimeError:
+            return  # the loop is closed: nobody counts any more
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -390,59 +439,13 @@ class AsyncEngine:
         if group.search is not None:
             self.scheduler.cut_beams(group)
         for sequence in group.sequences:
-            if sequence.status is not Status.FINISHED:
+            if sequence.status is not Status.FINISHED and not sequence.owing:
                 sequence.output.finish("length", "deadline")
-                self.scheduler.finish(sequence)
+                self.scheduler.end(sequence)
         self._deliver(group)
+        self._pump_soon()  # hidden states may be owed
 
     # --- small things --------------------------------------------------------------------------------------------
-
-    def _check_admissible(self, request: Request) -> None:
-        if self.state == "draining":
-            raise EngineDraining("The server is shutting down and takes no new requests.")
-        if self.state == "dead":
-            raise EngineDead("The engine has failed and this server is restarting.")
-        if request.id in self._groups:
-            raise InternalError(f"request id {request.id} is in use")
-        check_encoder(request.encoder, self.info.encoder)
-        params = request.params
-        prompt, limit = len(request.prompt_token_ids), self.info.max_model_len
-        if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {limit} tokens; the prompt is too long: {prompt} tokens, "
-                f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
-                details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
-            )
-        if params.beams is not None:
-            self._check_beams(request, params.beams)
-        elif params.n > self.scheduler.limits.max_num_seqs:
-            most = self.scheduler.limits.max_num_seqs
-            raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
-        if self.scheduler.num_waiting >= self._max_queued:
-            raise QueueFull(
-                f"The server's queue is full ({self._max_queued} waiting requests); try again later.",
-                details={"max_queued": self._max_queued},
-            )
-
-    def _check_beams(self, request: Request, beams: BeamParams) -> None:
-        """All beams of a group run at once, so that it must fit the cache by itself."""
-        ends = len({*request.params.stop_token_ids, *self.info.eos_token_ids})
-        if beams.width * max(2, 1 + ends) > MAX_BEAM_CANDIDATES:
-            raise InvalidRequest(
-                f"{beams.width} beams with {ends} tokens that end them are too many: width × (1 + end tokens) may be "
-                f"{MAX_BEAM_CANDIDATES} at most; send fewer stop_token_ids or take fewer beams.",
-                param="stop_token_ids",
-                details={"limit": MAX_BEAM_CANDIDATES},
-            )
-        needed, most = self.scheduler.most_blocks_of_beams(request, beams), self.scheduler.blocks_beside_leases
-        if needed > most:
-            raise InvalidRequest(
-                f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
-                f"take {needed} cache blocks, but there are {most}; take fewer beams or a smaller max_tokens, or start "
-                "the server with a larger --num-blocks.",
-                param="beam_width",
-                details={"needed_blocks": needed, "blocks": most},
-            )
 
     def _seed_of(self, request: Request) -> int:
         """64 bits: the client's seed, or one drawn from the engine's and the request's id."""
@@ -473,7 +476,7 @@ class AsyncEngine:
         first = group.first_token_at if group.first_token_at is not None else now
         return RequestStats(
             reason=reason,
-            prompt_tokens=group.request.num_prompt_tokens,
+            prompt_tokens=group.num_prompt_tokens,
             cached_tokens=group.cached_tokens,
             completion_tokens=group.completion_tokens,
             max_tokens=group.request.params.max_tokens,

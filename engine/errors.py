@@ -4,7 +4,8 @@ EngineError
 ├── InvalidRequest            the client must change something (400)
 │   ├── ContextLengthExceeded
 │   ├── InvalidAudio          no audio, a format that is not read, or too long
-│   └── RetentionTooLarge     more than the whole budget
+│   ├── RetentionTooLarge     more than the whole budget
+│   └── AnswerTooLarge        hidden states of more bytes than this server holds for one answer
 ├── QueueFull                 try again later (429)
 ├── InsufficientRetention     leases of others fill the budget (429)
 ├── ParentNotFound            never seen, forgotten, another tenant's (404)
@@ -57,6 +58,12 @@ class RetentionTooLarge(InvalidRequest):
     """details: budget, needed"""
 
     code = "retention_too_large"
+
+
+class AnswerTooLarge(InvalidRequest):
+    """details: budget, needed (bytes)"""
+
+    code = "answer_too_large"
 
 
 class InsufficientRetention(EngineError):

@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.budget import LeaseBudget
 from engine.cross import CrossTables
 from engine.errors import EngineError, InsufficientRetention
@@ -79,7 +79,7 @@ class Leases:
         if record.cross is None and record.encoder is not None:
             self._hold_cross(record)
         self._share_what_is_paid(record, kept, table)
-        kept.table, kept.epochs = table, []
+        kept.table, kept.epochs = table, BlockEpochs()
         self._pay(record, table)
         self._add_holder(record)
 
@@ -112,6 +112,25 @@ class Leases:
             self._expiries = [entry for entry in self._expiries if entry[2].expires_at == entry[0]]
             heapq.heapify(self._expiries)
 
+    def replace(self, record: Record, kept: KeptChoice, table: BlockTable, computed: int) -> None:
+        """Somebody has computed more of an ended choice: his blocks replace its own, if the budget allows for it."""
+        if kept.table is None:
+            kept.epochs, kept.computed = table.epochs(), computed
+            table.free()
+            return
+        fresh = self.budget.num_unpaid(record.tenant, [table])
+        try:
+            self.budget.promise(record.tenant, fresh, len(table), None)
+        except EngineError:
+            table.free()
+            return
+        self.budget.settle(record.tenant, fresh)
+        self.budget.hold(record.tenant, table)
+        self.budget.let_go(record.tenant, [kept.table])
+        kept.table.free()
+        kept.table, kept.computed = table, computed
+        self._note_place(record)
+
     def revive(self, record: Record) -> None:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
         if record.ttl is not None:
@@ -132,7 +151,7 @@ class Leases:
             record.cross = self._cross.hold(record.salt, cross, None)
         for kept, table in adopted:
             self.budget.hold(record.tenant, table)
-            kept.table, kept.epochs = table, []
+            kept.table, kept.epochs = table, BlockEpochs()
 
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""

@@ -19,6 +19,8 @@ from tqdm import tqdm
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
 from engine.encoder import EncoderInput
+from engine.hidden import HiddenStatesParams
+from engine.hidden_values import ChoiceStates
 from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class Completion:
     choices: tuple[ChoiceDelta, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+    hidden_states: tuple[ChoiceStates, ...] = ()  # of each choice, if asked for
 
 
 class LLM:
@@ -63,16 +66,18 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams],
         *,
+        hidden_states: HiddenStatesParams | None = None,
         progress: bool = True,
     ) -> list[Completion]:
         """One Completion per prompt, in order. Prompts are strings or token lists; params one for all or one each.
 
         Of an encoder-decoder model a prompt is the encoder's, and may be audio; EncoderDecoderPrompt names both.
+        With max_tokens 0 `hidden_states` are the prompts'; `completion.hidden_states[0].assemble()` is an array.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} SamplingParams")
-        return self._run(self._generate(prompts, each, progress))
+        return self._run(self._generate(prompts, each, hidden_states, progress))
 
     def chat(self, messages: list[dict[str, Any]], params: SamplingParams) -> Completion:
         """The answer to a conversation, through the model's chat template."""
@@ -94,23 +99,30 @@ class LLM:
         self.close()
 
     async def _generate(
-        self, prompts: Sequence[Prompt], params: list[SamplingParams], progress: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: list[SamplingParams],
+        states: HiddenStatesParams | None,
+        progress: bool,
     ) -> list[Completion]:
         with tqdm(total=len(prompts), unit="prompt", disable=not progress) as bar:
-            tasks = [asyncio.ensure_future(self._one(p, q, bar)) for p, q in zip(prompts, params, strict=True)]
+            tasks = [asyncio.ensure_future(self._one(p, q, states, bar)) for p, q in zip(prompts, params, strict=True)]
             try:
                 return await asyncio.gather(*tasks)
             finally:
                 for task in tasks:
                     task.cancel()
 
-    async def _one(self, prompt: Prompt, params: SamplingParams, bar: tqdm[Any]) -> Completion:
-        request = self._request(prompt, params)
+    async def _one(
+        self, prompt: Prompt, params: SamplingParams, states: HiddenStatesParams | None, bar: tqdm[Any]
+    ) -> Completion:
+        request = replace(self._request(prompt, params), hidden_states=states)
         token_ids = request.prompt_token_ids
         async for delta in self._built.engine.generate(request):
             if delta.usage is not None:
                 bar.update()
-                return Completion(token_ids, delta.choices, delta.usage, delta.prompt_logprobs)
+                found = () if delta.hidden_states is None else delta.hidden_states.choices
+                return Completion(token_ids, delta.choices, delta.usage, delta.prompt_logprobs, found)
         raise AssertionError("a request ends with usage or an error")
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
@@ -139,4 +151,4 @@ class LLM:
         self._loop.close()
 
 
-__all__ = ["LLM", "Completion", "EngineConfig", "SamplingParams"]
+__all__ = ["LLM", "Completion", "EngineConfig", "HiddenStatesParams", "SamplingParams"]

@@ -52,6 +52,24 @@ class ChoiceOutput:
         """The output of another choice of the same request."""
         return ChoiceOutput(self._request, index, self._tokenizer)
 
+    def whole_sibling(
+        self, index: int, token_ids: list[int], num_shown: int, logprobs: list[TokenLogprob] | None
+    ) -> ChoiceOutput:
+        """The same with all its tokens, of which the first `num_shown` have text.
+
+        REQUIRES: there are no stop strings, and this one has no tokens.
+        """
+        assert self._stops is None
+        sibling = ChoiceOutput(self._request, index, None)
+        sibling._num_tokens = len(token_ids)
+        sibling._tokens = token_ids
+        sibling._num_shown = num_shown
+        if self._decoder is not None:
+            sibling._text.append(self._decoder.whole(token_ids[:num_shown]))
+        if sibling._logprobs is not None and logprobs is not None:
+            sibling._logprobs = logprobs
+        return sibling
+
     def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:
         """Takes one sampled token; `shown` is false for an end token that has no text.
 
@@ -127,11 +145,12 @@ class ChoiceOutput:
         pending, self._undecoded = self._undecoded, []
         if self._decoder is None:
             return None
+        if self._stops is None:
+            if pending:
+                self._text.append(self._decoder.steps(pending))
+            return None
         for token_id in pending:
             piece = self._decoder.step(token_id)
-            if self._stops is None:
-                self._text.append(piece)
-                continue
             safe, stop = self._stops.feed(piece, armed=self._num_tokens >= self._params.min_tokens)
             self._text.append(safe)
             self._length += len(piece)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine._C import BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.cross import CrossTable
 from engine.encoder import EncoderInput
 from engine.sequence import Group, Sequence, Status
@@ -62,7 +62,7 @@ class KeptChoice:
     computed: int
     salt: bytes
     table: BlockTable | None  # of a lease
-    epochs: list[tuple[int, int]]  # of any other
+    epochs: BlockEpochs  # of any other
 
     @property
     def full_len(self) -> int:
@@ -81,20 +81,20 @@ class KeptChoice:
         """Blocks that are still there."""
         if self.table is not None:
             return len(self.table)
-        for i, (block, epoch) in enumerate(self.epochs):
-            if pool.epoch(block) != epoch:
-                return i
-        return len(self.epochs)
+        return self.epochs.num_left(pool)
 
     def num_shared(self, pool: BlockPool) -> int:
         if self.table is not None:
             return self.table.num_shared
-        return sum(pool.ref_count(block) > 0 for block, _ in self.epochs[: self.num_left(pool)])
+        return self.epochs.num_held(pool)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveChoice:
-    """The estate of a choice that runs: its sequence's own. A step in flight has computed what it will have written."""
+    """The estate of a choice that runs: its sequence's own. A step in flight has computed what it will have written.
+
+    Of running beams there is one, the best.
+    """
 
     sequence: Sequence
 
@@ -123,7 +123,8 @@ class LiveChoice:
         return True
 
     def borrow(self, pool: BlockPool) -> BlockTable:
-        return self.sequence.table.fork()
+        beams = self.sequence.group.beams
+        return self.sequence.table.fork() if beams is None else beams.fork(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -239,5 +240,8 @@ def _choice_entry(index: int, estate: Estate, pool: BlockPool) -> ChoiceEntry:
     if isinstance(estate, KeptChoice):
         return ChoiceEntry(index, len(estate.tokens), estate.num_left(pool), estate.num_shared(pool))
     assert isinstance(estate, LiveChoice)
+    if estate.sequence.group.beams is not None:
+        table = estate.borrow(pool)
+        return ChoiceEntry(index, len(estate.tokens), len(table), len(table))
     table = estate.sequence.table
     return ChoiceEntry(index, len(estate.tokens), len(table), table.num_shared)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from engine.beams import Alternatives
 from engine.errors import EngineError, InternalError, InvalidRequest
+from engine.hidden import Indices
+from engine.hidden_values import StatesArray
 from engine.scheduler import Scheduler
 from engine.sequence import Group, Sequence, Status
 from engine.step import Launch
@@ -38,7 +40,7 @@ def apply_result(
     for i, sequence in enumerate(launch.sampled):
         sequence.num_in_flight -= 1
         group = sequence.group
-        if sequence.status is Status.FINISHED or group in failed:
+        if sequence.status is Status.FINISHED or sequence.owing or group in failed:
             continue
         if bad[i]:
             scheduler.distrust(sequence)
@@ -57,8 +59,7 @@ def apply_result(
         if group.closed or group.search is not search:
             continue
         if result.beams[number].bad:
-            for sequence in group.sequences:
-                scheduler.distrust(sequence)
+            scheduler.distrust(group.sequences[0])
             failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
             continue
         if group.first_token_at is None:
@@ -75,7 +76,21 @@ def apply_result(
                 sequence.output.finish("length", None)
                 scheduler.finish(sequence)
             moved[group] = None
+    for (sequence, positions), values in zip(launch.tapped, result.states, strict=True):
+        if sequence.status is not Status.FINISHED and sequence.group not in failed:
+            _receive_states(scheduler, sequence, positions, values)
+            if sequence.group.finished:
+                moved[sequence.group] = None
     return Applied(tuple(moved), tuple(failed.items()), tuple(first), tuple(inter))
+
+
+def _receive_states(scheduler: Scheduler, sequence: Sequence, positions: Indices, values: StatesArray) -> None:
+    assert sequence.capture is not None
+    sequence.capture.receive(positions, values)
+    if sequence.capture.complete:
+        if sequence.output.finish_reason is None:  # an extraction has no other end
+            sequence.output.finish("length", None)
+        scheduler.finish(sequence)
 
 
 def _why_nothing_was_sampled(group: Group) -> EngineError:
@@ -115,7 +130,7 @@ def _accept(
         ended = ("length", None)
     if ended is not None:
         sequence.output.finish(*ended)
-        scheduler.finish(sequence)
+        scheduler.end(sequence)
 
 
 def _alternatives(spec: BeamSpec, arrays: LogprobArrays | None) -> list[Alternatives] | None:

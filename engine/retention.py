@@ -124,12 +124,15 @@ class Retention:
 
     def keep(self, sequence: Sequence) -> None:
         """A sequence has ended: its tokens and blocks become the record's. It has no blocks afterwards."""
+        self._give_parent_more(sequence)
         record = sequence.group.record
         if record is None or record.gone or record.failed:
             sequence.table.free()
             return
-        # A step launched past the end has computed more than the plain loop would have: it does not count.
-        full = max(sequence.num_prompt, len(sequence.tokens) - 1)
+        # A step launched past the end has computed more than the plain loop would have: it does not count. The last
+        # token has KV where its hidden state was wanted.
+        with_last = sequence.capture is not None and sequence.capture.covers_last
+        full = max(sequence.num_prompt, len(sequence.tokens) - (0 if with_last else 1))
         computed = min(sequence.num_computed, full)
         table = sequence.table
         table.truncate(computed)
@@ -208,6 +211,20 @@ class Retention:
             self.forget(record)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _give_parent_more(self, sequence: Sequence) -> None:
+        """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
+        whoever continues from there does not compute it again."""
+        group, lineage = sequence.group, sequence.group.request.lineage
+        if group.parent is None or lineage is None or group.parent.gone or not group.request.extracts:
+            return
+        kept = group.parent.kept.get(lineage.choice)
+        if kept is None or not sequence.table.resident or group.parent.encoder != group.request.encoder:
+            return
+        alike = kept.tokens.common_prefix(sequence.tokens)
+        computed = min(sequence.num_computed, lineage.at, alike)
+        if computed > kept.computed:
+            self.leases.replace(group.parent, kept, sequence.table.slice_to(computed), computed)
 
     def _check_name(self, request: Request) -> None:
         taken = None if request.name is None else self.get(request.tenant, request.name)

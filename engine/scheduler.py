@@ -9,62 +9,31 @@ Rules of a step, within a budget of tokens:
      sequences that are more urgent than any in prefill: a continuation does not wait for the end of a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
      gives its blocks back;
-  3. unless that happened and others run, waiting sequences by urgency, as long as slots, blocks and budget last.
+  3. unless that happened and others run, waiting sequences by urgency, as long as slots, blocks and budget last;
+  4. extractions of hidden states (engine/extraction.py): beside generations the share of tokens that is theirs, else
+     all there are. They are preempted before any generation, also to let one in.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from functools import partial
 
 from engine import beam_groups
-from engine._C import BlockPool, BlockTable, TokenList
-from engine.beams import Alternatives, Turn
+from engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
-from engine.encoder import EncoderInput, EncoderSpec
+from engine.capture import capture_of
+from engine.draft import Draft, SchedulerLimits
+from engine.extraction import Extractions
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
+from engine.salt import salt_of
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
-from engine.step import BlockMoves, Chunk, Launch, StepMaker
-from engine.types import BeamCandidates, BeamParams, Request
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    prefix_caching: bool
-    max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
-    max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
-
-    def tokens_of_step(self, streaming: bool) -> int:
-        """The budget of a step, by whether a running sequence is past its prompt."""
-        if streaming or self.max_num_tokens_alone is None:
-            return self.max_num_batched_tokens
-        return self.max_num_tokens_alone
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan being made."""
-
-    now: float
-    budget: int
-    chunks: list[Chunk] = field(default_factory=list)
-    used: set[Sequence] = field(default_factory=set)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    num_preempted: int = 0
-    short: bool = False  # blocks ran out: nobody is let in
-    encoders: list[EncoderSpec] = field(default_factory=list)
-
-    def takes_encoder(self, placement: Placement, most: int) -> bool:
-        """Whether an encoder that has to run still fits the step's own budget for them."""
-        if placement.cross is None or not placement.cross.runs_encoder or not self.encoders:
-            return True
-        return sum(spec.input.length for spec in self.encoders) + placement.cross.encoder.length <= most
+from engine.step import BlockMoves, Launch, StepMaker
+from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
+from engine.waiting import WaitingQueue
 
 
 class Scheduler:
@@ -77,8 +46,8 @@ class Scheduler:
         self._eos = eos_token_ids
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self._rows, self._choices_at_end_of_prompt, prefix_caching=limits.prefix_caching)
-        self._waiting: list[tuple[tuple[int, int, int, int], Sequence]] = []  # heap; closed groups are skipped lazily
-        self._num_waiting = 0
+        self.extractions = Extractions(limits.extraction)
+        self._waiting = WaitingQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
 
@@ -94,7 +63,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self._waiting) + len(self.extractions.waiting)
+
+    @property
+    def num_waiting_generations(self) -> int:
+        return len(self._waiting)
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
@@ -103,7 +76,11 @@ class Scheduler:
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
+        else:
+            leader.capture = capture_of(request)
         leader.begin()
+        if request.extracts:
+            leader.owe()
         group.sequences.append(leader)
         self._enqueue(leader)
 
@@ -129,45 +106,60 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
-            self._num_waiting -= 1
+            self._queue_of(sequence).note_ended()
             self._swapped.pop(sequence, None)
         self._rows.release(sequence)
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         sequence.group.num_finished += 1
-        self._release_cross(sequence.group)
+        self.cache.release_cross(sequence.group)
+
+    def end(self, sequence: Sequence) -> None:
+        """Its tokens are final: it is finished, unless hidden states are owed."""
+        if sequence.capture is None:
+            self.finish(sequence)
+            return
+        sequence.owe()
+        self._rows.release(sequence)
+        if sequence.capture.complete:
+            self.finish(sequence)
 
     def close(self, group: Group) -> None:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
+        self.extractions.release_memory(group)
         beam_groups.release_ended(group)
-        if group.search is not None and not group.finished:
-            self._drop_beams(group.sequences[1:])  # its best one stands for what was computed
-            del group.sequences[1:]
+        beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
-        self._release_cross(group)
+        self.cache.release_cross(group)
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks out of the prefix index: its cache may hold NaNs. Nobody continues from it."""
+        beam_groups.keep_best(sequence.group)
         sequence.table.uncommit(0)
         if sequence.group.cross is not None:
             self.cache.cross.distrust(sequence.group.cross)
         if sequence.group.record is not None:
             sequence.group.record.failed = True
 
-    def plan(self, now: float) -> Launch | None:
-        """The next step, or None when nothing can move."""
-        streaming = any(s.num_computed >= s.num_prompt for s in self._running)
-        draft = _Draft(now, budget=self.limits.tokens_of_step(streaming))
+    def plan(self, now: float, behind: bool = False) -> Launch | None:
+        """The next step, or None when nothing can move. `behind`: it will wait for another one."""
+        streaming = any(s.num_computed >= s.num_prompt and not s.extracts for s in self._running)
+        most = self.limits.tokens_of_step(streaming)
+        draft = Draft(now, most, self.limits.extraction.max_step_rows)
         self.cache.begin_plan()
-        decoding, prefilling = self._ready()
+        decoding, prefilling, extracting = self._ready()
+        fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
+        extracted = self.extractions.begin(draft, fill)
         self._schedule(draft, decoding)
         if prefilling and not draft.short:
             self._admit_waiting(draft, before=prefilling[0])
         self._schedule(draft, prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
+        alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
+        self.extractions.end(draft, fill, extracted, most=most, alone=alone)
         self.cache.end_plan()
         if not draft.chunks:
             return None
@@ -188,65 +180,72 @@ class Scheduler:
     def advance_beams(self, group: Group, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
         """A result brings the candidates of a group: beams change places, or the search is over."""
         assert group.search is not None
-        self._take_turn(group, group.search.advance(candidates, tops))
+        beam_groups.take_over(group)
+        self._take_turn(group, group.search, group.search.advance(candidates, tops))
 
     def cut_beams(self, group: Group) -> None:
         """The deadline has come: what there is, is the answer."""
         assert group.search is not None
-        self._take_turn(group, group.search.cut(), deadline=True)
+        self._take_turn(group, group.search, group.search.cut(), deadline=True)
 
-    def _take_turn(self, group: Group, turn: Turn, deadline: bool = False) -> None:
-        assert group.search is not None
+    def _take_turn(self, group: Group, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
         beam_groups.keep_ended(group, turn)
         if not turn.done:
-            forks, unneeded = beam_groups.reorder(group, turn)
-            self._drop_beams(unneeded)
-            self._running.update(dict.fromkeys(forks))
+            beam_groups.reorder(group, search, turn)
             return
-        choices = beam_groups.choices_of(group, group.search, deadline)
-        self._drop_beams(group.sequences)
-        beam_groups.release_ended(group)
-        group.sequences = choices
+        choices = beam_groups.choices_of(group, search, deadline)
+        self._drop_search(group)
+        group.sequences, group.search = choices, None
         self._running.update(dict.fromkeys(choices))
         for choice in choices:
-            self.finish(choice)
+            self.end(choice)
 
     def check_idle(self) -> None:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
-        assert not self._running and self._num_waiting == 0, "check_idle while requests are open"
+        assert not self._running and self.num_waiting == 0, "check_idle while requests are open"
         self.cache.check_only_leases()
         self._rows.check_all_free()
 
     # --- running sequences ---------------------------------------------------------------------------------------
 
-    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Running sequences that need one token, and those that need more; each by urgency."""
+    def _ready(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+        """Running sequences that need one token, those that need more, and extractions; each by urgency."""
         # One that wants no more samples only waits for its last token to come back, unless its prompt is not done.
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
             for s in self._running
             if s.num_computed < s.planned_len
             and (s.planned_len < s.most_len or s.num_computed < s.num_prompt)
-            and (s.group.search is None or s is s.group.sequences[0])
+            and not s.owing
         ]
+        owing = [(owed, s.urgency, s) for s in self._running if s.owing and (owed := s.num_to_compute(s.num_computed))]
+        ready += [(owed > 1, urgency, s) for owed, urgency, s in owing if not s.extracts]
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
         ordered = [s for _, _, s in ready]
-        return ordered[:num_decoding], ordered[num_decoding:]
+        extracting = sorted((s for _, _, s in owing if s.extracts), key=lambda s: s.urgency)
+        return ordered[:num_decoding], ordered[num_decoding:], extracting
 
-    def _schedule(self, draft: _Draft, sequences: list[Sequence]) -> None:
+    def _schedule(self, draft: Draft, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             if draft.budget == 0:
                 return
             if sequence.status is Status.RUNNING and sequence not in draft.used:  # not a victim of one before it
                 self._schedule_chunk(draft, sequence)
 
-    def _schedule_chunk(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _schedule_chunk(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
-        if sequence.group.search is not None and sequence.group.forked:
-            return self._schedule_beams(draft, sequence.group)
+        if sequence.group.beams is not None:
+            return self._schedule_beams(draft, sequence, sequence.group.beams)
+        if sequence.owing:
+            return self._schedule_owed(draft, sequence)
+        return self._schedule_write(draft, sequence, min(sequence.num_pending, draft.budget))
+
+    def _schedule_write(self, draft: Draft, sequence: Sequence, count: int) -> bool:
+        """The next `count` tokens of a sequence, or fewer if there is no room for their hidden states."""
         begin = sequence.num_computed
-        count = min(sequence.num_pending, draft.budget)
+        if sequence.capture is not None:
+            count = sequence.capture.most_tokens(begin, count, draft.state_rows)
         while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
             if self.cache.make_room(sequence.table.blocks_needed(begin, begin + count)):
                 continue
@@ -259,38 +258,54 @@ class Scheduler:
             if victim is sequence:
                 return False
         draft.copies.extend(pairs)
-        draft.chunks.append(Chunk(sequence, begin, count))
-        draft.used.add(sequence)
-        draft.budget -= count
+        draft.add(sequence, begin, count)
         sequence.num_computed = begin + count
         return True
 
-    def _schedule_beams(self, draft: _Draft, group: Group) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself."""
-        beams = group.sequences
-        if len(beams) > draft.budget and draft.chunks:
+    def _schedule_owed(self, draft: Draft, sequence: Sequence) -> bool:
+        """Hidden states that are owed: of tokens that have no KV yet, and of those that have, which are only read.
+
+        The first come first: for their blocks the sequence itself may have to give way.
+        """
+        capture, num_there = sequence.capture, min(sequence.num_computed, sequence.planned_len)
+        assert capture is not None
+        count = min(capture.goal_len - sequence.num_computed, draft.budget)
+        if count > 0 and draft.state_rows >= capture.num_layers and len(draft.chunks) < self.limits.max_chunks:
+            self._schedule_write(draft, sequence, count)
+            if sequence.status is not Status.RUNNING:
+                return False
+        for begin, end in capture.owed_runs(num_there):
+            count = min(end - begin, draft.budget, draft.state_rows // capture.num_layers)
+            if count == 0 or len(draft.chunks) >= self.limits.max_chunks:
+                break
+            draft.add(sequence, begin, count, read_only=True)
+        return sequence in draft.used
+
+    def _schedule_beams(self, draft: Draft, leader: Sequence, beams: BeamTables) -> bool:
+        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
+
+        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
+        """
+        if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
-        needed = sum(b.table.blocks_needed(b.num_computed, b.num_computed + 1) for b in beams)
-        while not self.cache.make_room(needed):
+        position = leader.num_computed
+        while not self.cache.make_room(beams.blocks_needed(position)):
             draft.short = True
-            victim = self._victim(draft, beams[0])
+            victim = self._victim(draft, leader)
             if not self._try_preempt(victim):
                 draft.used.add(victim)  # sits this step out, and can be preempted in the next
                 return False
             draft.num_preempted += 1
-            if victim.group is group:
+            if victim is leader:
                 return False
-        for beam in beams:
-            pairs = beam.table.try_prepare_write(beam.num_computed, beam.num_computed + 1)
-            assert pairs is not None, "the blocks were counted"
-            draft.copies.extend(pairs)
-            draft.chunks.append(Chunk(beam, beam.num_computed, 1))
-            draft.used.add(beam)
-            beam.num_computed += 1
-        draft.budget = max(0, draft.budget - len(beams))
+        pairs = beams.try_prepare_write(position)
+        assert pairs is not None, "the blocks were counted"
+        draft.copies.extend(pairs)
+        draft.add_beams(leader, len(beams))
+        leader.num_computed += 1
         return True
 
-    def _victim(self, draft: _Draft, sequence: Sequence) -> Sequence:
+    def _victim(self, draft: Draft, sequence: Sequence) -> Sequence:
         """The least urgent running sequence that this step does not use; the one in need itself, if it is that."""
         return max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
 
@@ -301,88 +316,99 @@ class Scheduler:
             return True
         if self.cache.try_swap_out(sequence):
             self._swapped[sequence] = None
-        elif _may_owe_blocks(sequence):
+        elif sequence.may_owe_blocks:
             return False
         else:
             self._drop_blocks(sequence)
         del self._running[sequence]
         self._rows.release(sequence)
         self._enqueue(sequence)
-        self._release_cross(sequence.group)
+        self.cache.release_cross(sequence.group)
         return True
 
     def _restart(self, group: Group) -> None:
         """A group of beams gives way as a whole, and searches anew from its prompt."""
         first = group.sequences[0]
-        self._drop_beams(group.sequences)
-        beam_groups.release_ended(group)
+        self._drop_search(group)
         prompt = TokenList(group.request.prompt_token_ids)
         group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
+        group.first_token_at = None  # whoever cuts it now gets nothing
         group.sequences[0].begin()
         self._enqueue(group.sequences[0])
-        self._release_cross(group)
+        self.cache.release_cross(group)
 
-    def _drop_beams(self, beams: Iterable[Sequence]) -> None:
-        for beam in beams:
-            self._running.pop(beam, None)
-            beam.table.free()
-            beam.status = Status.FINISHED
+    def _drop_search(self, group: Group) -> None:
+        """The leader goes, with all beams."""
+        leader = group.sequences[0]
+        assert leader.status is Status.RUNNING
+        del self._running[leader]
+        leader.table.free()
+        leader.status = Status.FINISHED
+        beam_groups.drop_beams(group)
+        beam_groups.release_ended(group)
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
         sequence.num_computed = 0
-        self._release_cross(sequence.group)
-
-    def _release_cross(self, group: Group) -> None:
-        """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
-        if group.cross is None or any(
-            s.status is Status.RUNNING or (s.status is Status.WAITING and len(s.table)) for s in group.sequences
-        ):
-            return
-        self.cache.cross.let_go(group.cross)
-        group.cross = None
+        self.cache.release_cross(sequence.group)
 
     # --- waiting sequences ---------------------------------------------------------------------------------------
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._waiting, (sequence.urgency, sequence))
-        self._num_waiting += 1
+        self._queue_of(sequence).push(sequence)
 
-    def _admit_waiting(self, draft: _Draft, before: Sequence | None = None) -> None:
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        return self.extractions.waiting if sequence.extracts else self._waiting
+
+    def _admit_waiting(self, draft: Draft, before: Sequence | None = None) -> None:
         """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
-        slots = self.limits.max_num_seqs - self._slots_in_use()
-        while self._waiting and draft.budget > 0:
-            sequence = self._waiting[0][1]
-            if sequence.status is Status.FINISHED:
-                heapq.heappop(self._waiting)
-                continue
+        slots = self.limits.max_num_seqs - self._slots_in_use(of_beams=False)
+        beam_slots = self.limits.max_num_beams - self._slots_in_use(of_beams=True)
+        while draft.budget > 0 and (sequence := self._waiting.head()) is not None:
             if before is not None and sequence.urgency > before.urgency:
                 return
-            # A group wider than all the slots there are runs when it has them all.
-            need = 1 if sequence.group.forked else min(sequence.group.num_slots, self.limits.max_num_seqs)
+            group = sequence.group
+            if group.search is None:
+                need, left = 1 if group.forked else group.num_slots, slots
+            else:  # a group wider than all the slots there are runs when it has them all
+                need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > slots or sequence.num_in_flight > 0 or not self._admit(draft, sequence):
+            if need > left or sequence.num_in_flight > 0:
                 return
-            slots -= need
+            if not self._admit(draft, sequence):
+                if sequence.status is Status.WAITING and self._preempt_extraction(draft):
+                    continue
+                return
+            if group.search is None:
+                slots -= need
+            else:
+                beam_slots -= need
 
-    def _slots_in_use(self) -> int:
-        return sum(_slots_of(sequence) for sequence in self._running)
+    def _preempt_extraction(self, draft: Draft) -> bool:
+        """Makes room for a generation that waits. False: no extraction has anything to give."""
+        candidates = [s for s in self._running if s.extracts and s not in draft.used and len(s.table)]
+        if not candidates or not self._try_preempt(max(candidates, key=lambda s: s.urgency)):
+            return False
+        draft.num_preempted += 1
+        return True
 
-    def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _slots_in_use(self, of_beams: bool) -> int:
+        return sum(_slots_of(s) for s in self._running if (s.group.search is not None) is of_beams)
+
+    def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
 
-        Beside others it leaves each of them a block to grow into, or it would soon be preempted by one of them.
+        Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
         placement = self._place(sequence)
         if placement is None:
             return False
-        if not draft.takes_encoder(placement, self.limits.max_num_encoder_tokens):
+        if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
             placement.drop()
             return False
-        heapq.heappop(self._waiting)
-        self._num_waiting -= 1
+        self._queue_of(sequence).pop()
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
@@ -401,13 +427,13 @@ class Scheduler:
     def _place(self, sequence: Sequence) -> Placement | None:
         """Where it starts from, with room for it; None if there is none."""
         placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed + len(self._running)):
+        if self.cache.make_room(placement.needed + sum(s.group.growth for s in self._running)):
             return placement
         if not self._running and self._make_room_alone(placement, sequence):
             return placement
         if placement.table is not sequence.table:
             placement.drop()
-        if self._running or any(_may_owe_blocks(s) for s in self._swapped):
+        if self._running or any(s.may_owe_blocks for s in self._swapped):
             return None
         return self._place_anew(sequence)
 
@@ -417,7 +443,7 @@ class Scheduler:
         if placement.lease is None and self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
             return True
         for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence and not _may_owe_blocks(other):
+            if other is not sequence and not other.may_owe_blocks:
                 del self._swapped[other]
                 self._drop_blocks(other)
                 if self.cache.make_room(placement.needed):
@@ -454,6 +480,7 @@ class Scheduler:
                 sequence.output.sibling(choice),
                 num_computed=sequence.num_computed,
                 status=Status.RUNNING,
+                capture=None if sequence.capture is None else sequence.capture.sibling(),
             )
             child.begin()
             group.sequences.append(child)
@@ -461,26 +488,9 @@ class Scheduler:
         return list(group.sequences)
 
 
-def salt_of(request: Request) -> bytes:
-    return pack_salt(request.tenant, request.cache_salt, request.encoder)
-
-
-def pack_salt(tenant: str, cache_salt: str, encoder: EncoderInput | None = None) -> bytes:
-    """An exact key of who may share blocks: no two (tenant, salt, encoder input) of a model give the same bytes."""
-    name, salt = tenant.encode(), cache_salt.encode()
-    head = len(name).to_bytes(4, "little") + name
-    return head + salt if encoder is None else head + len(salt).to_bytes(4, "little") + salt + encoder.key
-
-
-def _may_owe_blocks(sequence: Sequence) -> bool:
-    """Its end may be in flight, and its blocks are promised to a lease: they cannot be dropped before that is known."""
-    record = sequence.group.record
-    return sequence.num_in_flight > 0 and record is not None and record.ttl is not None
-
-
 def _slots_of(sequence: Sequence) -> int:
     """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
     group = sequence.group
-    if group.forked and group.search is None:
-        return 1
-    return group.num_slots if sequence is group.sequences[0] else 0
+    if sequence.extracts or sequence.owing:
+        return 0  # it samples nothing
+    return 1 if group.forked and group.search is None else group.num_slots

@@ -15,8 +15,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine._C import BlockTable, TokenList
+from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
+from engine.capture import Capture
 from engine.cross import CrossTable
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
@@ -32,6 +33,7 @@ NEVER = 1 << 62  # more tokens than anybody samples
 # further, so that nobody starves.
 _CHEAP_TOKENS = 64
 _HEAD_START = 64
+_BELOW = 1 << 40  # added to the priority of extractions: beyond any that a client may send
 
 
 def _head_start(request: Request) -> int:
@@ -58,10 +60,13 @@ class Sequence:
     row: int = NO_ROW
     status: Status = Status.WAITING
     last_token_at: float = 0.0
+    capture: Capture | None = None  # of hidden states, if they were asked for
+    owing: bool = False  # its tokens are final: what it is still there for are hidden states
     num_prompt: int = field(init=False)
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
+    extracts: bool = field(init=False)  # as its request
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
 
@@ -70,7 +75,9 @@ class Sequence:
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
         arrival = self.group.arrival_number
-        self.urgency = (request.priority, arrival - _head_start(request), arrival, self.choice)
+        self.extracts = request.extracts
+        priority = request.priority + (_BELOW if self.extracts else 0)
+        self.urgency = (priority, arrival - _head_start(request), arrival, self.choice)
 
     # Plain counts, moved by these two and nobody else: they are read several times per token.
 
@@ -98,10 +105,41 @@ class Sequence:
             if self.group.search is None:
                 self.output.push(first, TokenLogprob(first, 0.0, 1), shown=True)
 
+    def owe(self) -> None:
+        """Its tokens are final; steps launched past its end do not count, except for what they know of its tokens."""
+        assert self.capture is not None
+        if not self.capture.ended:
+            self.capture.end(len(self.tokens))
+        self.planned_len = len(self.tokens)
+        self.num_computed = min(self.num_computed, self.planned_len)
+        self.owing = True
+
+    @property
+    def may_owe_blocks(self) -> bool:
+        """Its end may be in flight, and its blocks are promised to a lease: they stay until that is known."""
+        record = self.group.record
+        return self.num_in_flight > 0 and record is not None and record.ttl is not None
+
     @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""
         return self.planned_len - self.num_computed
+
+    @property
+    def goal_len(self) -> int:
+        """Tokens whose KV it needs."""
+        return self.capture.goal_len if self.owing and self.capture is not None else len(self.tokens)
+
+    @property
+    def most_inherited(self) -> int:
+        """Tokens whose KV it may find in place; who samples has to compute the last one."""
+        return self.goal_len if self.owing else len(self.tokens) - 1
+
+    def num_to_compute(self, num_computed: int) -> int:
+        """Tokens of forward until it has what it needs, from so many computed ones on."""
+        if not self.owing or self.capture is None:
+            return len(self.tokens) - num_computed
+        return self.capture.num_owed(num_computed) + max(0, self.capture.goal_len - num_computed)
 
     @property
     def wants_sample(self) -> bool:
@@ -128,17 +166,21 @@ class Group:
     parent: Record | None = None  # what it continues from, if that is there
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
     search: BeamSearch | None = None  # of beams
+    beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
     ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
     cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
     prompt_logprobs_planned: int = 0  # positions that launched steps tell of
+    states_bytes: int = 0  # most that its hidden states can take
+    holds_states_memory: bool = False  # they are charged for
+    states_tokens: int = 0  # tokens of forward that only they needed; of an extraction all
     admitted_at: float | None = None
     first_token_at: float | None = None
 
     @property
     def num_slots(self) -> int:
-        """Running slots it takes: before the fork it already holds those of its later choices."""
+        """Running slots it takes: before the fork it already holds those of its later choices, or of its beams."""
         beams = self.request.params.beams
         return self.request.params.n if beams is None else beams.width
 
@@ -147,9 +189,20 @@ class Group:
         return any(s.status is Status.RUNNING for s in self.sequences)
 
     @property
+    def growth(self) -> int:
+        """Blocks that each of its running sequences may need next."""
+        return 1 if self.beams is None else len(self.beams)
+
+    @property
     def finished(self) -> bool:
         """Every choice is complete. Before the fork there is no other choice than the first."""
         return self.num_finished == len(self.sequences)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of both prompts, if it has two; audio has no tokens."""
+        encoder = self.request.encoder
+        return len(self.request.prompt_token_ids) + (0 if encoder is None else len(encoder.token_ids))
 
     @property
     def completion_tokens(self) -> int:

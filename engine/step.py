@@ -8,26 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
-from engine._C import BlockTable, gather_tables, prepare_batch
+from engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
 from engine.beams import BeamSearch
 from engine.encoder import EncoderSpec
+from engine.hidden import Indices, StepTaps, TapSpec
 from engine.sampler_rows import SamplerRows
 from engine.sequence import NO_ROW, Group, Sequence
 from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
 
 BlockPairs = list[tuple[int, int]]
+NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions [begin, begin + count) of a sequence, to be computed."""
+    """Positions [begin, begin + count) of a sequence, to be computed; of a group of beams, one position of each."""
 
     sequence: Sequence
     begin: int
     count: int
+    tapped: Indices | None = None  # positions whose hidden states are stored
+    read_only: bool = False  # their KV is there, and is not written again
+
+    @property
+    def tables(self) -> BlockTable | BeamTables:
+        beams = self.sequence.group.beams
+        return self.sequence.table if beams is None else beams
+
+    @property
+    def num_tokens(self) -> int:
+        beams = self.sequence.group.beams
+        return self.count if beams is None else len(beams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
+    tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
 
 
 @dataclass(slots=True)
@@ -63,8 +79,10 @@ class _Outcome:
     ended: list[Group] = field(default_factory=list)
     specs: list[PromptLogprobSpec] = field(default_factory=list)
     spec_groups: list[Group] = field(default_factory=list)
-    beam_tokens: dict[Group, list[int]] = field(default_factory=dict)  # as sample_tokens, of each group's beams
+    beam_tokens: dict[Group, range] = field(default_factory=dict)  # as sample_tokens, of each group's beams
     num_prompt_tokens: int = 0
+    tapped: list[tuple[Sequence, Indices]] = field(default_factory=list)
+    tapped_tokens: list[Indices] = field(default_factory=list)  # as tapped, of the step
 
 
 class StepMaker:
@@ -79,7 +97,7 @@ class StepMaker:
 
     def make(self, chunks: list[Chunk], moves: BlockMoves, encoders: list[EncoderSpec], num_preempted: int) -> Launch:
         batch = prepare_batch(
-            [c.sequence.table for c in chunks],
+            [c.tables for c in chunks],
             [c.sequence.tokens for c in chunks],
             [c.begin for c in chunks],
             [c.count for c in chunks],
@@ -87,11 +105,15 @@ class StepMaker:
         )
         closing = self._rows.take_closed()
         outcome = _Outcome()
-        for chunk, start in zip(chunks, batch.query_start.tolist(), strict=False):
+        start = 0
+        for chunk in chunks:
+            if chunk.read_only:
+                batch.slot_mapping[start : start + chunk.count] = NO_SLOT
             self._conclude(outcome, chunk, start)
+            start += chunk.num_tokens
         self._step += 1
         cross_tables, cross_lens = _cross_arrays(chunks)
-        beam_tokens = [token for tokens in outcome.beam_tokens.values() for token in tokens]
+        beam_tokens = list(chain.from_iterable(outcome.beam_tokens.values()))
         plan = StepPlan(
             step=self._step,
             input_ids=batch.input_ids,
@@ -111,6 +133,7 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
+            taps=_taps(outcome, len(batch.input_ids)) if outcome.tapped else None,
             encoders=tuple(encoders),
             cross_tables=cross_tables,
             cross_lens=cross_lens,
@@ -123,11 +146,17 @@ class StepMaker:
             tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
             outcome.num_prompt_tokens,
             num_preempted,
+            tuple(outcome.tapped),
         )
 
     def _conclude(self, outcome: _Outcome, chunk: Chunk, start: int) -> None:
         """What a chunk, at token `start` of the step, leads to."""
         sequence, end = chunk.sequence, chunk.begin + chunk.count
+        if chunk.tapped is not None:
+            outcome.tapped.append((sequence, chunk.tapped))
+            outcome.tapped_tokens.append(chunk.tapped + (start - chunk.begin))
+        if chunk.read_only:
+            return
         if chunk.begin < sequence.num_prompt or chunk.count > 1:
             # Known tokens: whoever comes next may share them. A sampled token is committed when it is known.
             if self._prefix_caching:
@@ -136,12 +165,12 @@ class StepMaker:
             if (spec := _prompt_logprobs(chunk, start)) is not None:
                 outcome.specs.append(spec)
                 outcome.spec_groups.append(sequence.group)
-        if end < sequence.planned_len:
+        if end < sequence.planned_len or sequence.owing:
             return
         last = start + chunk.count - 1
         if sequence.group.search is not None and sequence.wants_sample:
+            outcome.beam_tokens[sequence.group] = range(last, start + chunk.num_tokens)
             sequence.group.forked = True
-            outcome.beam_tokens.setdefault(sequence.group, []).append(last)
             return
         choices = self._part_ways(sequence)
         if not sequence.wants_sample:
@@ -164,8 +193,9 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
     lens: list[int] = []
     for group in (chunk.sequence.group for chunk in chunks):
         assert group.cross is not None and group.request.encoder is not None
-        tables.append(group.cross.table)
-        lens.append(group.request.encoder.length)
+        num_rows = 1 if group.beams is None else len(group.beams)
+        tables += [group.cross.table] * num_rows
+        lens += [group.request.encoder.length] * num_rows
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
 
 
@@ -173,12 +203,27 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
     return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
 
 
+def _taps(outcome: _Outcome, num_tokens: int) -> StepTaps:
+    rows = np.full(num_tokens, -1, np.int32)
+    layers = np.zeros((num_tokens, 2), np.uint64)
+    specs, first = [], 0
+    for (sequence, _), tokens in zip(outcome.tapped, outcome.tapped_tokens, strict=True):
+        assert sequence.capture is not None
+        num_layers = sequence.capture.num_layers
+        end = first + len(tokens) * num_layers
+        rows[tokens] = np.arange(first, end, num_layers)
+        layers[tokens] = sequence.capture.mask
+        specs.append(TapSpec(tokens.astype(np.int32), num_layers))
+        first = end
+    return StepTaps(rows, layers, first, tuple(specs))
+
+
 def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:
     specs = []
     first = len(outcome.sample_tokens)
     for group, tokens in outcome.beam_tokens.items():
         search = group.search
-        assert search is not None and len(tokens) == len(search.running)
+        assert search is not None and len(tokens) == search.num_running
         specs.append(
             BeamSpec(
                 request_id=group.request.id,

@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from engine.encoder import EncoderInfo, EncoderInput, EncoderSpec, TokenRules
 from engine.errors import EngineError
+from engine.hidden import HiddenStatesParams, StatesDType, StepTaps
+from engine.hidden_values import ExtractedStates, StatesArray
 
 if TYPE_CHECKING:
     from engine.catalogue import Catalogue
@@ -29,8 +31,7 @@ FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
-# None: the end token. str: the stop string, or "deadline". int: the stop token id.
-StopReason = int | str | None
+StopReason = int | str | None  # None: the end token. str: the stop string, or "deadline". int: the stop token id
 
 
 class OutputMode(enum.Enum):
@@ -137,6 +138,7 @@ class Request:
     keep_record: bool = True  # whether others may continue from it
     origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
+    hidden_states: HiddenStatesParams | None = None
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
@@ -144,9 +146,9 @@ class Request:
         assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Of both prompts; audio has none."""
-        return len(self.prompt_token_ids) + (0 if self.encoder is None else len(self.encoder.token_ids))
+    def extracts(self) -> bool:
+        """Whether it wants nothing but hidden states: it then has a queue of its own, below generation."""
+        return self.hidden_states is not None and self.params.max_tokens == 0
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------
@@ -226,6 +228,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     inheritance: Inheritance | None = None  # on the first delivery of a continuation
     retained: Retained | None = None  # on the last delivery, if a lease was asked for and granted
     retention_lost: str | None = None  # on the last delivery, if a lease was asked for and outgrew the budget: why
+    hidden_states: ExtractedStates | None = None  # on the last delivery, if asked for
 
     @property
     def finished(self) -> bool:
@@ -354,6 +357,7 @@ class StepPlan:
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
     beams: tuple[BeamSpec, ...] = ()
+    taps: StepTaps | None = None  # None: nobody wants hidden states of this step
     encoders: tuple[EncoderSpec, ...] = ()
     cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
     cross_lens: IntArray | None = None  # [S]
@@ -382,6 +386,7 @@ class StepResult:
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
     beams: tuple[BeamCandidates, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it
+    states: tuple[StatesArray, ...] = ()  # as plan.taps.specs: [R, layers, H], owned by nobody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +412,6 @@ class Runner(Protocol):
     """What the device thread runs. The paged fake of the tests and the real runners implement it."""
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
-
     def close(self) -> None: ...
 
 
@@ -423,6 +427,9 @@ class ModelInfo:
     dtype: str
     num_parameters: int
     default_sampling: dict[str, float | int] = field(default_factory=dict)  # from generation_config.json
+    num_layers: int = 0  # L
+    hidden_size: int = 0  # H
+    states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
 
 
@@ -451,6 +458,8 @@ class EngineLoad:
     retention_budget: int = 0  # blocks
     retention_charged: int = 0  # blocks: held by leases, and promised to running requests
     retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
+    waiting_extractions: int = 0
+    states_bytes: int = 0  # of hidden states that are collected or being sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,5 +497,4 @@ class Observer(Protocol):
     """Told of every step and every end, on the event-loop thread; must be quick and must not raise."""
 
     def on_step(self, stats: StepStats) -> None: ...
-
     def on_finish(self, stats: RequestStats) -> None: ...

@@ -14,11 +14,14 @@ from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
+from server.embeddings import embeddings
+from server.hidden_states import hidden_states
 from server.intake import Expectation, body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import JsonProtocol, common_headers, guard
+from server.room import Room
 from server.speech import speech_of
 from server.stored import ResponseStore
 
@@ -27,6 +30,8 @@ _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the 
 _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/hidden_states", hidden_states),
+    ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
     ("GET", "/v1/responses/{id}", stored_responses.retrieve),
@@ -63,6 +68,7 @@ def make_app(
     metrics.model_name = names[0]
     metrics.load = engine.load
     gate = Gate(keys, host=config.host, guard_metrics=config.guard_metrics, allowed_origins=config.allowed_origins)
+    extraction = engine.extraction_limits
     context = Context(
         engine=engine,
         text=text,
@@ -76,6 +82,8 @@ def make_app(
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
         speech=speech_of(engine.info, text.tokenizer),
+        encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
+        room=Room(extraction.max_bytes, extraction.max_queued),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
@@ -97,7 +105,8 @@ def make_app(
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     context = app[CONTEXT]
-    for pool in (context.pool, context.builder, *([context.speech.pool] if context.speech else [])):
+    hearing = [] if context.speech is None else [context.speech.pool]
+    for pool in (context.pool, context.builder, context.encoder, *hearing):
         pool.shutdown(wait=False, cancel_futures=True)
 
 

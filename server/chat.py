@@ -11,6 +11,7 @@ from engine.types import ChoiceDelta, Request
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.generated_states import GeneratedStates, generated_states
 from server.generation import (
     Prompt,
     check_stream_options,
@@ -27,6 +28,7 @@ from server.lineage import chat_prompt
 from server.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
 from server.names import new_id
 from server.report import Report, report_of
+from server.states_wish import completion_states
 from server.wire import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -48,19 +50,24 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     catalogue = context.catalogues.named(http[TENANT], body.catalogue)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
     terms = terms_of(context, http, body, sampling.default_tokens(params, None))
+    wish = completion_states(body.return_hidden_states, context.engine.info)
     prompt = await chat_prompt(context, terms, body)
-    [request] = engine_requests(context, body, answer_id, [prompt], params, terms)
+    [request] = engine_requests(context, body, answer_id, [prompt], params, terms, wish)
+    states = generated_states(context, wish, [request])
     headers = fields.ignored_header(ignored)
     report = report_of(request)
     if body.stream:
-        return await _stream(http, context, body, head, request, report, headers)
+        return await _stream(http, context, body, head, request, states, report, headers)
     [result] = await collect(context.engine, [request])
     shape = ChatShape(context, body, prompt)
     choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
     usage = usage_object([result.usage] if result.usage is not None else [])
     told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
     extras = shape.extras(result.prompt_logprobs)
-    return json_response({**head, "choices": choices, "usage": usage, **extras, **told}, headers)
+    answer = {**head, "choices": choices, "usage": usage, **extras, **told}
+    if states is not None:
+        return await states.send_whole(http, answer, [result.delivery], headers)
+    return json_response(answer, headers)
 
 
 async def _stream(
@@ -69,10 +76,11 @@ async def _stream(
     body: ChatBody,
     head: dict[str, Any],
     request: Request,
+    states: GeneratedStates | None,
     report: Report,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    stream, chunk_head, report = open_stream(context, body, head, report)
+    stream, chunk_head, report = open_stream(context, body, head, report, states)
     shape = ChatShape(context, body, Prompt(request.prompt_token_ids))
     source = stream.add_source(ChatChunks(shape, chunk_head, request.params.n, report))
     return await send_stream(context.engine, http, [request], [source], stream, headers)

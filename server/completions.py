@@ -12,6 +12,7 @@ from engine.types import ChoiceDelta, Request, TokenLogprob
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.generated_states import GeneratedStates, generated_states
 from server.generation import (
     Prompt,
     check_stream_options,
@@ -28,6 +29,7 @@ from server.lineage import completion_prompts
 from server.logprobs import Spelling, completion_logprobs, finite_sum, prompt_logprobs
 from server.names import new_id
 from server.report import Report, report_of
+from server.states_wish import completion_states
 from server.wire import CompletionBody
 
 
@@ -45,13 +47,15 @@ async def completions(http: web.Request) -> web.StreamResponse:
     catalogue = context.catalogues.named(http[TENANT], body.catalogue)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
     terms = terms_of(context, http, body, sampling.default_tokens(params, sampling.COMPLETION_DEFAULT_TOKENS))
+    wish = completion_states(body.return_hidden_states, context.engine.info)
     prompts = await completion_prompts(context, terms, body)
-    requests = engine_requests(context, body, answer_id, prompts, params, terms)
+    requests = engine_requests(context, body, answer_id, prompts, params, terms, wish)
+    states = generated_states(context, wish, requests)
     headers = fields.ignored_header(ignored)
     # Only a single prompt may have a parent or a lease.
     report = report_of(requests[0])
     if body.stream:
-        return await _stream(http, context, body, head, prompts, requests, report, headers)
+        return await _stream(http, context, body, head, prompts, requests, states, report, headers)
     results = await collect(context.engine, requests)
     objects = []
     for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
@@ -59,7 +63,10 @@ async def completions(http: web.Request) -> web.StreamResponse:
         objects += [chunks.choice(choice, True, result.prompt_logprobs) for _, choice in sorted(result.choices.items())]
     usage = usage_object([result.usage for result in results if result.usage is not None])
     beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
-    return json_response({**head, "choices": objects, "usage": usage, **beside}, headers)
+    answer = {**head, "choices": objects, "usage": usage, **beside}
+    if states is not None:
+        return await states.send_whole(http, answer, [result.delivery for result in results], headers)
+    return json_response(answer, headers)
 
 
 async def _stream(
@@ -69,10 +76,11 @@ async def _stream(
     head: dict[str, Any],
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
+    states: GeneratedStates | None,
     report: Report,
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    stream, chunk_head, report = open_stream(context, body, head, report)
+    stream, chunk_head, report = open_stream(context, body, head, report, states)
     sources = [
         stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n, report))
         for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True))

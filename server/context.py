@@ -15,6 +15,7 @@ from server.errors import ApiError
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
 from server.metrics import Metrics
+from server.room import Room
 from server.speech import Speech
 from server.stored import ResponseStore, RunningResponses
 
@@ -33,8 +34,16 @@ class Context:
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
     speech: Speech | None  # of a model that hears
+    encoder: ThreadPoolExecutor  # for hidden states: much arithmetic on few requests
+    room: Room  # for their memory
     running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def states_budget(self) -> int:
+        """Bytes of hidden states that one request may come to hold."""
+        limits = self.engine.extraction_limits
+        return min(limits.max_request_bytes, limits.max_bytes)
 
     def served_name(self, model: str | None) -> str:
         """The name to answer with; raises 404 for a model that is not here."""

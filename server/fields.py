@@ -29,13 +29,24 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "response_format": ({"type": "text"},),
-    "return_hidden_states": (False,),
     "structured_outputs": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "web_search_options": (),
 }
 _GENERATION = "it belongs to /v1/completions and /v1/chat/completions"
+# What the endpoints that generate nothing refuse.
+_NO_GENERATION: dict[str, tuple[tuple[Any, ...], str]] = {
+    "include_prompt": ((), "all positions are the prompt's"),
+    "max_completion_tokens": ((0,), _GENERATION),
+    "max_tokens": ((0,), _GENERATION),
+    "messages": (([],), "it takes `input`: text or token ids"),
+    "n": ((1,), _GENERATION),
+    "prompt": (("", []), "it takes `input`"),
+    "return_hidden_states": ((False,), _GENERATION),
+    "stream": ((False,), "the answer comes whole"),
+    "stream_options": ((), "the answer comes whole"),
+}
 # Fields of one endpoint that the other refuses, and what to use there.
 _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
     wire.CompletionBody: {
@@ -72,10 +83,21 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "prompt": (("", []), "this server keeps no prompts; send `instructions` and `input`"),
         "prompt_logprobs": ((), _GENERATION),
         "response_format": (({"type": "text"},), "use `text.format`"),
+        "return_hidden_states": ((False,), _GENERATION),
         "return_token_ids": ((False,), _GENERATION),
         "suffix": (("",), "it belongs to /v1/completions"),
         "truncate_prompt_tokens": ((), "use `truncation`"),
         "use_beam_search": ((False,), _GENERATION),
+    },
+    wire.HiddenStatesBody: {
+        **_NO_GENERATION,
+        "dimensions": ((), "it belongs to /v1/embeddings"),
+        "normalize": ((False,), "it belongs to /v1/embeddings"),
+    },
+    wire.EmbeddingsBody: {
+        **_NO_GENERATION,
+        **dict.fromkeys(("continuation_of", "dtype", "layers", "positions"), ((), "it belongs to /v1/hidden_states")),
+        "retain": ((False,), "embeddings leave no record"),
     },
 }
 # Names that other servers use for something of ours.
@@ -109,6 +131,7 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
             raise ApiError(400, "unknown_parameter", message, param=wire.shorten(name))
         else:
             ignored.append(name)
+    _check_states_fields(raw.get("return_hidden_states"))
     options = raw.get("stream_options")
     if "stream_options" in known and isinstance(options, dict):
         inner = wire.StreamOptions.__struct_fields__
@@ -116,6 +139,15 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
             f"stream_options.{name}" for name, value in options.items() if name not in inner and value is not None
         ]
     return wire.convert(raw, body), ignored
+
+
+def _check_states_fields(given: Any) -> None:
+    """Unlike other objects it has names that are ours alone: one that is not known was meant for us."""
+    known = wire.GeneratedStates.__struct_fields__
+    for name in given if isinstance(given, dict) else ():
+        if name not in known and given[name] is not None:
+            message = f"`return_hidden_states` has no field {wire.shorten(repr(name))}; it has {', '.join(known)}."
+            raise ApiError(400, "unknown_parameter", message, param=f"return_hidden_states.{wire.shorten(name)}")
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

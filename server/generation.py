@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -23,10 +24,13 @@ from server.chunks import usage_event
 from server.context import ARRIVED, TENANT, Context
 from server.encoder_prompts import with_rules
 from server.errors import from_engine, invalid
+from server.extraction import release
+from server.generated_states import GeneratedStates
 from server.interfaces import EngineLike
 from server.names import check_name
 from server.report import Report
 from server.sse import Done, EventStream, Source
+from server.states_wish import StatesWish, check_states
 from server.wire import GenerationBody
 
 
@@ -114,26 +118,37 @@ async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Colle
     collectors = [Collector(end) for end in ends]
     whole = [replace(request, output=OutputMode.FINAL) for request in requests]
     with Job(engine, whole, collectors):
-        await asyncio.gather(*ends)
+        try:
+            await asyncio.gather(*ends)
+        except BaseException:
+            release(*(collector.delivery for collector in collectors))
+            raise
     return collectors
 
 
 def open_stream(
-    context: Context, body: GenerationBody, head: dict[str, Any], report: Report
+    context: Context, body: GenerationBody, head: dict[str, Any], report: Report, states: GeneratedStates | None
 ) -> tuple[EventStream, dict[str, Any], Report]:
     """A stream, the head of its chunks, and what they report.
 
-    Where a last chunk tells the usage, it tells of the lease too, and the others say that the usage is null.
+    Where a last chunk tells the usage, it tells of the lease too, and the others say that the usage is null. Without
+    it the chunk of hidden states is the last.
     """
     keep_alive = context.config.sse_keep_alive_interval
+    unleased = replace(report, leased=False)
     if body.stream_options is None or not body.stream_options.include_usage:
-        return EventStream(Done(lambda endings: b""), keep_alive), head, report
+        no_usage = Done(lambda endings: b"")
+        if states is None:
+            return EventStream(no_usage, keep_alive), head, report
+        return EventStream(no_usage, keep_alive, partial(states.chunk, head, report)), head, unleased
 
     def last_event(endings: Sequence[Delta]) -> bytes:
         usages = [ending.usage for ending in endings if ending.usage is not None]
         return usage_event(head, usage_object(usages), report.retained(endings[-1]))
 
-    return EventStream(Done(last_event), keep_alive), {**head, "usage": None}, replace(report, leased=False)
+    chunk_head = {**head, "usage": None}
+    chunk = None if states is None else partial(states.chunk, chunk_head, unleased)
+    return EventStream(Done(last_event), keep_alive, chunk), chunk_head, unleased
 
 
 async def send_stream(
@@ -146,8 +161,11 @@ async def send_stream(
 ) -> web.StreamResponse:
     """Runs the requests into the stream. What fails before the first event is raised; cancelled as `collect` is."""
     with Job(engine, requests, sources):
-        await stream.wait_first()
-        return await stream.run(http, headers)
+        try:
+            await stream.wait_first()
+            return await stream.run(http, headers)
+        finally:
+            stream.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +204,7 @@ def engine_requests(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     terms: Terms,
+    wish: StatesWish | None = None,
 ) -> list[Request]:
     """One engine request per prompt, named after the answer. The client's own name belongs to the first."""
     if terms.retain is not None and len(prompts) > 1:
@@ -213,9 +232,12 @@ def engine_requests(
                 keep_record=terms.keep_record,
                 origin=prompt.origin,
                 encoder=prompt.encoder,
+                hidden_states=None if wish is None else wish.params,
             )
         )
     sampling.check_answer_size(request.params for request in requests)
+    if wish is not None:
+        check_states(wish, requests, context.engine.info, context.states_budget)
     return requests
 
 

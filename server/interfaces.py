@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.types import EngineLoad, ModelInfo, Parent, RecordEntry, Request, Sink
+
+if TYPE_CHECKING:
+    from engine.extraction import ExtractionLimits
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 
@@ -13,6 +16,9 @@ EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 class EngineLike(Protocol):
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def extraction_limits(self) -> ExtractionLimits: ...
 
     @property
     def state(self) -> EngineState: ...

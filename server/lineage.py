@@ -60,8 +60,9 @@ class Cut:
         )
 
 
-def is_continuation(body: CompletionBody | ChatBody) -> bool:
-    """Whether the body continues from a parent, once its fields are known to agree with that."""
+def is_continuation(body: CompletionBody | ChatBody, prompt: str = "prompt") -> bool:
+    """Whether the body continues from a parent, once its fields are known to agree with that. `prompt` is the name that
+    the field has in the client's endpoint."""
     if not body.continuation_of:
         for name in (*_SUFFIX, "continuation_fallback", "continuation_choice"):
             if getattr(body, name):
@@ -84,7 +85,7 @@ def is_continuation(body: CompletionBody | ChatBody) -> bool:
     if isinstance(body, ChatBody):
         given += ["messages"] * bool(body.messages)
     else:
-        given += ["prompt"] * bool(_single_prompt(body.prompt))
+        given += [prompt] * bool(_single_prompt(body.prompt, prompt))
     if len(given) > 1:
         raise invalid(f"`{given[0]}` and `{given[1]}` both say what comes next: send one of them.", given[0])
     return True
@@ -144,34 +145,36 @@ def _place(parent: Parent, choice: ParentChoice, place: int | str | None, refere
 # --- completions -------------------------------------------------------------------------------------------------
 
 
-async def completion_prompts(context: Context, terms: Terms, body: CompletionBody) -> list[Prompt]:
-    """The prompts of a request, or the single one of a continuation."""
-    if not is_continuation(body):
-        return await plain_prompts(context, body, body.prompt)
+async def completion_prompts(
+    context: Context, terms: Terms, body: CompletionBody, name: str = "prompt"
+) -> list[Prompt]:
+    """The prompts of a request, or the single one of a continuation. `name` is what the endpoint calls them."""
+    if not is_continuation(body, name):
+        return await plain_prompts(context, body, body.prompt, name)
     begin = await cut(context, terms, body)
     if begin is not None:
-        return [await _continued_completion(context, body, begin)]
+        return [await _continued_completion(context, body, begin, name)]
     [prompt] = await plain_prompts(context, body, body.continuation_fallback, "continuation_fallback")
     return [_fallen_back(prompt, body)]
 
 
-async def _continued_completion(context: Context, body: CompletionBody, begin: Cut) -> Prompt:
-    given = _single_prompt(body.prompt) or body.continuation_suffix or body.continuation_token_ids or ""
-    return begin.prompt(begin.at, await _suffix_ids(context, given, _suffix_name(body, "prompt")), None)
+async def _continued_completion(context: Context, body: CompletionBody, begin: Cut, name: str) -> Prompt:
+    given = _single_prompt(body.prompt, name) or body.continuation_suffix or body.continuation_token_ids or ""
+    return begin.prompt(begin.at, await _suffix_ids(context, given, _suffix_name(body, name)), None)
 
 
-def _single_prompt(prompt: PromptField | None) -> str | list[int]:
+def _single_prompt(prompt: PromptField | None, name: str) -> str | list[int]:
     """`prompt` as a suffix: a string or a list of token ids, or a list of one of them."""
     if not prompt:
         return ""
     if not isinstance(prompt, str | dict) and len(prompt) > 1 and not all(isinstance(item, int) for item in prompt):
-        raise invalid("`prompt` must be one string or one list of token ids where it continues a parent.", "prompt")
-    [form] = read_forms(prompt, "prompt")
+        raise invalid(f"`{name}` must be one string or one list of token ids where it continues a parent.", name)
+    [form] = read_forms(prompt, name)
     if form.is_pair:
         raise invalid(
-            "`prompt` must be one string or one list of token ids where it continues a parent, whose encoder input it "
-            "inherits.",
-            "prompt.encoder_prompt",
+            f"`{name}` must be one string or one list of token ids where it continues a parent, whose encoder input "
+            "it inherits.",
+            f"{name}.encoder_prompt",
         )
     return form.prompt.given
 

@@ -4,8 +4,10 @@ must not cost 64 calls into a client library."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,7 +15,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from engine.hidden_values import ExtractedStates
 from engine.types import EngineLoad, Grade, GradeLoad, RequestStats, Source, StepStats
+
+StatesOf = Literal["prompt", "completion"]
 
 _STEP_SECONDS = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01)
 _TOKEN_SECONDS = (*_STEP_SECONDS, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -25,6 +30,7 @@ _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _REASONS = ("stop", "length", "abort", "error")
 _SOURCES: tuple[Source, ...] = ("blocks", "host", "prefix_cache", "recompute")
+_STATES_OF: tuple[StatesOf, ...] = ("prompt", "completion")
 _GRADES: tuple[Grade, ...] = ("running", "leased", "warm", "tokens")
 
 
@@ -64,6 +70,11 @@ class Metrics(Collector):
         self._swapped_in = 0
         self._inherited_tokens = 0
         self._continuations = dict.fromkeys(_SOURCES, 0)
+        self._extractions = dict.fromkeys(_STATES_OF, 0)
+        self._extracted_vectors = 0
+        self._extracted_bytes = 0
+        self._extraction_tokens = 0
+        self._dropped_readers = 0
         self._finished = dict.fromkeys(_REASONS, 0)
         self._first_token = Histogram(_FIRST_SECONDS)
         self._inter_token = Histogram(_TOKEN_SECONDS)
@@ -108,6 +119,17 @@ class Metrics(Collector):
         self._request_max_tokens.observe(stats.max_tokens)
         self._request_n.observe(stats.n)
 
+    def on_states(self, states: ExtractedStates, of: StatesOf) -> None:
+        """Hidden states have come from the engine, of an extraction or with a completion."""
+        self._extractions[of] += 1
+        self._extraction_tokens += states.computed_tokens
+        for choice in states.choices:
+            self._extracted_vectors += math.prod(choice.shape[:-1])
+            self._extracted_bytes += choice.num_bytes
+
+    def on_dropped_reader(self) -> None:
+        self._dropped_readers += 1
+
     def exposition(self) -> tuple[bytes, str]:
         """The text format and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
@@ -126,6 +148,8 @@ class Metrics(Collector):
             ("vllm:num_requests_running", "Sequences that run.", load.running),
             ("vllm:num_requests_waiting", "Sequences that wait to run.", load.waiting),
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
+            ("bequest:extractions_waiting", "Extractions that wait to run.", load.waiting_extractions),
+            ("bequest:states_bytes", "Hidden states that are collected or being sent.", load.states_bytes),
             ("bequest:host_blocks", "Blocks of the host pool.", load.usable_host_blocks),
             ("bequest:host_blocks_used", "Blocks of the host pool in use.", load.used_host_blocks),
             ("bequest:leases", "Leases.", leases),
@@ -154,6 +178,10 @@ class Metrics(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", self._prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found there, inherited ones included.", self._prefix_hits),
             ("bequest:inherited_tokens", "Tokens of parents never computed again.", self._inherited_tokens),
+            ("bequest:extracted_vectors", "Hidden states delivered.", self._extracted_vectors),
+            ("bequest:extracted_bytes", "Their bytes.", self._extracted_bytes),
+            ("bequest:extraction_tokens", "Tokens computed for hidden states alone.", self._extraction_tokens),
+            ("bequest:dropped_readers", "Clients dropped because they stopped reading.", self._dropped_readers),
             ("bequest:swapped_out_blocks", "Blocks moved to the host pool.", self._swapped_out),
             ("bequest:swapped_in_blocks", "Blocks moved back.", self._swapped_in),
         ):
@@ -166,6 +194,12 @@ class Metrics(Collector):
         for source, count in self._continuations.items():
             continuations.add_metric([self.model_name, source], count)
         yield continuations
+        extractions = CounterMetricFamily(
+            "bequest:extractions", "Requests whose hidden states were delivered.", labels=["model_name", "of"]
+        )
+        for of, count in self._extractions.items():
+            extractions.add_metric([self.model_name, of], count)
+        yield extractions
         success = CounterMetricFamily(
             "vllm:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
         )

@@ -13,6 +13,7 @@ from engine.errors import EngineError
 from server.context import ANSWER_ID, ARRIVED, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
 from server.names import header_id, new_id
+from server.sending import ReaderStopped
 from server.wire import shorten
 
 _log = logging.getLogger("bequest.server")
@@ -33,12 +34,17 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(from_engine(error))
     except web.HTTPException as error:
         return _from_http(request, error)
+    except ReaderStopped:
+        request.app[CONTEXT].metrics.on_dropped_reader()
+        raise
     except ConnectionError:
         raise  # the client is gone: there is nobody to answer
     except Exception:
         answer_id = request.get(ANSWER_ID) or new_id("req-")
         request[ANSWER_ID] = answer_id
         _log.exception("%s %s failed (%s)", request.method, request.path, answer_id)
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun, it can only be cut off") from None
         return error_response(internal(answer_id))
 
 

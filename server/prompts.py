@@ -54,16 +54,20 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
 
 
 async def plain_prompts(
-    context: Context, body: CompletionBody, given: PromptField | Sequence[int] | None, name: str = "prompt"
+    context: Context,
+    body: CompletionBody,
+    given: PromptField | Sequence[int] | None,
+    name: str = "prompt",
+    hint: str = "",
 ) -> list[Prompt]:
-    """The prompts that are `given` in the field `name`."""
+    """The prompts that are `given` in the field `name`. `hint` follows the complaint about a foreign token id."""
     forms = read_forms(given, name)
     check_forms(context, body, forms)
     encoder = context.engine.info.encoder
     pieces = [form.prompt for form in forms]
     for piece in pieces:
         if not isinstance(piece.given, str):
-            check_ids(piece.given, context.engine.info.vocab_size, piece.param)
+            check_ids(piece.given, context.engine.info.vocab_size, piece.param, hint)
         elif body.truncate_prompt_tokens is None:
             check_length(context, piece.given, encoder, piece.param)
     special = True if body.add_special_tokens is None else body.add_special_tokens

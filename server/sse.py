@@ -4,14 +4,15 @@ Each engine request of a stream has a Source, which is its sink. While the conne
 an event and writes it to the transport inside the engine's call. Before the response has begun, and while the client
 lags (the transport is above its high-water mark), it holds what comes and merges it per choice, so a lagging stream
 costs the memory of its text and gets it in one event. The handler's task sleeps on one future, and is woken for the
-first event, to wait for a lagging client, and at the end.
+first event, to wait for a lagging client, and at the end. Hidden states, which may be large, are written by that task,
+piece by piece, before the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
@@ -20,6 +21,9 @@ from msgspec import structs
 
 from engine.types import ChoiceDelta, Delta, TokenLogprob
 from server.errors import ApiError, from_engine, internal
+from server.extraction import release
+from server.sending import drained
+from server.states_encoding import Piece
 
 _log = logging.getLogger("bequest.server")
 
@@ -176,6 +180,10 @@ class _Connection:
     def write(self, event: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self.chunked else event)
 
+    def write_piece(self, piece: Piece) -> None:
+        """Of an event that is too large for one write."""
+        self._transport.writelines((b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,))
+
     def write_last(self, events: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events) if self.chunked else events)
 
@@ -183,14 +191,23 @@ class _Connection:
 class EventStream:
     """One streamed answer: its sources, and the connection they share."""
 
-    def __init__(self, ending: Ending, keep_alive: float) -> None:
+    def __init__(
+        self,
+        ending: Ending,
+        keep_alive: float,
+        states: Callable[[Sequence[Delta]], AsyncIterator[Piece]] | None = None,
+    ) -> None:
+        """`states` makes the pieces of the event with hidden states, if the client wants any, from the last delivery of
+        each source."""
         self._ending = ending
+        self._states = states
         self._keep_alive = keep_alive
         self._sources: list[Source] = []
         self._endings: list[Delta] = []
         self._error: ApiError | None = None
         self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection: _Connection | None = None  # None: the response has not begun
+        self._writes_states = False  # the event with hidden states is under way
         self._wrote = False  # since the last look of the keep-alive clock
         self._closed = False  # the last byte has been handed to the transport
 
@@ -205,7 +222,7 @@ class EventStream:
     def blocked(self) -> bool:
         """True while nothing may be written: not begun, or ended, or the client lags or is gone."""
         connection = self._connection
-        return connection is None or self._closed or connection.blocked
+        return connection is None or self._closed or self._writes_states or connection.blocked
 
     def write(self, event: bytes) -> None:
         """REQUIRES: not blocked."""
@@ -215,7 +232,7 @@ class EventStream:
 
     def finish(self, ending: Delta) -> None:
         self._endings.append(ending)
-        if self._ended and not self.blocked:
+        if self._ended and self._states is None and not self.blocked:
             self._write_end()
         self.wake()
 
@@ -247,9 +264,11 @@ class EventStream:
             raise ConnectionResetError("the client went away")
         self._connection = _Connection(writer)
         while not self._closed:
-            await writer.drain()
+            await drained(writer, self._holds_states)
             if self._connection.closing:
                 raise ConnectionResetError("the client went away")
+            if self._ended and self._states is not None:
+                await self._write_states(writer)
             self._flush()
             if not self._closed:
                 await self._woken_or_silent()
@@ -257,6 +276,29 @@ class EventStream:
         writer.chunked = False
         await response.write_eof()
         return response
+
+    def release(self) -> None:
+        """Gives back the hidden states that were not sent."""
+        release(*self._endings)
+
+    def _holds_states(self) -> bool:
+        return self._states is not None and bool(self._endings)
+
+    async def _write_states(self, writer: StreamWriter) -> None:
+        """After the last choice has finished, and unless something went wrong, the event with hidden states."""
+        make, self._states = self._states, None
+        assert make is not None and self._connection is not None
+        if self._error is not None:
+            return
+        self.write(b"".join(source.flush() for source in self._sources))
+        self._writes_states = True
+        async for piece in make(self._endings):
+            self._connection.write_piece(piece)
+            await drained(writer)
+            if self._connection.closing:
+                raise ConnectionResetError("the client went away")
+        self._writes_states = False
+        self.release()
 
     async def _woken(self) -> None:
         await self._wake

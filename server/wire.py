@@ -18,6 +18,26 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool = False  # advisory: padding against traffic analysis
 
 
+class PositionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    start: int | None = None
+    end: int | None = None
+
+
+LayersField = str | list[int]
+PositionsField = str | list[int] | PositionSpan
+
+
+class GeneratedStates(msgspec.Struct, frozen=True, kw_only=True):
+    """`return_hidden_states` as an object."""
+
+    layers: LayersField | None = None
+    positions: PositionsField | None = None
+    pooling: str | None = None
+    dtype: str | None = None
+    encoding_format: str | None = None
+    include_prompt: bool | None = None
+
+
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """What completions and chat have in common."""
 
@@ -62,6 +82,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     catalogue: str | None = None
+    return_hidden_states: bool | GeneratedStates | None = None
 
     continuation_of: str | None = None
     continuation_at: int | str | None = None
@@ -120,6 +141,48 @@ class ResponseBody(GenerationBody, frozen=True, kw_only=True):
     # Advisory
     reasoning: dict[str, Any] | None = None
     max_tool_calls: int | None = None
+
+
+class InputBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What the endpoints have in common that compute prompts and generate nothing."""
+
+    model: str | None = None
+    input: PromptField | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+    # Advisory
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+
+
+class HiddenStatesBody(InputBody, frozen=True, kw_only=True):
+    layers: LayersField | None = None
+    positions: PositionsField | None = None
+    pooling: str | None = None
+    dtype: str | None = None
+    encoding_format: str | None = None
+
+    request_id: str | None = None
+    store: bool | None = None
+    retain: bool | dict[str, Any] | None = None
+    continuation_of: str | None = None
+    continuation_at: int | str | None = None
+    continuation_choice: int | None = None
+    continuation_suffix: str | None = None
+    continuation_token_ids: list[int] | None = None
+    continuation_fallback: str | list[int] | None = None
+
+
+class EmbeddingsBody(InputBody, frozen=True, kw_only=True):
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.test_end_to_end import Server
 from tests.test_real_checkpoints import needs
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("continuation.md", "beams.md")
+PAGES = ("continuation.md", "beams.md", "hidden_states.md")
 SAMPLED = {"text", "content"}  # roundings, and so a near tie, may differ from one instruction set to another
 
 
@@ -88,6 +89,17 @@ def test_the_examples_of_encoder_decoder_models() -> None:
                 assert not (wrong := differences(written, answers_to(command, server.url, port)[-1])), wrong
         finally:
             server.stop()
+
+
+def test_the_clients_in_python(server: Server) -> None:
+    """Each prints what is written under it."""
+    text = (DOCS / "hidden_states.md").read_text()
+    clients = re.findall(r"^```python\n(.*?)^```\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(clients) == 3
+    for client, written in clients:
+        script = client.replace("http://127.0.0.1:8000", server.url)
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+        assert run.stdout == written, f"{client}\n{run.stdout}\n{run.stderr}"
 
 
 def test_the_comparison_can_fail() -> None:

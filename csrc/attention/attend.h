@@ -20,8 +20,9 @@ struct AttendJob {
 BEQUEST_DECLARE_PER_ISA(void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin,
                                     int split_end, float* scratch, float* partials))
 
-// Merges the num_splits states at `partials` in order and writes the tile's rows of p.out.
+// Merges the states of the splits that the tile shares, then those of its own, in order, and writes the
+// tile's rows of p.out.
 BEQUEST_DECLARE_PER_ISA(void merge_splits(const PagedAttentionParams& p, const AttendJob& job,
-                                          const float* partials, int num_splits, float* scratch))
+                                          const SplitStates& shared, const SplitStates& own, float* scratch))
 
 }  // namespace bequest

@@ -271,6 +271,15 @@ class TileAttention {
   StateRows split_state() const { return StateRows(scratch_.split, rows_, padded_dim_); }
   StateRows state_at(float* base) const { return StateRows(base, rows_, padded_dim_); }
   int64_t state_floats() const { return int64_t{rows_} * (padded_dim_ + 2); }
+  // This tile's rows of the state of split i, to be read only.
+  StateRows rows_of(const SplitStates& set, int i) const {
+    auto* base = const_cast<float*>(set.states) + i * set.rows * (padded_dim_ + 2);
+    StateRows rows(base, set.rows, padded_dim_);
+    rows.o += set.first_row * padded_dim_;
+    rows.m += set.first_row;
+    rows.d += set.first_row;
+    return rows;
+  }
 
   void start_total() { set_empty(total()); }
 
@@ -445,12 +454,12 @@ void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin
   attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
 }
 
-void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const float* partials, int num_splits,
-                  float* scratch) {
+void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const SplitStates& shared,
+                  const SplitStates& own, float* scratch) {
   TileAttention tile(p, job, scratch);
   tile.start_total();
-  for (int i = 0; i < num_splits; ++i)
-    tile.merge(tile.state_at(const_cast<float*>(partials) + i * tile.state_floats()));
+  for (int i = 0; i < shared.num_splits; ++i) tile.merge(tile.rows_of(shared, i));
+  for (int i = 0; i < own.num_splits; ++i) tile.merge(tile.rows_of(own, i));
   tile.write_result();
 }
 

@@ -12,9 +12,9 @@ void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin
             float* scratch, float* partials) {
   BEQUEST_DISPATCH_ISA(attend(p, job, split_begin, split_end, scratch, partials));
 }
-void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const float* partials, int num_splits,
-                  float* scratch) {
-  BEQUEST_DISPATCH_ISA(merge_splits(p, job, partials, num_splits, scratch));
+void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const SplitStates& shared,
+                  const SplitStates& own, float* scratch) {
+  BEQUEST_DISPATCH_ISA(merge_splits(p, job, shared, own, scratch));
 }
 
 void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
@@ -46,12 +46,12 @@ void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
     float* partials = tile.partial < 0 ? nullptr : plan.partial_state(tile, job.head, item.split_begin);
     attend(p, job, item.split_begin, item.split_end, plan.scratch(worker), partials);
   });
-  const auto num_split = static_cast<int64_t>(plan.split_tiles().size());
-  for_each_item(num_split * heads, [&](int64_t i, int worker) {
-    const QueryTile& tile = plan.tiles()[plan.split_tiles()[i / heads]];
+  const auto num_merged = static_cast<int64_t>(plan.merged_tiles().size());
+  for_each_item(num_merged * heads, [&](int64_t i, int worker) {
+    const QueryTile& tile = plan.tiles()[plan.merged_tiles()[i / heads]];
     const AttendJob job = job_of(tile, i % heads);
-    const float* partials = plan.partial_state(tile, job.head, tile.split_begin());
-    merge_splits(p, job, partials, tile.split_end() - tile.split_begin(), plan.scratch(worker));
+    merge_splits(p, job, plan.shared_states(tile, job.head), plan.own_states(tile, job.head),
+                 plan.scratch(worker));
   });
 }
 

@@ -1,8 +1,10 @@
-// Merges the partial softmax states of the tiles that the work list cut, and writes their rows.
+// Merges the partial softmax states of the tiles that the work list cut, or whose first keys are shared, and
+// writes their rows.
 //
 // A thread block takes one merge entry and kv head. With few rows and many states (decode), several warps
 // share a row, each with every n-th state, and meet in shared memory; with many rows (prefill) a warp takes
-// whole rows.
+// whole rows. Single tokens with few states, of which a step of many sharers has thousands, are dealt out to
+// warps beforehand.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -13,7 +15,8 @@ namespace bequest {
 namespace {
 
 constexpr int kWarps = 16;
-constexpr int kUnroll = 4;  // states a warp has in flight
+constexpr int kUnroll = 4;     // states a warp has in flight
+constexpr int kFewStates = 8;  // that one warp merges about as soon as several would
 
 // A lane's columns of a state: lane * 2 + 64 * i + {0, 1}.
 template <int D>
@@ -49,15 +52,18 @@ template <int D>
 __device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entry, int row, int first,
                                   int step, int lane) {
   const int rows = entry.num_tokens * a.group;
+  const int num_states = entry.num_states + entry.num_shared;
   LaneState<D> total;
-  for (int i = first; i < entry.num_states; i += step * kUnroll) {
+  for (int i = first; i < num_states; i += step * kUnroll) {
     LaneState<D> states[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int index = i + u * step;
-      if (index >= entry.num_states) break;
-      const int64_t state_row = entry.state_row + static_cast<int64_t>(index) * rows + row;
-      states[u].load(a, state_row * a.num_kv_heads + blockIdx.y, lane);
+      if (index >= num_states) break;
+      const int shared = index - entry.num_states;
+      const int first_row =
+          shared < 0 ? entry.state_row + index * rows : entry.shared_row + shared * entry.shared_stride;
+      states[u].load(a, static_cast<int64_t>(first_row + row) * a.num_kv_heads + blockIdx.y, lane);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) total.merge(states[u]);
@@ -101,6 +107,45 @@ __device__ void merge_rows(const AttentionArgs& a, const MergeEntry& entry, int 
   if (has_row && part == 0) write_row<D>(a, entry, row, total, lane);
 }
 
+__device__ MergeEntry load_entry(const int4* merges, int index) {
+  const int4 own = __ldg(merges + 2 * index);
+  const int4 shared = __ldg(merges + 2 * index + 1);
+  return {own.x, own.y, own.z, own.w, shared.x, shared.y, shared.z, shared.w};
+}
+
+// Whether a warp merges each of its rows.
+__device__ bool is_small(const MergeEntry& entry) {
+  return entry.num_tokens == 1 && entry.num_states + entry.num_shared <= kFewStates;
+}
+
+// The small entries, a warp per row: the first entry of a warp is known before states are.
+class SmallEntries {
+ public:
+  __device__ SmallEntries(const AttentionArgs& a, const int4* merges)
+      : merges_(merges),
+        count_(__ldg(a.work_list) * a.group),
+        index_(static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) {
+    if (index_ < count_) entry_ = load_entry(merges, index_ / a.group);
+  }
+
+  template <int D>
+  __device__ void merge(const AttentionArgs& a) {
+    const int lane = threadIdx.x % 32;
+    while (index_ < count_) {
+      const int row = index_ % a.group;
+      if (is_small(entry_)) write_row<D>(a, entry_, row, merge_row<D>(a, entry_, row, 0, 1, lane), lane);
+      index_ += static_cast<int>(gridDim.x) * kWarps;
+      if (index_ < count_) entry_ = load_entry(merges_, index_ / a.group);
+    }
+  }
+
+ private:
+  const int4* const merges_;
+  const int count_;
+  int index_;
+  MergeEntry entry_{};
+};
+
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32)
     merge_kernel(const __grid_constant__ AttentionArgs a, const int4* merges) {
@@ -108,11 +153,13 @@ __global__ void __launch_bounds__(kWarps * 32)
   // The product that follows may ask for its weights meanwhile.
   asm volatile("griddepcontrol.launch_dependents;");
   const int num_merges = __ldg(a.work_list);
+  SmallEntries small(a, merges);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  small.merge<D>(a);
   for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
-    const int4 fields = __ldg(merges + index);
-    const MergeEntry entry{fields.x, fields.y, fields.z, fields.w};
+    const MergeEntry entry = load_entry(merges, index);
+    if (is_small(entry)) continue;
     for (int first = 0; first < entry.num_tokens * a.group; first += kWarps)
       merge_rows<D>(a, entry, first, shared);
   }

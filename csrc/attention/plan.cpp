@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attention/scratch.h"
+#include "attention/shared_prefix.h"
 #include "core/check.h"
 #include "core/threads.h"
 
@@ -31,10 +32,9 @@ AttentionPlan::AttentionPlan(const AttentionBatch& batch, const AttentionShape& 
   check(shape.window >= 0 && (shape.window == 0 || shape.causal), "attention: a window needs a causal mask");
   check(batch.query_start[0] == 0, "attention: query_start must begin with 0");
   num_tokens_ = batch.query_start[batch.num_sequences];
-  for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    check_sequence(batch, s);
-    add_tiles(batch, s);
-  }
+  for (int64_t s = 0; s < batch.num_sequences; ++s) check_sequence(batch, s);
+  add_shared_tiles(batch);
+  for (int64_t s = 0; s < batch.num_sequences; ++s) add_tiles(batch, s);
   add_items();
   allocate();
 }
@@ -49,6 +49,24 @@ void AttentionPlan::check_sequence(const AttentionBatch& batch, int64_t s) const
   if (shape_.causal && query_len > seq_len) fail(name + ": more queries than tokens");
   if (ceil_div(seq_len, shape_.block_size) > batch.max_blocks)
     fail(name + ": seq_len exceeds its block table");
+}
+
+void AttentionPlan::add_shared_tiles(const AttentionBatch& batch) {
+  if (!shape_.causal || shape_.window > 0) return;
+  const BlockTableRows rows{batch.query_start,   batch.seq_lens,   batch.block_tables,
+                            batch.num_sequences, batch.max_blocks, shape_.block_size};
+  const int32_t tile_tokens = std::max(1, kMaxTileRows / shape_.group());
+  for (const SharedRun& run : find_shared_runs(rows, kSplit)) {
+    shared_tiles_.resize(batch.num_sequences, -1);
+    for (int32_t done = 0; done < run.count; done += tile_tokens) {
+      const int32_t first = run.first + done;
+      const int32_t tokens = std::min(tile_tokens, run.count - done);
+      std::fill_n(shared_tiles_.begin() + first, tokens, static_cast<int32_t>(tiles_.size()));
+      // At a position behind its last key a query sees them all.
+      tiles_.push_back(
+          {first, batch.query_start[first], tokens, run.num_keys, run.num_keys, 0, run.num_keys, -1});
+    }
+  }
 }
 
 void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
@@ -69,9 +87,12 @@ void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
   for (int32_t first = begin; first < end; first += tile_tokens) {
     const int32_t tokens = std::min(tile_tokens, end - first);
     const int32_t position = seq_len - (end - first);
-    const int32_t key_begin = shape_.window ? std::max(0, position + 1 - shape_.window) : 0;
+    const int32_t shared_tile = shared_tiles_.empty() ? -1 : shared_tiles_[s];
+    int32_t key_begin = shape_.window ? std::max(0, position + 1 - shape_.window) : 0;
+    if (shared_tile >= 0) key_begin = tiles_[shared_tile].key_end;
     const int32_t key_end = shape_.causal ? position + tokens : seq_len;
-    tiles_.push_back({static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1});
+    tiles_.push_back(
+        {static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1, shared_tile});
   }
 }
 
@@ -82,15 +103,19 @@ void AttentionPlan::add_items() {
   for (const QueryTile& tile : tiles_) total += cost(tile, shape_.group());
   const int64_t target = total * shape_.num_kv_heads / (num_workers_ * kItemsPerThread) + 1;
   int64_t partial_floats = 0;
+  // The first tiles are the shared ones.
+  const int32_t num_shared =
+      shared_tiles_.empty() ? 0 : 1 + *std::max_element(shared_tiles_.begin(), shared_tiles_.end());
   const auto add = [&](int32_t index) {
     QueryTile& tile = tiles_[index];
     const int splits = tile.split_end() - tile.split_begin();
     const int64_t wish = num_workers_ == 1 ? 1 : ceil_div(cost(tile, shape_.group()), target);
     const int pieces = static_cast<int>(std::clamp<int64_t>(wish, 1, std::max(splits, 1)));
-    if (pieces > 1) {
+    const bool shared = index < num_shared;
+    if (pieces > 1 || shared || tile.shared_tile >= 0) {
       tile.partial = partial_floats;
       partial_floats += state_floats(tile) * splits * shape_.num_kv_heads;
-      split_tiles_.push_back(index);
+      if (!shared) merged_tiles_.push_back(index);
     }
     for (int i = 0; i < pieces; ++i)
       items_.push_back(
@@ -102,6 +127,19 @@ void AttentionPlan::add_items() {
   for (int32_t i = 0; i < count; ++i)
     if (tiles_[i].num_tokens == 1) add(i);
   if (partial_floats > 0) partials_ = std::make_unique_for_overwrite<float[]>(partial_floats);
+}
+
+SplitStates AttentionPlan::own_states(const QueryTile& tile, int head) const {
+  return {partial_state(tile, head, tile.split_begin()), tile.split_end() - tile.split_begin(),
+          int64_t{tile.num_tokens} * shape_.group(), 0};
+}
+
+SplitStates AttentionPlan::shared_states(const QueryTile& tile, int head) const {
+  if (tile.shared_tile < 0) return {nullptr, 0, 0, 0};
+  const QueryTile& shared = tiles_[tile.shared_tile];
+  SplitStates states = own_states(shared, head);
+  states.first_row = int64_t{tile.first_token - shared.first_token} * shape_.group();
+  return states;
 }
 
 void AttentionPlan::allocate() {

@@ -5,6 +5,10 @@
 // writes the result; otherwise the items of a tile leave one partial softmax state per split, and a second
 // pass merges them. Both ways merge the same states in the same order, so how the plan cuts the work (which
 // depends on the number of threads and on the other sequences) cannot change a bit of the result.
+//
+// Sequences that share their first blocks (shared_prefix.h) have the whole splits of these in a tile of their
+// own, whose rows are the queries of all of them; what is left of each is its tail. A split's state is the
+// same wherever its row is computed, so that this changes no bit either.
 #pragma once
 
 #include <cstdint>
@@ -33,19 +37,28 @@ struct AttentionShape {
   int group() const { return num_q_heads / num_kv_heads; }
 };
 
-// Queries [first_token, first_token + num_tokens) of the step, of one sequence.
+// Queries [first_token, first_token + num_tokens) of the step, of one sequence or of several that share keys.
 struct QueryTile {
-  int32_t sequence;
+  int32_t sequence;     // whose block table holds the keys
   int32_t first_token;  // in [0, T)
   int32_t num_tokens;
   int32_t first_position;  // of first_token in its sequence
   int32_t seq_len;
   int32_t key_begin;  // [key_begin, key_end): keys that some query of the tile sees
   int32_t key_end;
-  int64_t partial;  // where its partial states begin, in floats; -1: its one item writes the result
+  int64_t partial;           // where its partial states begin, in floats; -1: its one item writes the result
+  int32_t shared_tile = -1;  // of a tail: has the states of the splits before it
 
   int split_begin() const { return key_begin / kSplit; }
   int split_end() const { return (key_end + kSplit - 1) / kSplit; }
+};
+
+// States of some splits, one after another: those of the rows from first_row on are meant.
+struct SplitStates {
+  const float* states;  // [num_splits] of StateRows of `rows` rows
+  int num_splits;
+  int64_t rows;
+  int64_t first_row;
 };
 
 struct WorkItem {
@@ -72,7 +85,7 @@ class AttentionPlan {
   int64_t num_tokens() const { return num_tokens_; }
   const std::vector<QueryTile>& tiles() const { return tiles_; }
   const std::vector<WorkItem>& items() const { return items_; }
-  const std::vector<int32_t>& split_tiles() const { return split_tiles_; }  // tiles with partial states
+  const std::vector<int32_t>& merged_tiles() const { return merged_tiles_; }  // whose states make the result
   const int32_t* blocks(const QueryTile& tile) const { return blocks_.data() + block_start_[tile.sequence]; }
 
   int padded_dim() const { return (shape_.head_dim + 15) / 16 * 16; }
@@ -85,11 +98,15 @@ class AttentionPlan {
     const int64_t splits = tile.split_end() - tile.split_begin();
     return partials_.get() + tile.partial + (head * splits + split - tile.split_begin()) * state_floats(tile);
   }
+  // All states of a tile and kv head, of its own splits and, if there are some, of those it shares.
+  SplitStates own_states(const QueryTile& tile, int head) const;
+  SplitStates shared_states(const QueryTile& tile, int head) const;
   float* scratch(int worker) const { return scratch_.get() + worker * scratch_floats_; }
   int num_workers() const { return num_workers_; }
 
  private:
   void check_sequence(const AttentionBatch& batch, int64_t s) const;
+  void add_shared_tiles(const AttentionBatch& batch);
   void add_tiles(const AttentionBatch& batch, int64_t s);
   void add_items();
   void allocate();
@@ -101,7 +118,8 @@ class AttentionPlan {
   std::vector<int64_t> block_start_;
   std::vector<QueryTile> tiles_;
   std::vector<WorkItem> items_;
-  std::vector<int32_t> split_tiles_;
+  std::vector<int32_t> merged_tiles_;
+  std::vector<int32_t> shared_tiles_;  // [S] the shared tile of a sequence, -1; or none if nothing is shared
   int64_t scratch_floats_ = 0;
   std::unique_ptr<float[]> scratch_;
   std::unique_ptr<float[]> partials_;

@@ -1,6 +1,7 @@
 #include "attention/work_list.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "core/check.h"
 
@@ -10,15 +11,30 @@ namespace {
 constexpr int kItemInts = sizeof(WorkItem) / sizeof(int32_t);
 constexpr int kMergeInts = sizeof(MergeEntry) / sizeof(int32_t);
 constexpr int kHeaderInts = sizeof(WorkListHeader) / sizeof(int32_t);
-static_assert(kItemInts == 8 && kMergeInts == 4 && kHeaderInts == 4,
+static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts == 4,
               "the kernels read these as 16-byte vectors");
 
 // Costs in quarters of a unit.
 constexpr int64_t kUnitCost = 4;
-constexpr int64_t kItemCost = 2;  // of starting and finishing a decode item, whatever its length
+constexpr int64_t kItemCost = 5;  // of starting and finishing a decode item, whatever its length
 constexpr int64_t kSnap = 32;     // a decode cut closer to a tile's edge than share / kSnap moves there
 constexpr int64_t kMinPrefillUnits = 4;  // a state costs more to store and merge than shorter pieces gain
 constexpr int kPrefillPiecesPerShare = 2;
+// A shared tile costs its sharers a state each, which fewer units do not pay for.
+constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
+// Where workers have fewer units each, what they wait for is not bytes: sharing would only add states.
+constexpr int64_t kLeastShare = 4;
+// From so many units each on, reading shared keys again for every 16 rows costs more than a kernel of its
+// own.
+constexpr int64_t kPrefillShare = 8;
+
+// What a sequence shares: its first keys, and the states that a shared tile leaves for its rows.
+struct Share {
+  int32_t num_keys = 0;
+  int32_t state_row = -1;
+  int32_t num_states = 0;
+  int32_t stride = 0;  // rows between two states
+};
 
 struct Tile {
   int32_t sequence;
@@ -27,30 +43,82 @@ struct Tile {
   int32_t first_position;
   int32_t kv_begin;
   int32_t kv_end;
+  const Share* share = nullptr;  // of a tail
+  Share* sharers = nullptr;      // of a shared tile: the shares of its tokens' sequences, to be filled in
 
   int32_t first_unit_key() const { return kv_begin / kUnitKeys * kUnitKeys; }
   int64_t units() const { return (kv_end - first_unit_key() + kUnitKeys - 1) / kUnitKeys; }
+  bool leaves_state() const { return share != nullptr || sharers != nullptr; }
 };
 
-bool is_decode(const WorkShape& shape, const WorkListLayout& layout, int32_t query_len) {
-  return shape.dtype == DType::kF32 || query_len <= layout.decode_tokens;
+// A step on its way into a list.
+struct Step {
+  const WorkShape& shape;
+  const WorkListLayout& layout;
+  const BlockTableRows& batch;
+  std::vector<SharedRun> runs{};
+  std::vector<Share> shares{};  // [S], or none if there are no runs
+};
+
+bool is_decode(const Step& step, int32_t query_len) {
+  return step.shape.dtype == DType::kF32 || query_len <= step.layout.decode_tokens;
 }
 
-// Calls f(tile) for the tiles of one section, in the order of the sequences.
+// Whether a run's keys are read by prefill tiles.
+bool is_for_prefill(const Step& step, const SharedRun& run) {
+  const WorkListLayout& layout = step.layout;
+  if (layout.prefill_tokens == 0 || run.count * step.shape.group() <= kDecodeRows) return false;
+  const int64_t tiles = (run.count + layout.decode_tokens - 1) / layout.decode_tokens;
+  return layout.decode_tokens < 2 || tiles * (run.num_keys / kUnitKeys) >= kPrefillShare * layout.workers;
+}
+
+int64_t num_decode_units(const Step& step) {
+  int64_t keys = 0;
+  for (int64_t s = 0; s < step.batch.num_sequences; ++s)
+    if (is_decode(step, step.batch.query_start[s + 1] - step.batch.query_start[s]))
+      keys += step.batch.seq_lens[s];
+  return keys / kUnitKeys;
+}
+
+void find_shares(Step& step) {
+  if (step.shape.dtype == DType::kF32 || !step.shape.causal || step.shape.window > 0) return;
+  if (step.layout.decode_tokens == 0 || num_decode_units(step) < kLeastShare * step.layout.workers) return;
+  step.runs = find_shared_runs(step.batch, kUnitKeys);
+  std::erase_if(step.runs, [&](const SharedRun& run) {
+    return run.num_keys < kMinSharedKeys || (step.layout.decode_tokens < 2 && !is_for_prefill(step, run));
+  });
+  if (step.runs.empty()) return;
+  step.shares.resize(step.batch.num_sequences);
+  for (const SharedRun& run : step.runs)
+    for (int32_t i = 0; i < run.count; ++i) step.shares[run.first + i].num_keys = run.num_keys;
+}
+
+// Calls f(tile) for the tiles of one section: the shared ones, then the others in the order of the sequences.
 template <class F>
-void for_each_tile(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch, bool decode,
-                   F&& f) {
+void for_each_tile(Step& step, bool decode, F&& f) {
+  const auto& [shape, layout, batch, runs, shares] = step;
   const int32_t tile_tokens = decode ? layout.decode_tokens : layout.prefill_tokens;
+  for (const SharedRun& run : runs) {
+    if (is_for_prefill(step, run) == decode) continue;
+    for (int32_t done = 0; done < run.count; done += tile_tokens) {
+      const int32_t s = run.first + done;
+      f(Tile{s, batch.query_start[s], std::min(tile_tokens, run.count - done), run.num_keys, 0, run.num_keys,
+             nullptr, &step.shares[s]});
+    }
+  }
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const int32_t query_len = batch.query_start[s + 1] - batch.query_start[s];
     const int32_t seq_len = batch.seq_lens[s];
-    if (query_len == 0 || seq_len == 0 || is_decode(shape, layout, query_len) != decode) continue;
+    if (query_len == 0 || seq_len == 0 || is_decode(step, query_len) != decode) continue;
+    const Share* share = shares.empty() || shares[s].num_keys == 0 ? nullptr : &shares[s];
     for (int32_t done = 0; done < query_len; done += tile_tokens) {
       const int32_t tokens = std::min(tile_tokens, query_len - done);
       const int32_t position = seq_len - query_len + done + (shape.causal ? 0 : kFarPosition);
       const int32_t kv_end = std::min(seq_len, position + tokens);
-      const int32_t kv_begin = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
-      f(Tile{static_cast<int32_t>(s), batch.query_start[s] + done, tokens, position, kv_begin, kv_end});
+      int32_t kv_begin = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
+      if (share != nullptr) kv_begin = share->num_keys;
+      f(Tile{static_cast<int32_t>(s), batch.query_start[s] + done, tokens, position, kv_begin, kv_end,
+             share});
     }
   }
 }
@@ -65,7 +133,7 @@ class PieceWriter {
   void write(int32_t index, const Tile& tile, int64_t begin, int64_t end) {
     const int32_t rows = tile.num_tokens * group_;
     const int64_t units = tile.units();
-    const bool whole = begin == 0 && end == units;
+    const bool whole = begin == 0 && end == units && !tile.leaves_state();
     if (begin == 0) num_pieces_ = 0;
     const int32_t state_row = whole ? -1 : header_->num_state_rows + num_pieces_++ * rows;
     const int32_t origin = tile.first_unit_key();
@@ -78,8 +146,19 @@ class PieceWriter {
                      state_row,
                      -1};
     if (whole || end < units) return;
-    merges_[header_->num_merges++] = {tile.first_token, tile.num_tokens, header_->num_state_rows,
-                                      num_pieces_};
+    if (tile.sharers != nullptr) {
+      share_out(tile);
+    } else {
+      const Share share = tile.share != nullptr ? *tile.share : Share{};
+      merges_[header_->num_merges++] = {tile.first_token,
+                                        tile.num_tokens,
+                                        header_->num_state_rows,
+                                        num_pieces_,
+                                        share.state_row,
+                                        share.num_states,
+                                        share.stride,
+                                        0};
+    }
     header_->num_state_rows += num_pieces_ * rows;
   }
 
@@ -87,6 +166,15 @@ class PieceWriter {
   void link(int32_t index, int32_t next) { items_[index].next = next; }
 
  private:
+  // Tells the sequences of a shared tile where their rows of its states are.
+  void share_out(const Tile& tile) const {
+    for (int32_t i = 0; i < tile.num_tokens; ++i) {
+      tile.sharers[i].state_row = header_->num_state_rows + i * group_;
+      tile.sharers[i].num_states = num_pieces_;
+      tile.sharers[i].stride = tile.num_tokens * group_;
+    }
+  }
+
   WorkItem* const items_;
   MergeEntry* const merges_;
   WorkListHeader* const header_;
@@ -158,34 +246,36 @@ class DecodeDealer {
   int32_t num_items_;
 };
 
-int32_t write_decode(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                     PieceWriter writer) {
+int32_t write_decode(Step& step, PieceWriter writer) {
   int64_t tiles = 0, units = 0;
-  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) {
+  for_each_tile(step, true, [&](const Tile& tile) {
     ++tiles;
     units += tile.units();
   });
-  DecodeDealer dealer(tiles, units, layout.workers, writer);
-  for_each_tile(shape, layout, batch, true, [&](const Tile& tile) { dealer.add(tile); });
+  DecodeDealer dealer(tiles, units, step.layout.workers, writer);
+  for_each_tile(step, true, [&](const Tile& tile) { dealer.add(tile); });
   return dealer.finish();
 }
 
-int32_t write_uncut(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                    PieceWriter writer) {
+int32_t write_uncut(Step& step, PieceWriter writer) {
   int32_t count = 0;
-  for_each_tile(shape, layout, batch, true,
-                [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
+  for_each_tile(step, true, [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
   return count;
 }
 
-int32_t write_prefill(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                      PieceWriter writer) {
+int32_t write_prefill(Step& step, PieceWriter writer) {
   int64_t total_units = 0;
-  for_each_tile(shape, layout, batch, false, [&](const Tile& tile) { total_units += tile.units(); });
+  bool all_shared = true;
+  for_each_tile(step, false, [&](const Tile& tile) {
+    total_units += tile.units();
+    all_shared = all_shared && tile.sharers != nullptr;
+  });
+  // Shared tiles have no diagonal: equal pieces take equal times, and fewer leave fewer states.
+  const int pieces_per_share = all_shared ? 1 : kPrefillPiecesPerShare;
   const int64_t longest =
-      std::max(kMinPrefillUnits, total_units / (kPrefillPiecesPerShare * layout.workers) + 1);
+      std::max(kMinPrefillUnits, (total_units - 1) / (pieces_per_share * step.layout.workers) + 1);
   int32_t count = 0;
-  for_each_tile(shape, layout, batch, false, [&](const Tile& tile) {
+  for_each_tile(step, false, [&](const Tile& tile) {
     const int64_t units = tile.units();
     const int64_t pieces = (units + longest - 1) / longest;
     for (int64_t i = 0; i < pieces; ++i)
@@ -194,7 +284,7 @@ int32_t write_prefill(const WorkShape& shape, const WorkListLayout& layout, cons
   return count;
 }
 
-void check_batch(const WorkShape& shape, const WorkBatch& batch) {
+void check_batch(const WorkShape& shape, const BlockTableRows& batch) {
   check(batch.num_sequences <= shape.max_sequences, "more sequences than the work list was sized for");
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const int32_t query_len = batch.query_start[s + 1] - batch.query_start[s];
@@ -227,40 +317,46 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
 
   // A cut adds one piece and makes at most two states, and a worker without work holds an item; a prefill
   // tile is cut into pieces of at least half the longest.
-  const int64_t decode_tiles = f32 ? shape.max_tokens : std::min(shape.max_sequences, shape.max_tokens);
+  const int64_t most_sequences = std::min(shape.max_sequences, shape.max_tokens);
+  const int64_t decode_tiles = f32 ? shape.max_tokens : most_sequences;
+  const int64_t shared_tiles = f32 ? 0 : most_sequences / 2;  // each has two sequences at least
   const int64_t decode_cuts = f32 ? 0 : layout.workers;
   const int64_t prefill_tiles =
-      prefill ? shape.max_tokens / layout.prefill_tokens +
+      prefill ? shape.max_tokens / layout.prefill_tokens + shared_tiles +
                     std::min(shape.max_sequences, shape.max_tokens / (layout.decode_tokens + 1))
               : 0;
   const int64_t prefill_pieces = prefill ? 2 * kPrefillPiecesPerShare * layout.workers : 0;  // of cut tiles
-  layout.max_decode_merges = static_cast<int>(std::min(decode_cuts, decode_tiles));
+  layout.max_decode_merges = f32 ? 0 : static_cast<int>(decode_tiles);
   layout.max_prefill_merges = static_cast<int>(std::min(prefill_pieces / 2, prefill_tiles));
   layout.merges = kHeaderInts;
   layout.decode_items = layout.merges + kMergeInts * (layout.max_decode_merges + layout.max_prefill_merges);
-  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + 2 * decode_cuts);
+  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + shared_tiles + 2 * decode_cuts);
   layout.size = layout.prefill_items + kItemInts * (prefill_tiles + prefill_pieces);
-  layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim);
+  // Every sequence may have a state of its tail and its rows in one of a shared tile.
+  layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim) +
+                      (f32 ? 0 : 2 * most_sequences * group);
   return layout;
 }
 
-WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                               int32_t* buffer) {
+WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& layout,
+                               const BlockTableRows& batch, int32_t* buffer) {
   check_batch(shape, batch);
+  Step step{shape, layout, batch};
+  find_shares(step);
   WorkListHeader header{};
   auto* merges = reinterpret_cast<MergeEntry*>(buffer + layout.merges);
-  auto* decode_items = reinterpret_cast<WorkItem*>(buffer + layout.decode_items);
-  const PieceWriter decode(decode_items, merges, &header, shape.group());
-  header.num_decode_items = shape.dtype == DType::kF32 ? write_uncut(shape, layout, batch, decode)
-                                                       : write_decode(shape, layout, batch, decode);
+  // Prefill first, since tails, which are decode tiles, ask for the states of the tiles they share.
   if (layout.prefill_tokens > 0) {
     auto* items = reinterpret_cast<WorkItem*>(buffer + layout.prefill_items);
-    header.num_prefill_items =
-        write_prefill(shape, layout, batch, PieceWriter(items, merges, &header, shape.group()));
+    header.num_prefill_items = write_prefill(step, PieceWriter(items, merges, &header, shape.group()));
     std::stable_sort(items, items + header.num_prefill_items, [](const WorkItem& a, const WorkItem& b) {
       return a.kv_end - a.kv_begin > b.kv_end - b.kv_begin;
     });
   }
+  auto* decode_items = reinterpret_cast<WorkItem*>(buffer + layout.decode_items);
+  const PieceWriter decode(decode_items, merges, &header, shape.group());
+  header.num_decode_items =
+      shape.dtype == DType::kF32 ? write_uncut(step, decode) : write_decode(step, decode);
   *reinterpret_cast<WorkListHeader*>(buffer) = header;
   return header;
 }

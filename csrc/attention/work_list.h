@@ -19,13 +19,18 @@
 // of its own number and draws further ones from a counter, which evens out what no estimate of cost foresees.
 //
 // A whole tile is written to the output; a tile that is cut leaves one partial softmax state {o, m, d} per
-// piece, and a merge entry says which states make which rows. An entry of shared-prefix or cross attention is
-// the same item: adjacent query tokens, the block table of the sequence that owns the keys, and a
-// first_position past kv_end, from which no key is masked.
+// piece, and a merge entry says which states make which rows.
+//
+// Sequences that share their first blocks (shared_prefix.h) have these keys in tiles of their own: the query
+// tokens of all of them, the block table of the first, and a first_position past kv_end, from which no key is
+// masked. What is left of each sequence is its tail. Both leave states, and the merge entry of a tail names
+// those of the shared tile too. Shared tiles are decode tiles, whose rows are then all in use, or, where the
+// keys are many, prefill tiles, which read them for more rows at a time.
 #pragma once
 
 #include <cstdint>
 
+#include "attention/shared_prefix.h"
 #include "core/dtype.h"
 
 namespace bequest {
@@ -46,12 +51,17 @@ struct WorkItem {
   int32_t next;       // decode: the worker's next item; -1: none. The first item of worker w is item w.
 };
 
-// Rows of `num_tokens` query tokens: state i of num_states begins at state_row + i * rows.
+// Rows of `num_tokens` query tokens: state i of num_states begins at state_row + i * rows, and behind these
+// state i of num_shared at shared_row + i * shared_stride.
 struct MergeEntry {
   int32_t first_token;
   int32_t num_tokens;
   int32_t state_row;
   int32_t num_states;
+  int32_t shared_row;
+  int32_t num_shared;
+  int32_t shared_stride;
+  int32_t unused;
 };
 
 struct WorkListHeader {
@@ -99,16 +109,10 @@ constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 6
 // Throws on a shape no kernel serves.
 WorkListLayout work_list_layout(const WorkShape& shape);
 
-struct WorkBatch {
-  const int32_t* query_start;  // [S + 1]
-  const int32_t* seq_lens;     // [S], computed tokens after this step; 0: padding, skipped
-  int64_t num_sequences;
-};
-
 // Writes the list to `buffer` (layout.size int32; what no item fills stays as it is). A sequence's query i is
-// at position seq_len - query_len + i. Throws if the batch is larger than the shape allows or its lengths are
-// inconsistent.
-WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& layout, const WorkBatch& batch,
-                               int32_t* buffer);
+// at position seq_len - query_len + i; one with seq_len 0 is padding. Throws if the batch is larger than the
+// shape allows or its lengths are inconsistent.
+WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& layout,
+                               const BlockTableRows& batch, int32_t* buffer);
 
 }  // namespace bequest

@@ -32,6 +32,7 @@ void bind_catalogue(py::module_& m) {
             num_threads);
       }))
       .def("child", &Catalogue::child)
+      .def("child_of_each", py::vectorize(&Catalogue::child))
       .def("children",
            [](const py::object& self, int32_t node) {
              return view_of(self, self.cast<const Catalogue&>().children(node));

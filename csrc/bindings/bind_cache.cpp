@@ -4,16 +4,20 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "cache/batch.h"
+#include "cache/beam_tables.h"
 #include "cache/block_pool.h"
 #include "cache/block_table.h"
 #include "cache/swap.h"
 #include "cache/token_list.h"
+
+PYBIND11_MAKE_OPAQUE(std::vector<bequest::BlockEpoch>)
 
 namespace py = pybind11;
 
@@ -91,7 +95,10 @@ void bind_token_list(py::module_& m) {
       .def("extend", &extend, py::arg("tokens"))
       .def("truncate", &TokenList::truncate, py::arg("num_tokens"))
       .def("common_prefix", &TokenList::common_prefix, py::arg("other"))
-      .def("fork", [](const TokenList& list) { return TokenList(list); })
+      .def(
+          "fork",
+          [](const TokenList& list, const std::vector<int64_t>& more) { return TokenList(list, more); },
+          py::arg("more") = py::tuple())
       .def("to_list",
            [](const TokenList& list) {
              return get_slice(list, py::slice(std::nullopt, std::nullopt, std::nullopt));
@@ -137,20 +144,47 @@ void bind_block_pool(py::module_& m) {
 // --- BlockTable
 
 std::pair<BlockTable, int32_t> adopt(std::shared_ptr<BlockPool> pool, const py::bytes& salt,
-                                     const std::vector<std::pair<int32_t, uint64_t>>& pairs) {
-  std::vector<BlockEpoch> blocks;
-  blocks.reserve(pairs.size());
-  for (const auto& [block, epoch] : pairs) blocks.push_back({block, epoch});
+                                     const BlockEpochs& blocks) {
   BlockTable table = BlockTable::adopt(std::move(pool), salt, blocks);
   const int32_t num_blocks = table.num_blocks();
   return {std::move(table), num_blocks};
 }
 
-std::vector<std::pair<int32_t, uint64_t>> epochs(const BlockTable& table) {
-  std::vector<std::pair<int32_t, uint64_t>> pairs;
-  pairs.reserve(table.num_blocks());
-  for (const auto [block, epoch] : table.epochs()) pairs.emplace_back(block, epoch);
-  return pairs;
+BlockEpochs to_epochs(const py::sequence& pairs) {
+  BlockEpochs blocks;
+  blocks.reserve(pairs.size());
+  for (const py::handle pair : pairs) {
+    const auto [block, epoch] = pair.cast<std::pair<int32_t, uint64_t>>();
+    blocks.push_back({block, epoch});
+  }
+  return blocks;
+}
+
+size_t num_left(const BlockEpochs& blocks, const BlockPool& pool) {
+  const auto gone = std::find_if(blocks.begin(), blocks.end(),
+                                 [&](const BlockEpoch& b) { return pool.epoch(b.block) != b.epoch; });
+  return gone - blocks.begin();
+}
+
+size_t num_held(const BlockEpochs& blocks, const BlockPool& pool) {
+  return std::count_if(blocks.begin(), blocks.begin() + num_left(blocks, pool),
+                       [&](const BlockEpoch& b) { return pool.ref_count(b.block) > 0; });
+}
+
+// Most are never looked at, so that they are not made Python objects when a request ends.
+void bind_block_epochs(py::module_& m) {
+  py::class_<BlockEpochs>(m, "BlockEpochs")
+      .def(py::init(&to_epochs), py::arg("pairs") = py::tuple())
+      .def("num_left", &num_left, py::arg("pool"))
+      .def("num_held", &num_held, py::arg("pool"))
+      .def("__len__", &BlockEpochs::size)
+      .def("__getitem__",
+           [](const BlockEpochs& blocks, size_t i) {
+             if (i >= blocks.size()) throw py::index_error("block index out of range");
+             return std::pair(blocks[i].block, blocks[i].epoch);
+           })
+      .def(py::self == py::self);
+  py::implicitly_convertible<py::sequence, BlockEpochs>();
 }
 
 void bind_block_table(py::module_& m) {
@@ -159,7 +193,7 @@ void bind_block_table(py::module_& m) {
              return BlockTable(std::move(pool), salt);
            }),
            py::arg("pool"), py::arg("salt") = py::bytes())
-      .def_static("adopt", &adopt, py::arg("pool"), py::arg("salt"), py::arg("pairs"))
+      .def_static("adopt", &adopt, py::arg("pool"), py::arg("salt"), py::arg("blocks"))
       .def("match_prefix", &BlockTable::match_prefix, py::arg("tokens"), py::arg("limit"))
       .def("match_partial", &BlockTable::match_partial, py::arg("tokens"), py::arg("limit"))
       .def("blocks_needed", &BlockTable::blocks_needed, py::arg("begin"), py::arg("end"))
@@ -176,13 +210,44 @@ void bind_block_table(py::module_& m) {
       .def("truncate", &BlockTable::truncate, py::arg("num_tokens"))
       .def("share_front", &BlockTable::share_front, py::arg("other"), py::arg("num_blocks"))
       .def("free", &BlockTable::free)
-      .def("epochs", &epochs)
+      .def("epochs", &BlockTable::epochs)
       .def_property_readonly("blocks", &BlockTable::entries)
       .def_property_readonly("num_blocks", &BlockTable::num_blocks)
       .def_property_readonly("num_shared", &BlockTable::num_shared)
       .def_property_readonly("num_on_host", &BlockTable::num_on_host)
       .def_property_readonly("resident", &BlockTable::resident)
       .def("__len__", &BlockTable::num_blocks);
+}
+
+// --- BeamTables
+
+std::span<const int32_t> span_of(const py::array_t<int32_t, py::array::c_style>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+void bind_beam_tables(py::module_& m) {
+  using Ints = py::array_t<int32_t, py::array::c_style>;
+  py::class_<BeamTables>(m, "BeamTables")
+      .def(py::init<BlockTable&>(), py::arg("first"))
+      .def(
+          "reorder",
+          [](BeamTables& beams, const Ints& parents, const Ints& tokens) {
+            beams.reorder(span_of(parents), span_of(tokens));
+          },
+          py::arg("parents"), py::arg("tokens"))
+      .def("blocks_needed", &BeamTables::blocks_needed, py::arg("position"))
+      .def(
+          "try_prepare_write",
+          [](BeamTables& beams, int64_t position) { return to_pairs(beams.try_prepare_write(position)); },
+          py::arg("position"))
+      .def(
+          "fork", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).fork(); },
+          py::arg("beam"))
+      .def(
+          "blocks", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).entries(); },
+          py::arg("beam"))
+      .def("free", &BeamTables::free)
+      .def("__len__", &BeamTables::size);
 }
 
 void bind_swap(py::module_& m) {
@@ -238,6 +303,12 @@ struct Batch {
   }
 };
 
+std::span<const int32_t> known_from(const TokenList& tokens, int64_t position) {
+  const std::span all(tokens.data(), tokens.size());
+  return all.subspan(std::clamp<int64_t>(position, 0, static_cast<int64_t>(all.size())));
+}
+
+// One row per table, and one per beam where there are BeamTables instead.
 std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& tokens,
                               const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
                               const std::vector<int64_t>& last_rows) {
@@ -248,11 +319,16 @@ std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& to
   std::vector<BatchRow> rows;
   rows.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    rows.push_back({.table = &tables[i].cast<const BlockTable&>(),
-                    .tokens = &tokens[i].cast<const TokenList&>(),
-                    .computed = computed[i],
-                    .scheduled = scheduled[i],
-                    .last_row = last_rows[i]});
+    const py::object item = tables[i];
+    if (py::isinstance<BeamTables>(item)) {
+      const auto& beams = item.cast<const BeamTables&>();
+      check(scheduled[i] == 1, "beams compute one token each");
+      for (int32_t b = 0; b < beams.size(); ++b)
+        rows.push_back({&beams.table(b), std::span(&beams.tokens().at(b), 1), computed[i], 1, last_rows[i]});
+    } else {
+      const auto known = known_from(tokens[i].cast<const TokenList&>(), computed[i]);
+      rows.push_back({&item.cast<const BlockTable&>(), known, computed[i], scheduled[i], last_rows[i]});
+    }
   }
   return rows;
 }
@@ -308,7 +384,9 @@ void bind_batch(py::module_& m) {
 void bind_cache(py::module_& m) {
   bind_token_list(m);
   bind_block_pool(m);
+  bind_block_epochs(m);
   bind_block_table(m);
+  bind_beam_tables(m);
   bind_swap(m);
   bind_batch(m);
 }

@@ -18,8 +18,14 @@ struct AttentionWork {
 };
 
 std::tuple<int, int, int> write_list(const AttentionWork& self, Address query_start, Address seq_lens,
-                                     int64_t num_sequences, Address buffer) {
-  const WorkBatch batch{pointer<int32_t>(query_start), pointer<int32_t>(seq_lens), num_sequences};
+                                     Address block_tables, int64_t num_sequences, int64_t max_blocks,
+                                     int block_size, Address buffer) {
+  const BlockTableRows batch{pointer<int32_t>(query_start),
+                             pointer<int32_t>(seq_lens),
+                             pointer<int32_t>(block_tables),
+                             num_sequences,
+                             max_blocks,
+                             block_size};
   const WorkListHeader header = build_work_list(self.shape, self.layout, batch, pointer<int32_t>(buffer));
   return {header.num_decode_items, header.num_prefill_items, header.num_merges};
 }

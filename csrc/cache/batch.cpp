@@ -20,15 +20,14 @@ void check_row(const BatchRow& row) {
   check(end <= INT32_MAX, "a sequence is too long");
   check(row.table->resident(), "a table that was swapped out cannot be scheduled");
   check(end <= row.table->capacity(), "a scheduled token has no block");
-  const int64_t known = std::max<int64_t>(row.computed, row.tokens->size());
+  const int64_t known = row.computed + static_cast<int64_t>(row.tokens.size());
   check(end - known <= 1, "more than one scheduled token is unknown");
   check(end <= known || row.last_row >= 0, "a scheduled token is unknown and no sampler row has it");
 }
 
 void write_tokens(const BatchRow& row, int32_t* input_ids) {
-  const auto size = static_cast<int64_t>(row.tokens->size());
-  const int64_t known = std::clamp<int64_t>(size - row.computed, 0, row.scheduled);
-  std::copy_n(row.tokens->data() + std::min(row.computed, size), known, input_ids);
+  const int64_t known = std::min<int64_t>(row.tokens.size(), row.scheduled);
+  std::copy_n(row.tokens.data(), known, input_ids);
   std::fill_n(input_ids + known, row.scheduled - known, -static_cast<int32_t>(row.last_row) - 1);
 }
 

@@ -5,14 +5,13 @@
 #include <span>
 
 #include "cache/block_table.h"
-#include "cache/token_list.h"
 
 namespace bequest {
 
 // One sequence of a step: positions [computed, computed + scheduled) are computed.
 struct BatchRow {
   const BlockTable* table;
-  const TokenList* tokens;
+  std::span<const int32_t> tokens;  // from position `computed` on, as many as are known
   int64_t computed;
   int64_t scheduled;
   int64_t last_row;  // sampler row that knows the token behind the end of `tokens`; negative: none does

@@ -12,8 +12,7 @@ BlockTable::BlockTable(std::shared_ptr<BlockPool> pool, std::string salt)
   check(pool_ != nullptr, "a table needs a pool");
 }
 
-BlockTable BlockTable::adopt(std::shared_ptr<BlockPool> pool, std::string salt,
-                             const std::vector<BlockEpoch>& blocks) {
+BlockTable BlockTable::adopt(std::shared_ptr<BlockPool> pool, std::string salt, const BlockEpochs& blocks) {
   BlockTable table(std::move(pool), std::move(salt));
   table.entries_.reserve(blocks.size());
   for (const auto [block, epoch] : blocks) {
@@ -250,8 +249,8 @@ int32_t BlockTable::num_shared() const {
   }));
 }
 
-std::vector<BlockEpoch> BlockTable::epochs() const {
-  std::vector<BlockEpoch> epochs;
+BlockEpochs BlockTable::epochs() const {
+  BlockEpochs epochs;
   epochs.reserve(entries_.size());
   for (const int32_t entry : entries_) {
     if (entry < 0) break;

@@ -31,10 +31,14 @@ struct BlockCopy {
   BlockId destination;
 };
 
+// What a block held at a time: it still does as long as its epoch is the same.
 struct BlockEpoch {
   BlockId block;
   uint64_t epoch;
+
+  bool operator==(const BlockEpoch&) const = default;
 };
+using BlockEpochs = std::vector<BlockEpoch>;
 
 class BlockTable {
  public:
@@ -45,8 +49,7 @@ class BlockTable {
   BlockTable& operator=(const BlockTable&) = delete;
 
   // A table of the unbroken beginning of `blocks`: those that still hold what they held at their epoch.
-  static BlockTable adopt(std::shared_ptr<BlockPool> pool, std::string salt,
-                          const std::vector<BlockEpoch>& blocks);
+  static BlockTable adopt(std::shared_ptr<BlockPool> pool, std::string salt, const BlockEpochs& blocks);
 
   // Takes the longest indexed chain of full blocks of tokens[0, limit); returns the tokens they cover.
   // REQUIRES: the table is empty
@@ -91,7 +94,7 @@ class BlockTable {
   // Blocks that another table holds too.
   int32_t num_shared() const;
   // The leading blocks that are on the device, to be adopted later.
-  std::vector<BlockEpoch> epochs() const;
+  BlockEpochs epochs() const;
 
  private:
   friend class TableSwap;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/check.h"
@@ -13,6 +14,12 @@ namespace bequest {
 class TokenList {
  public:
   TokenList() = default;
+  // A copy with `more` behind it.
+  TokenList(const TokenList& other, std::span<const int64_t> more) {
+    tokens_.reserve(other.size() + more.size());
+    tokens_ = other.tokens_;
+    for (const int64_t token : more) append(token);
+  }
 
   // Negative ids are kept free: in a plan they stand for tokens that only the device knows.
   void append(int64_t token) {

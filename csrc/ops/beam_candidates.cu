@@ -1,7 +1,9 @@
-// A CTA per row, then a CTA per group. A row's logits stream through registers once: the sum of the softmax
-// is kept up with a running maximum, and tokens that may be among the row's k best go to shared memory.
-// Within a row the normaliser changes no order, so that it is needed only when rows meet. One CTA per row,
-// however many rows there are: the order of additions, and so a row's scores, do not depend on the batch.
+// A CTA per row, then a CTA per group. A row's logits stream through registers once, without a barrier: the
+// sum of the softmax is kept up with a running maximum, and the maximum of each set of neighbouring tokens
+// goes to shared memory. The k-th largest of these is a lower bound of the row's k-th best, so that only the
+// few sets that reach it are looked at again. Within a row the normaliser changes no order; it is needed only
+// when rows meet. One CTA per row, however many rows there are: the order of additions, and so a row's
+// scores, do not depend on the batch.
 #include <algorithm>
 
 #include "ops/beam_candidates_cuda.h"
@@ -33,9 +35,9 @@ struct Row {
   const T* logits;  // [V]
   bool aligned;
   int vocab;
-  const BeamGroup* group;
-  int num_edits;
-  const uint32_t* allowed;
+  const BeamGroup* group = nullptr;
+  int num_edits = 0;
+  const uint32_t* allowed = nullptr;
 
   __device__ bool allows(int token) const {
     return allowed == nullptr || (allowed[token / 32] >> (token % 32) & 1) != 0;
@@ -69,7 +71,7 @@ template <class T>
 class Tile {
  public:
   static constexpr int kUnits = 8 / sizeof(T);
-  static constexpr int kSize = kUnits * kUnit;  // a bit for each in a word
+  static constexpr int kSize = kUnits * kUnit;
   static constexpr int kStep = kSize * kRowThreads;
 
   __device__ static int id(int base, int i) {
@@ -96,6 +98,17 @@ class Tile {
     float x[kWide];
     detail::unpack<T, kWide>(raw_[i / kWide], x);
     return x[i % kWide];
+  }
+
+  // Of what may follow.
+  __device__ __forceinline__ float max_of_allowed(const Row<T>& row, int base) const {
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      const int token = id(base, i);
+      if (token < row.vocab && row.allows(token)) most = fmaxf(most, (*this)[i]);
+    }
+    return most;
   }
 
   __device__ __forceinline__ float max() const {
@@ -151,57 +164,86 @@ __device__ double all_log_sum(const RunningSum& mine, BestKeysShared& shared) {
   return sum > 0 ? max + log(sum) : __longlong_as_double(0x7ff8000000000000ll);
 }
 
-// A value that at least `wanted` of the threads' maxima reach, and hardly more: with one token of each thread
-// at or above it, a lower bound of the row's wanted-th best. Only the upper half of its bits is searched for.
-__device__ uint32_t bound_of_maxima(float most, int wanted) {
-  const uint32_t mine = ordered(most);
-  uint32_t bound = 0;
-  for (uint32_t bit = 1u << 31; bit >= 1u << 16; bit >>= 1)
-    if (__syncthreads_count(mine >= (bound | bit)) >= wanted) bound |= bit;
-  return bound;
+// The sets of a row: set s is the tile s / kRowThreads of thread s % kRowThreads.
+template <class T>
+constexpr int num_sets(int64_t vocab) {
+  return static_cast<int>(ceil_div(vocab, Tile<T>::kStep)) * kRowThreads;
 }
 
-// The tile's tokens that reach the floor, may follow and have no edit, a bit for each.
+// All tokens into the sum and, with `maxima` [sets], the ordered() maximum of what may follow in each set.
+// `next` is the first tile.
 template <class T>
-__device__ __forceinline__ uint32_t find_candidates(const Row<T>& row, const Tile<T>& x, int base,
-                                                    RowCutoff floor) {
-  uint32_t found = 0;
-#pragma unroll
-  for (int i = 0; i < Tile<T>::kSize; ++i)
-    if (floor.keeps(x[i], Tile<T>::id(base, i))) found |= 1u << i;
-  if (row.num_edits > 0 || row.allowed != nullptr) {
-    for (uint32_t left = found; left != 0; left &= left - 1) {
-      const int id = Tile<T>::id(base, __ffs(static_cast<int>(left)) - 1);
-      if (!row.allows(id) || row.find_edit(id) >= 0) found &= ~(left & -left);
-    }
-  }
-  return found;
-}
-
-// All tokens that have no edit: into the sum and, with `offers`, to the best.
-template <class T>
-__device__ RunningSum stream(const Row<T>& row, BestKeys& best, bool offers, int k) {
+__device__ RunningSum stream(const Row<T>& row, Tile<T>& next, uint32_t* maxima) {
   RunningSum sum;
-  Tile<T> next;
-  next.load(row, 0);
   for (int base = 0; base < row.vocab; base += Tile<T>::kStep) {
     const Tile<T> x = next;
     if (base + Tile<T>::kStep < row.vocab) next.load(row, base + Tile<T>::kStep);
     const float most = x.max();
     sum.add(x, most);
-    if (!offers) continue;
-    // Edited tokens are not to be counted, so that as many more are asked for; of masked ones there may be
-    // any number.
-    if (base == 0 && row.allowed == nullptr && k + row.num_edits <= kRowThreads / 2)
-      best.raise_floor(uint64_t{bound_of_maxima(most, k + row.num_edits)} << 32);
-    const RowCutoff floor = best.floor();
-    const uint32_t pending = most >= floor.value ? find_candidates(row, x, base, floor) : 0;
-    best.offer(pending, [&](int i) {
-      const int id = Tile<T>::id(base, i);
-      return ranked(widen(row.logits[id]), id);
-    });
+    if (maxima != nullptr) {
+      *maxima = ordered(row.allowed == nullptr ? most : x.max_of_allowed(row, base));
+      maxima += kRowThreads;
+    }
   }
   return sum;
+}
+
+// A value that at least `wanted` of values [n] reach, and hardly more; 0 if there are fewer. Only the upper
+// half of its bits is searched for.
+__device__ uint32_t bound_of_largest(BestKeysShared& shared, const uint32_t* values, int n, int wanted) {
+  BlockCounter counter(shared);
+  __syncthreads();
+  uint32_t bound = 0;
+  for (uint32_t bit = 1u << 31; bit >= 1u << 16; bit >>= 1) {
+    unsigned reach = 0;
+    for (int i = threadIdx.x; i < n; i += kRowThreads) reach += values[i] >= (bound | bit);
+    if (counter.sum(reach) >= wanted) bound |= bit;
+  }
+  __syncthreads();
+  return bound;
+}
+
+// Tokens first + [0, kUnit) that reach the floor, may follow and have no edit, a bit for each.
+template <class T>
+__device__ uint32_t find_candidates(const Row<T>& row, int first, RowCutoff floor) {
+  uint32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    const int id = first + i;
+    if (id < row.vocab && floor.keeps(widen(row.logits[id]), id)) found |= 1u << i;
+  }
+  if (row.num_edits == 0 && row.allowed == nullptr) return found;
+  for (uint32_t left = found; left != 0; left &= left - 1) {
+    const int id = first + __ffs(static_cast<int>(left)) - 1;
+    if (!row.allows(id) || row.find_edit(id) >= 0) found &= ~(left & -left);
+  }
+  return found;
+}
+
+// The tokens without an edit, from the sets that hold the best of them. Edited tokens may be among the maxima
+// but are not among what is offered, so that as many more are asked for.
+template <class T>
+__device__ void offer_best_sets(const Row<T>& row, BestKeysShared& shared, BestKeys& best, uint32_t* maxima,
+                                int k) {
+  const int sets = num_sets<T>(row.vocab);
+  const uint32_t bound = bound_of_largest(shared, maxima, sets, k + row.num_edits);
+  best.raise_floor(uint64_t{bound} << 32);
+  const uint32_t reached = max(bound, ordered(-FLT_MAX));
+  uint32_t* list = maxima;
+  compress(
+      shared, list, sets, [&](uint32_t most) { return most >= reached; }, [](int i, uint32_t) { return i; });
+  const int units = static_cast<int>(shared.count) * Tile<T>::kUnits;
+  __syncthreads();
+  best.clear();
+  for (int base = 0; base < units; base += kRowThreads) {
+    const int unit = base + static_cast<int>(threadIdx.x);
+    const int set = unit < units ? static_cast<int>(list[unit / Tile<T>::kUnits]) : 0;
+    const int thread = set % kRowThreads;
+    const int first =
+        set / kRowThreads * Tile<T>::kStep + (unit % Tile<T>::kUnits * kRowThreads + thread) * kUnit;
+    const uint32_t pending = unit < units ? find_candidates(row, first, best.floor()) : 0;
+    best.offer(pending, [&](int i) { return ranked(widen(row.logits[first + i]), first + i); });
+  }
 }
 
 // An element of an array in registers.
@@ -259,6 +301,10 @@ __global__ void __launch_bounds__(kRowThreads, 2) row_kernel(const BeamCandidate
   __shared__ BestKeysShared shared;
   __shared__ int group_shared;
   const int r = blockIdx.x;
+  const bool aligned = p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
+  Row<T> row{static_cast<const T*>(p.logits) + r * p.stride, aligned, static_cast<int>(p.vocab_size)};
+  Tile<T> first;
+  first.load(row, 0);  // on its way while the group is looked up
   const int g = find_group(p, r, group_shared);
   const BeamGroup* group = g >= 0 ? p.groups + g : nullptr;
   const int k = group != nullptr ? group->k : 0;
@@ -266,16 +312,12 @@ __global__ void __launch_bounds__(kRowThreads, 2) row_kernel(const BeamCandidate
     if (threadIdx.x == 0) p.out.bad[r] = false;
     return;
   }
-  const bool aligned = p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
-  const Row<T> row{static_cast<const T*>(p.logits) + r * p.stride,
-                   aligned,
-                   static_cast<int>(p.vocab_size),
-                   group,
-                   group->num_edits,
-                   group->allowed};
+  row.group = group;
+  row.num_edits = group->num_edits;
+  row.allowed = group->allowed;
   const bool in_catalogue = group->rule.restricts();
-  BestKeys best(shared, keys, capacity, k);
-  const RunningSum mine = stream(row, best, !in_catalogue, k);
+  auto* maxima = reinterpret_cast<uint32_t*>(keys + capacity);  // [sets]
+  const RunningSum mine = stream(row, first, in_catalogue ? nullptr : maxima + threadIdx.x);
   const double log_sum = all_log_sum(mine, shared);
   const float cumulative = p.cumulative[r];
   const bool bad = log_sum != log_sum || cumulative != cumulative;
@@ -287,10 +329,13 @@ __global__ void __launch_bounds__(kRowThreads, 2) row_kernel(const BeamCandidate
     }
     return;
   }
-  if (in_catalogue)
+  BestKeys best(shared, keys, capacity, k);
+  if (in_catalogue) {
     offer_children(row, best, p.nodes[r]);
-  else
+  } else {
+    offer_best_sets(row, shared, best, maxima, k);
     offer_tokens(row, best, row.num_edits, [&](int i) { return group->edit_ids[i]; });
+  }
   const int count = best.finish();
   uint64_t* to = workspace.keys + group->first_slot + int64_t{r - p.group_start[g]} * k;
   for (int i = threadIdx.x; i < count; i += kRowThreads) to[i] = keys[i];
@@ -319,6 +364,14 @@ struct Group {
   }
 };
 
+// A value that at least `wanted` of the threads' own reach, and hardly more; 0 if there are fewer.
+__device__ uint32_t bound_of_maxima(uint32_t mine, int wanted) {
+  uint32_t bound = 0;
+  for (uint32_t bit = 1u << 31; bit >= 1u << 16; bit >>= 1)
+    if (__syncthreads_count(mine >= (bound | bit)) >= wanted) bound |= bit;
+  return bound;
+}
+
 // Rows' candidates column by column, each row's best first, until no row has one that reaches the floor:
 // those behind it do not either.
 __device__ void offer_rows(const Group& group, BestKeys& best) {
@@ -326,18 +379,22 @@ __device__ void offer_rows(const Group& group, BestKeys& best) {
   const int columns = kEach * kRowThreads / group.num_rows;
   for (int column = 0; column < group.k; column += columns) {
     uint64_t keys[kEach];
-    uint32_t pending = 0;
+    uint64_t most = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int at = i * kRowThreads + static_cast<int>(threadIdx.x);
       const int row = at % group.num_rows;
       const int rank = column + at / group.num_rows;
       const bool exists = at < columns * group.num_rows && rank < group.k;
-      const float score = exists ? group.score(row, rank) : -INFINITY;
-      const int candidate = row * group.k + rank;
-      keys[i] = ranked(score, candidate);
-      if (best.floor().keeps(score, candidate)) pending |= 1u << i;
+      keys[i] = ranked(exists ? group.score(row, rank) : -INFINITY, row * group.k + rank);
+      most = max(most, keys[i]);
     }
+    if (column == 0 && group.k <= kRowThreads / 2)
+      best.raise_floor(uint64_t{bound_of_maxima(static_cast<uint32_t>(most >> 32), group.k)} << 32);
+    uint32_t pending = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (best.reaches(keys[i])) pending |= 1u << i;
     if (!__syncthreads_or(pending != 0)) return;
     best.offer(pending, [&](int i) { return pick(keys, i); });
   }
@@ -391,17 +448,18 @@ int64_t beam_workspace_bytes(int64_t num_rows, int64_t num_slots) {
 }
 
 void beam_candidates(const BeamCandidateParams& p, Stream stream) {
-  check(p.vocab_size >= 1 && p.vocab_size < INT_MAX / 2, "beam_candidates: vocabulary out of range");
+  check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "beam_candidates: vocabulary outside [1, 416000]");
   check(p.stride >= p.vocab_size || p.num_rows <= 1, "beam_candidates: rows overlap");
   check(p.out.columns >= 1 && p.out.columns <= kMaxBeamCandidates, "beam_candidates: columns out of range");
   check(is_aligned(p.workspace, alignof(RowResult)), "beam_candidates: the workspace is not aligned");
   const int capacity = capacity_for(p.out.columns);
-  const size_t shared_bytes = capacity * sizeof(uint64_t);
+  const size_t key_bytes = capacity * sizeof(uint64_t);
+  const auto rows = static_cast<unsigned>(p.num_rows);
+  const auto groups = static_cast<unsigned>(p.num_groups);
   dispatch(p.dtype, [&]<class T>() {
-    launch(row_kernel<T>, {static_cast<unsigned>(p.num_rows), kRowThreads, shared_bytes}, stream, p,
-           capacity);
-    launch(group_kernel<T>, {static_cast<unsigned>(p.num_groups), kRowThreads, shared_bytes}, stream, p,
-           capacity);
+    const size_t set_bytes = num_sets<T>(p.vocab_size) * sizeof(uint32_t);
+    launch(row_kernel<T>, {rows, kRowThreads, key_bytes + set_bytes}, stream, p, capacity);
+    launch(group_kernel<T>, {groups, kRowThreads, key_bytes}, stream, p, capacity);
   });
 }
 

@@ -12,8 +12,32 @@ namespace bequest::cuda {
 
 struct BestKeysShared {
   unsigned count;        // keys in the buffer, or more where some did not fit
-  unsigned counters[3];  // of the steps of a search: one in use, one ready, one being cleared
+  unsigned counters[3];  // of a BlockCounter: one in use, one ready, one being cleared
   uint64_t warp_part[kRowWarps];
+};
+
+// Sums over the CTA, one after another, with one barrier each.
+class BlockCounter {
+ public:
+  // REQUIRES: a barrier before the first sum, and one after the last sum of an earlier counter.
+  __device__ explicit BlockCounter(BestKeysShared& shared) : counters_(shared.counters) {
+    if (threadIdx.x < 3) counters_[threadIdx.x] = 0;
+  }
+
+  __device__ __forceinline__ int sum(unsigned mine) {
+    mine = __reduce_add_sync(kAllLanes, mine);
+    if (threadIdx.x % kWarp == 0 && mine > 0) atomicAdd(&counters_[turn_], mine);
+    __syncthreads();
+    const auto total = static_cast<int>(counters_[turn_]);
+    turn_ = turn_ == 2 ? 0 : turn_ + 1;
+    // Its readers have passed this barrier, and nobody adds to it before the next.
+    if (threadIdx.x == 0) counters_[turn_ == 2 ? 0 : turn_ + 1] = 0;
+    return total;
+  }
+
+ private:
+  unsigned* counters_;
+  int turn_ = 0;
 };
 
 // The lowest key of a value above -inf.
@@ -33,17 +57,18 @@ __device__ __forceinline__ unsigned reserve_slots(unsigned& count, int mine) {
   return __shfl_sync(kAllLanes, base, kWarp - 1) + static_cast<unsigned>(sum - mine);
 }
 
-// Keys from `floor` on to the front of keys [n]; their number is shared.count. A key moves to a place that
-// has been read already.
-__device__ inline void compress_keys(BestKeysShared& shared, uint64_t* keys, int n, uint64_t floor) {
+// Puts replace(i) in front of `values` for each of its first n for which stays(value); their number is
+// shared.count. What is overwritten has been read already.
+template <class V, class Stays, class Replace>
+__device__ void compress(BestKeysShared& shared, V* values, int n, Stays&& stays, Replace&& replace) {
   if (threadIdx.x == 0) shared.count = 0;
   for (int base = 0; base < n; base += kRowThreads) {
     const int i = base + static_cast<int>(threadIdx.x);
-    const uint64_t key = i < n ? keys[i] : 0;
-    const bool stays = i < n && key >= floor;
+    const V value = i < n ? values[i] : V{};
+    const bool kept = i < n && stays(value);
     __syncthreads();
-    const unsigned slot = reserve_slots(shared.count, stays);
-    if (stays) keys[slot] = key;
+    const unsigned slot = reserve_slots(shared.count, kept);
+    if (kept) values[slot] = replace(i, value);
   }
   __syncthreads();
 }
@@ -54,23 +79,15 @@ __device__ __noinline__ uint64_t keep_best(BestKeysShared& shared, uint64_t* key
                                            uint64_t floor) {
   uint64_t mine = 0;
   for (int i = threadIdx.x; i < n; i += kRowThreads) mine = max(mine, keys[i]);
-  if (threadIdx.x < 3) shared.counters[threadIdx.x] = 0;
+  BlockCounter counter(shared);
   const auto larger = [](uint64_t a, uint64_t b) { return max(a, b); };
   uint64_t high = block_reduce(mine, shared.warp_part, larger) + 1;  // fewer than k keys reach it
   uint64_t low = floor;                                              // at least k keys reach it
-  int turn = 0;
   for (int kept = n; kept > limit && high - low > 1;) {
     const uint64_t middle = low + (high - low) / 2;
     unsigned reach = 0;
     for (int i = threadIdx.x; i < n; i += kRowThreads) reach += keys[i] >= middle;
-    reach = __reduce_add_sync(kAllLanes, reach);
-    if (threadIdx.x % kWarp == 0 && reach > 0) atomicAdd(&shared.counters[turn], reach);
-    __syncthreads();
-    const auto count = static_cast<int>(shared.counters[turn]);
-    const int next = turn == 2 ? 0 : turn + 1;
-    // Its readers have passed this barrier, and nobody adds to it before the next.
-    if (threadIdx.x == 0) shared.counters[next == 2 ? 0 : next + 1] = 0;
-    turn = next;
+    const int count = counter.sum(reach);
     if (count >= k) {
       low = middle;
       kept = count;
@@ -78,7 +95,7 @@ __device__ __noinline__ uint64_t keep_best(BestKeysShared& shared, uint64_t* key
       high = middle;
     }
   }
-  compress_keys(shared, keys, n, low);
+  compress(shared, keys, n, [&](uint64_t key) { return key >= low; }, [](int, uint64_t key) { return key; });
   return low;
 }
 
@@ -88,6 +105,11 @@ class BestKeys {
   // `keys`: shared memory [capacity], a power of two >= 2 k.
   __device__ BestKeys(BestKeysShared& shared, uint64_t* keys, int capacity, int k)
       : shared_(shared), keys_(keys), capacity_(capacity), k_(k), floor_(lowest_finite_key()) {
+    clear();
+  }
+
+  // Forgets all keys, not the floor; for those who use `shared` meanwhile.
+  __device__ void clear() {
     if (threadIdx.x == 0) shared_.count = 0;
     __syncthreads();
   }
@@ -97,6 +119,7 @@ class BestKeys {
     const auto lowest_id_part = static_cast<uint32_t>(floor_);
     return {ranked_value(floor_), static_cast<int>(min(0xffffffffu - lowest_id_part, 0x7fffffffu))};
   }
+  __device__ bool reaches(uint64_t key) const { return key >= floor_; }
   // REQUIRES: at least k keys of the stream reach it; the same in all threads.
   __device__ void raise_floor(uint64_t key) { floor_ = max(floor_, key); }
 

@@ -32,10 +32,22 @@ class CudaAttentionWorkspace:
     """What is fixed about attention when an engine starts; see AttentionPlan for `causal` and `window`.
 
     bf16 serves head_dim 64, 128 and 256 and block sizes that are powers of two from 8 on; float32 any head_dim up to
-    256. `max_sequences` and `max_tokens` bound one step; they size the list and nothing else.
+    256. `max_sequences` and `max_tokens` bound one step; they size the list and nothing else. With a `block_size`
+    sequences that share their first blocks read them once, if they are causal, bf16 and without a window.
     """
 
-    __slots__ = ("_work", "device", "dtype", "head_dim", "num_kv_heads", "num_q_heads", "scales", "states", "tickets")
+    __slots__ = (
+        "_block_size",
+        "_work",
+        "device",
+        "dtype",
+        "head_dim",
+        "num_kv_heads",
+        "num_q_heads",
+        "scales",
+        "states",
+        "tickets",
+    )
 
     def __init__(
         self,
@@ -48,9 +60,11 @@ class CudaAttentionWorkspace:
         dtype: torch.dtype = torch.bfloat16,
         causal: bool = True,
         window: int = 0,
+        block_size: int | None = None,
         device: torch.device | str = "cuda",
     ) -> None:
         self.device = torch.device(device)
+        self._block_size = block_size
         self.dtype = dtype
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -75,21 +89,29 @@ class CudaAttentionWorkspace:
         """int32 that a work list takes."""
         return self._work.size
 
-    def write_list(self, query_start: HostInts, seq_lens: HostInts, work_list: HostInts) -> WorkCounts:
+    def write_list(
+        self, query_start: HostInts, seq_lens: HostInts, block_tables: HostInts, work_list: HostInts
+    ) -> WorkCounts:
         """Writes the list of a step to `work_list` [list_len], host memory (a view of pinned staging).
 
         query_start [S + 1], seq_lens [S]: computed tokens after the step; a sequence of 0 tokens is padding.
+        block_tables [S, MB].
         """
         starts, (num_starts,) = _host_ints(query_start)
         lens, (num_sequences,) = _host_ints(seq_lens)
+        tables, (num_tables, max_blocks) = _host_ints(block_tables)
         buffer, (list_len,) = _host_ints(work_list)
-        assert num_starts == num_sequences + 1 and list_len == self.list_len
-        return WorkCounts(*self._work.write(starts, lens, num_sequences, buffer))
+        assert num_starts == num_sequences + 1 == num_tables + 1 and list_len == self.list_len
+        if self._block_size is None:
+            tables = 0
+        return WorkCounts(
+            *self._work.write(starts, lens, tables, num_sequences, max_blocks, self._block_size or 1, buffer)
+        )
 
     def plan(self, query_start: HostInts, seq_lens: HostInts, block_tables: HostInts) -> CudaAttentionPlan:
         """The plan of one eager step. block_tables [S, MB]."""
         work_list = torch.empty(self.list_len, dtype=torch.int32, pin_memory=True)
-        counts = self.write_list(query_start, seq_lens, work_list)
+        counts = self.write_list(query_start, seq_lens, block_tables, work_list)
         tables = torch.as_tensor(block_tables).pin_memory()
         return CudaAttentionPlan(
             self,

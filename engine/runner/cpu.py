@@ -7,7 +7,10 @@ import time
 import numpy as np
 import torch
 
+from engine.hidden import StepTaps
+from engine.hidden_values import StatesArray
 from engine.kernels import cpu as kernels
+from engine.kernels.hidden_tap import HiddenTap
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.decoder import Decoder
 from engine.models.encoder_decoder import EncoderDecoder
@@ -48,16 +51,24 @@ class CpuRunner:
         if plan.encoders:
             assert isinstance(self._model, EncoderDecoder)
             encode_on_cpu(self._model, self._kv_cache, plan.encoders)
-        read = read_tokens(plan)
-        hidden = self._model.forward(self._batch(plan, read))  # [R, H]
+        read = read_tokens(plan, self._model.config.num_layers)
+        tap = None if plan.taps is None else self._tap(plan.taps)
+        hidden = self._model.forward(self._batch(plan, read, tap))  # [R, H]
         prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
-        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
+        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, seconds, states)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""
 
-    def _batch(self, plan: StepPlan, read: ReadTokens | None) -> ModelInput:
+    def _tap(self, taps: StepTaps) -> HiddenTap:
+        """Rows of memory that the result takes along."""
+        ring = torch.empty(taps.num_rows, self._model.config.hidden_size)
+        return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
+
+    def _batch(self, plan: StepPlan, read: ReadTokens | None, tap: HiddenTap | None) -> ModelInput:
         config = self._model.config
         input_ids = self._sampler.resolve(plan.input_ids)
         last_window = config.sliding_windows[-1]
@@ -71,6 +82,7 @@ class CpuRunner:
             if read is None
             else ReadRows(torch.from_numpy(read.rows), self._attention(plan, read.query_start, last_window)),
             cross=self._cross(plan),
+            tap=tap,
         )
 
     def _cross(self, plan: StepPlan) -> kernels.AttentionPlan | None:
@@ -129,3 +141,9 @@ class CpuRunner:
             np.concatenate([p.top_ids for p in parts]),
             np.concatenate([p.top for p in parts]),
         )
+
+
+def _states(taps: StepTaps, ring: StatesArray) -> tuple[StatesArray, ...]:
+    """Each sequence's in memory of its own: who reads slowly keeps no others'."""
+    parts = taps.split(ring)
+    return parts if len(parts) == 1 else tuple(part.copy() for part in parts)

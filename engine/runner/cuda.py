@@ -24,6 +24,7 @@ from engine.runner.cuda_beams import CudaBeams
 from engine.runner.cuda_encoders import CudaEncoders
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
+from engine.runner.cuda_states import StatesRing
 from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
 from engine.runner.timestamps import TimestampRows
@@ -39,17 +40,18 @@ class RunnerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_blocks_per_sequence: int
+    states_rows: int  # hidden states, of one token and one layer each, that a step may store
     max_cross_blocks: int = 0  # of an encoder-decoder model
     max_num_encoder_tokens: int = 0
 
     @property
-    def max_rows(self) -> int:
-        """Sequences in one step: a group of beams may be wider than what runs otherwise."""
-        return max(self.max_num_seqs, MAX_BEAM_WIDTH)
+    def max_tokens(self) -> int:
+        """And sequences of one step. A group of beams may be wider than other steps."""
+        return max(self.max_num_batched_tokens, MAX_BEAM_WIDTH)
 
     @property
-    def max_tokens(self) -> int:
-        return max(self.max_num_batched_tokens, self.max_rows)
+    def max_samples(self) -> int:
+        return self.max_num_seqs + MAX_BEAM_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class CudaRunner:
             self._workspaces[_CROSS] = self._workspace(causal=False, window=0)
             self._encoders = CudaEncoders(model, kv_cache, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._staging = Staging(self._layout(), self._device)
-        self._results = ResultBuffers(limits.max_rows, self._device)
+        self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
+        self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -101,11 +104,12 @@ class CudaRunner:
             num_q_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            max_sequences=self._limits.max_rows,
+            max_sequences=self._limits.max_tokens,
             max_tokens=self._limits.max_tokens,
             dtype=self._kv_cache.dtype,
             causal=causal,
             window=window,
+            block_size=self._kv_cache.shape[4] if causal else None,
             device=self._device,
         )
 
@@ -116,7 +120,8 @@ class CudaRunner:
         with torch.cuda.stream(self._stream):
             began = torch.cuda.Event(enable_timing=True)
             began.record()
-            size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens))
+            prefill = self._write_lists(plan)
+            size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             self._stage(plan, padded)
@@ -158,7 +163,7 @@ class CudaRunner:
 
     def run_padding(self, num_tokens: int) -> None:
         """One eager step of nothing but padding: what it allocates at its peak is what steps of this size need."""
-        size = StepSize(num_tokens, self._limits.max_num_seqs, prefill=True)
+        size = StepSize(num_tokens, min(self._limits.max_samples, self._limits.max_tokens), prefill=True)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._stage_padding(size)
             self._forward(size)
@@ -175,7 +180,7 @@ class CudaRunner:
 
     def _layout(self) -> StagingLayout:
         limits = self._limits
-        tokens, seqs = limits.max_tokens, limits.max_rows
+        tokens, samples = limits.max_tokens, limits.max_samples
         lists = [
             Field(f"work_list_{window}", (workspace.list_len,), torch.int32)
             for window, workspace in self._workspaces.items()
@@ -185,14 +190,16 @@ class CudaRunner:
                 Field("input_ids", (tokens,), torch.int32),
                 Field("positions", (tokens,), torch.int32),
                 Field("slot_mapping", (tokens,), torch.int64),
-                Field("sample_tokens", (seqs,), torch.int32),
-                Field("sample_rows", (seqs,), torch.int32),
-                Field("sample_positions", (seqs,), torch.int32),
-                Field("copies", (seqs, 2), torch.int32),
-                Field("updates", (_UPDATE_BYTES,), torch.uint8),
+                Field("tap_rows", (tokens,), torch.int32),
+                Field("tap_layers", (tokens, 2), torch.int64),
+                Field("sample_tokens", (samples,), torch.int32),
+                Field("sample_rows", (samples,), torch.int32),
+                Field("sample_positions", (samples,), torch.int32),
+                Field("copies", (tokens, 2), torch.int32),
                 *lists,
                 # Self tables, then cross tables.
-                Field("block_tables", (seqs, limits.max_blocks_per_sequence + limits.max_cross_blocks), torch.int32),
+                Field("block_tables", (tokens, limits.max_blocks_per_sequence + limits.max_cross_blocks), torch.int32),
+                Field("updates", (_UPDATE_BYTES,), torch.uint8),
             ]
         )
 
@@ -209,6 +216,7 @@ class CudaRunner:
         arrays["positions"][num_tokens : size.num_tokens] = 0
         arrays["slot_mapping"][:num_tokens] = plan.slot_mapping
         arrays["slot_mapping"][num_tokens : size.num_tokens] = -1
+        self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][:num_samples] = plan.sample_tokens
         arrays["sample_tokens"][num_samples : size.num_samples] = 0
         arrays["sample_rows"][:num_samples] = plan.sample_rows
@@ -219,11 +227,22 @@ class CudaRunner:
         if plan.cross_tables is not None:
             first = self._limits.max_blocks_per_sequence
             arrays["block_tables"][:num_sequences, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
-        for window, workspace in self._workspaces.items():
-            lens = plan.cross_lens if window == _CROSS else plan.seq_lens
-            assert lens is not None
-            workspace.write_list(plan.query_start, lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
         self._send(plan, arrays, num_sequences)
+
+    def _write_lists(self, plan: StepPlan | None) -> bool:
+        """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
+        arrays = self._staging.arrays()
+        starts, lens, tables = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
+        prefills = 0
+        for window, workspace in self._workspaces.items():
+            if plan is not None:
+                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
+            if plan is not None and window == _CROSS:
+                assert plan.cross_lens is not None and plan.cross_tables is not None
+                lens, tables = plan.cross_lens, plan.cross_tables
+            counts = workspace.write_list(starts, lens, tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+            prefills += counts.prefill_items
+        return prefills > 0
 
     def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
         if self._timestamps is not None:
@@ -238,7 +257,7 @@ class CudaRunner:
         travels = updates is not None and len(updates[0]) <= _UPDATE_BYTES
         if updates is not None and travels:
             arrays["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        self._staging.send(self._staging.used_bytes("block_tables", num_sequences))
+        self._staging.send(self._staging.used_bytes("block_tables", num_sequences), "updates" if travels else None)
         if updates is None:
             return
         staged = self._on_device("updates")
@@ -253,12 +272,11 @@ class CudaRunner:
         arrays["input_ids"][: size.num_tokens] = 0
         arrays["positions"][: size.num_tokens] = 0
         arrays["slot_mapping"][: size.num_tokens] = -1
+        self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
-        starts, lens = np.zeros(1, np.int32), np.empty(0, np.int32)
-        for window, workspace in self._workspaces.items():
-            workspace.write_list(starts, lens, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
-        self._staging.send(self._staging.layout.num_bytes)
+        self._write_lists(None)
+        self._staging.send(self._staging.used_bytes("block_tables", 0))
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
@@ -273,6 +291,9 @@ class CudaRunner:
                 attention={window: self._bind(window, size) for window in self._model.config.windows},
                 last_tokens=self._sampler.last_tokens,
                 cross=self._bind(_CROSS, size) if _CROSS in self._workspaces else None,
+                tap=self._states.table(
+                    self._on_device("tap_rows")[: size.num_tokens], self._on_device("tap_layers")[: size.num_tokens]
+                ),
             )
         )
         logits = self._model.logits(hidden.index_select(0, self._on_device("sample_tokens")[: size.num_samples]))
@@ -310,7 +331,8 @@ class CudaRunner:
             )
         prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
-        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams)
+        states = None if plan.taps is None else self._states.send(plan.taps)
+        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams, states)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.kernels.cuda import DeviceLogprobs
 from engine.runner.cuda_beams import PendingCandidates
+from engine.runner.cuda_states import PendingStates
 from engine.runner.staging import Field, StagingLayout
 from engine.types import LogprobArrays, StepResult
 
@@ -18,7 +19,17 @@ _TURNS = 4  # steps whose results may be on their way or unread at once
 class PendingResults:
     """A launched step. `wait` may be called from another thread, once."""
 
-    __slots__ = ("_arrays", "_beams", "_began", "_copied", "_num_logprobs", "_num_samples", "_prompt", "_step")
+    __slots__ = (
+        "_arrays",
+        "_beams",
+        "_began",
+        "_copied",
+        "_num_logprobs",
+        "_num_samples",
+        "_prompt",
+        "_states",
+        "_step",
+    )
 
     def __init__(
         self,
@@ -30,8 +41,10 @@ class PendingResults:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
+        states: PendingStates | None,
     ) -> None:
         self._step = step
+        self._states = states
         self._beams = beams
         self._began = began
         self._copied = copied
@@ -55,7 +68,8 @@ class PendingResults:
         # Between two events of one stream: waiting for the step before it does not count.
         seconds = self._began.elapsed_time(self._copied) / 1e3
         beams = () if self._beams is None else self._beams.read()
-        return StepResult(self._step, tokens, bad, logprobs, self._prompt, beams, seconds)
+        states = () if self._states is None else self._states.read()
+        return StepResult(self._step, tokens, bad, logprobs, self._prompt, beams, seconds, states)
 
 
 class ResultBuffers:
@@ -101,6 +115,7 @@ class ResultBuffers:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
+        states: PendingStates | None,
     ) -> PendingResults:
         """Queues the copy back on the current stream. `began` was recorded there when the step was."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
@@ -110,7 +125,7 @@ class ResultBuffers:
         self._pinned[turn][:used].copy_(self._device_buffer[:used], non_blocking=True)
         copied = torch.cuda.Event(enable_timing=True)
         copied.record()
-        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams)
+        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
 
     def _view(self, name: str) -> Tensor:
         return self._layout.view(self._device_buffer, name)

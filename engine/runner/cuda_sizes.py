@@ -5,13 +5,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from engine.types import MAX_BEAM_WIDTH
+
 # Steps of more tokens run eagerly: their kernels are long enough to hide the launches.
 MOST_GRAPH_TOKENS = 2048
+# Of steps with more samples than sequences may run otherwise: those of beams.
+_BEAM_DECODE = [384, 512, 768, 1024]
+_BEAM_MIXED = [512, 1024, 1536, 2048]
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a graph is padded to. `prefill`: some sequence may have more than one query."""
+    """What a graph is padded to. `prefill`: attention may have prefill tiles, as of sequences with several queries."""
 
     num_tokens: int
     num_samples: int
@@ -38,18 +43,29 @@ class Ladder:
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._max_num_seqs = max_num_seqs
         self._decode = decode_ladder(max_num_seqs)
+        self._decode += [size for size in _BEAM_DECODE if size > max_num_seqs]
         self._mixed = mixed_ladder(max_num_batched_tokens)
+        self._mixed_beams = [
+            StepSize(size, min(size, MAX_BEAM_WIDTH + max_num_seqs), prefill=True)
+            for size in _BEAM_MIXED
+            if max_num_seqs < size <= self._mixed[-1]
+        ]
 
     def sizes(self) -> list[StepSize]:
         """Largest first: smaller graphs then fit into the memory of larger ones."""
         mixed = [StepSize(size, self._max_num_seqs, prefill=True) for size in reversed(self._mixed)]
-        return mixed + [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
+        decode = [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
+        return self._mixed_beams[::-1] + mixed + decode
 
-    def size_for(self, num_tokens: int, num_sequences: int, num_samples: int) -> StepSize | None:
-        """The smallest size that holds the step; None: run it eagerly."""
-        if num_tokens == num_sequences and num_samples <= num_tokens and num_tokens <= self._decode[-1]:
+    def size_for(self, num_tokens: int, num_sequences: int, num_samples: int, prefill: bool) -> StepSize | None:
+        """The smallest size that holds the step; None: run it eagerly. `prefill`: attention has prefill tiles."""
+        decodes = num_tokens == num_sequences and num_samples <= num_tokens and not prefill
+        if decodes and num_tokens <= self._decode[-1]:
             padded = self._decode[bisect_left(self._decode, num_tokens)]
             return StepSize(padded, padded, prefill=False)
-        if num_tokens > self._mixed[-1] or num_samples > self._max_num_seqs:
+        if num_samples > self._max_num_seqs:
+            fitting = (s for s in self._mixed_beams if s.num_tokens >= num_tokens and s.num_samples >= num_samples)
+            return next(fitting, None)
+        if num_tokens > self._mixed[-1]:
             return None
         return StepSize(self._mixed[bisect_left(self._mixed, num_tokens)], self._max_num_seqs, prefill=True)

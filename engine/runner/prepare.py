@@ -42,11 +42,16 @@ log = logging.getLogger("bequest.start")
 _CPU_BATCHED_TOKENS = 256
 # Where none runs, only who comes next waits for the end of the step.
 _CPU_TOKENS_ALONE = 512
+# Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
+_CPU_TOKENS_EXTRACTING = 64
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
 _CPU_ENCODER_TOKENS = 2048
 _CUDA_ENCODER_TOKENS = 16384
+# Hidden states that one step stores, in bytes.
+_CPU_STATES = 64 << 20
+_CUDA_STATES = 128 << 20
 # On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
 _CPU_SHARE = 0.4
 _CPU_MOST = 4 * GIB
@@ -64,7 +69,9 @@ class Prepared:
     num_host_blocks: int
     num_lease_blocks: int  # of the first, that leases may hold
     max_num_batched_tokens: int
+    states_rows: int  # as in ExtractionLimits.max_step_rows
     max_num_tokens_alone: int | None = None  # as in SchedulerLimits
+    max_num_tokens_extracting: int | None = None  # as in ExtractionLimits.max_step_tokens
     max_num_encoder_tokens: int = 0  # likewise
 
 
@@ -115,9 +122,20 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
-    info = _info(config, path, loaded, plan)
-    encoder_tokens = config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS
-    return Prepared(runner, info, plan.num_blocks, num_host, plan.num_lease_blocks, tokens, alone, encoder_tokens)
+    info = _info(config, path, loaded, plan, torch.float32)
+    states = _states_rows(loaded, _CPU_STATES, torch.float32)
+    return Prepared(
+        runner,
+        info,
+        plan.num_blocks,
+        num_host,
+        plan.num_lease_blocks,
+        tokens,
+        states,
+        alone,
+        _CPU_TOKENS_EXTRACTING,
+        config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
+    )
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
@@ -147,8 +165,9 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         torch.cuda.synchronize(device)
     wish = _wish(config, loaded)
     shape = loaded.config.kv_shape(config.block_size)
+    states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
-    limits = RunnerLimits(config.max_num_seqs, tokens, wish.self_blocks, wish.cross_blocks, encoder_tokens)
+    limits = RunnerLimits(config.max_num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
     with phase("activations"):
         # One step of the largest size beside a cache of one block tells what the steps need.
         before = torch.cuda.memory_allocated(device)
@@ -183,7 +202,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         with phase("graphs"):
             count = runner.capture()
         log.info("graphs: %d sizes", count)
-    info = _info(config, path, loaded, plan)
+    info = _info(config, path, loaded, plan, loaded.dtype)
     return Prepared(
         runner,
         info,
@@ -191,6 +210,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         num_host,
         plan.num_lease_blocks,
         tokens,
+        states,
         max_num_encoder_tokens=encoder_tokens,
     )
 
@@ -231,7 +251,15 @@ def _log_memory(wish: CacheWish, plan: CachePlan, num_host: int, loaded: LoadedM
     )
 
 
-def _info(config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan) -> ModelInfo:
+def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int:
+    """Rows of hidden states in so much memory; room for all layers of a token in any case."""
+    config = loaded.config
+    return max(num_bytes // (config.hidden_size * dtype.itemsize), config.num_layers + 1)
+
+
+def _info(
+    config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan, states_dtype: torch.dtype
+) -> ModelInfo:
     return ModelInfo(
         name=path.stem if path.suffix in (".gguf", ".pt") else path.name,
         architecture=loaded.config.architecture,
@@ -241,6 +269,9 @@ def _info(config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan
         dtype=_name(loaded.dtype),
         num_parameters=loaded.num_parameters,
         default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},
+        num_layers=loaded.config.num_layers,
+        hidden_size=loaded.config.hidden_size,
+        states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
         encoder=_encoder_info(config, loaded),
     )
 

@@ -1,7 +1,7 @@
 """Which tokens of a step somebody reads the hidden states of: the last layer computes no others.
 
-They are the last ones of each sequence, from the first that is sampled or scored on, so that attention sees them as a
-shorter chunk. A chunk in the middle of a prompt has none.
+They are the last ones of each sequence, from the first that is sampled, scored or delivered as a hidden state of the
+last layer on, so that attention sees them as a shorter chunk. A chunk in the middle of a prompt has none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.types import IntArray, StepPlan
+
+_NO_TOKENS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class ReadTokens:
         return np.searchsorted(self.rows, tokens)
 
 
-def read_tokens(plan: StepPlan) -> ReadTokens | None:
+def read_tokens(plan: StepPlan, num_layers: int) -> ReadTokens | None:
     """None: all are read."""
     starts, ends = plan.query_start[:-1], plan.query_start[1:]
     first = ends.copy()  # [S]
-    read = np.concatenate([plan.sample_tokens, [spec.first_token for spec in plan.prompt_logprobs]]).astype(np.int32)
+    scored = [spec.first_token for spec in plan.prompt_logprobs]
+    tapped = _NO_TOKENS if plan.taps is None else plan.taps.tokens_of_layer(num_layers)
+    read = np.concatenate([plan.sample_tokens, scored, tapped]).astype(np.int32)
     np.minimum.at(first, np.searchsorted(plan.query_start, read, side="right") - 1, read)
     counts = ends - first
     if counts.sum() == plan.num_tokens:

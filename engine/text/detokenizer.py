@@ -25,13 +25,19 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
-    """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left."""
+    """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left.
+
+    `steps(token_ids)` is the text of several steps. `whole(token_ids)` is all text of an answer, and changes nothing.
+    REQUIRES for it: no step was made
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         kind: type[_ByteStream | _WindowStream] = _ByteStream if tokenizer.spelling.exact else _WindowStream
         stream = kind(tokenizer, prompt_token_ids, skip_special_tokens)
         self.step: Callable[[int], str] = stream.step
+        self.steps: Callable[[Sequence[int]], str] = stream.steps
         self.flush: Callable[[], str] = stream.flush
+        self.whole: Callable[[Sequence[int]], str] = stream.whole
         self._stream = stream
 
     @property
@@ -62,6 +68,17 @@ class _ByteStream:
             return ""
         return self._strip(self._decode(self._bytes[token_id]))
 
+    def steps(self, token_ids: Sequence[int]) -> str:
+        return self._strip(self._decode(self._shown_bytes(token_ids)))
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        begun = self._decoder.getstate()[0]  # of a character, by the prompt
+        text = (begun + self._shown_bytes(token_ids)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._strip_space else text
+
+    def _shown_bytes(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join([self._bytes[token_id] for token_id in token_ids if token_id not in self._hidden])
+
     def flush(self) -> str:
         return self._strip(self._decode(b"", True))
 
@@ -85,6 +102,16 @@ class _WindowStream:
         self._window = [i for i in prompt_token_ids[-CONTEXT_TOKENS:] if i not in self._hidden]
         self._num_shown = len(self._window)  # tokens of the window whose text was shown
         self._shown = self._text(self._window).rstrip("\ufffd")
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        before = self._window, self._num_shown, self._shown
+        self._window = list(self._window)
+        text = self.steps(token_ids) + self.flush()
+        self._window, self._num_shown, self._shown = before
+        return text
+
+    def steps(self, token_ids: Sequence[int]) -> str:
+        return "".join([self.step(token_id) for token_id in token_ids])
 
     def step(self, token_id: int) -> str:
         if token_id in self._hidden:

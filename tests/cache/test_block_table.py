@@ -134,7 +134,7 @@ def test_adopt_revives_the_unbroken_beginning(pool: BlockPool) -> None:
     hog.free()
     child, count = BlockTable.adopt(pool, b"", record)
     assert (child.blocks, count) == ([1, 2], 2)
-    assert BlockTable.adopt(pool, b"", record[2:])[1] == 0
+    assert BlockTable.adopt(pool, b"", list(record)[2:])[1] == 0
     assert BlockTable.adopt(pool, b"", [])[1] == 0
     pool.check()
 

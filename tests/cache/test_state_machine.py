@@ -308,7 +308,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(i=which)
     def record(self, i: int) -> None:
         sequence = self.at(i)
-        self.records.append((sequence.salt, list(sequence.tokens), sequence.table.epochs()))
+        self.records.append((sequence.salt, list(sequence.tokens), list(sequence.table.epochs())))
 
     @precondition(lambda self: self.records and len(self.live) < MOST_SEQUENCES)
     @rule(i=which)

@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine.build import CacheSizes, make_scheduler
+from engine.draft import SchedulerLimits
 from engine.encoder import EncoderInfo
 from engine.engine import AsyncEngine
-from engine.scheduler import SchedulerLimits
+from engine.extraction import ExtractionLimits
+from engine.hidden_values import ExtractedStates
 from engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
-from tests.engine.paged_fake import VOCAB, PagedFakeRunner
+from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner
 
 EOS = 5
 _ids = itertools.count()
@@ -35,6 +37,7 @@ class Setup:
     num_lease_blocks: int = 0
     max_records: int = 1024
     chunk_alone: int | None = None
+    extraction: ExtractionLimits = ExtractionLimits()
     encoder_len: int | None = None  # of the longest encoder input; None: a decoder-only model
     encoder_tokens: int = 1 << 30  # of a step
 
@@ -51,16 +54,33 @@ class Answer:
     beam_scores: dict[int, float | None] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)  # of choice 0
     num_deltas: int = 0
+    states: ExtractedStates | None = None
 
 
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
     sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
     limits = SchedulerLimits(
-        setup.max_num_seqs, setup.chunk, setup.prefix_caching, setup.chunk_alone, setup.encoder_tokens
+        setup.max_num_seqs,
+        setup.chunk,
+        setup.prefix_caching,
+        setup.chunk_alone,
+        setup.extraction,
+        setup.encoder_tokens,
     )
     encoder = None if setup.encoder_len is None else EncoderInfo("tokens", setup.encoder_len, 1, (1,))
-    info = ModelInfo("fake", "fake", setup.max_model_len, VOCAB, setup.eos, "float32", 0, encoder=encoder)
+    info = ModelInfo(
+        "fake",
+        "fake",
+        setup.max_model_len,
+        VOCAB,
+        setup.eos,
+        "float32",
+        0,
+        num_layers=NUM_LAYERS,
+        hidden_size=HIDDEN,
+        encoder=encoder,
+    )
     engine = AsyncEngine(
         info,
         make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records),
@@ -109,6 +129,7 @@ async def ask(engine: AsyncEngine, asked: Request) -> Answer:
         answer.usage = delta.usage
         answer.inheritance = delta.inheritance or answer.inheritance
         answer.retained, answer.retention_lost = delta.retained, delta.retention_lost
+        answer.states = delta.hidden_states or answer.states
     return answer
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.hidden import StepTaps
 from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
 
 VOCAB = 997
@@ -55,6 +56,22 @@ def best_continuations(
     return BeamCandidates(ranked.ravel()[order], rows.astype(np.int32), tokens.astype(np.int32), raw.ravel()[order])
 
 
+NUM_LAYERS, HIDDEN = 5, 3  # of the fake's hidden states
+
+
+def hidden_state(history: Sequence[int] | np.ndarray, layer: int) -> np.ndarray:
+    """[HIDDEN] what a layer makes of the last token of `history`: it depends on every token before it."""
+    return np.asarray([next_token(history, layer, i, greedy=False) for i in range(HIDDEN)], np.float32)
+
+
+def expected_states(
+    tokens: Sequence[int], positions: Sequence[int], layers: Sequence[int], encoder: Sequence[int] = ()
+) -> np.ndarray:
+    """[K, P, HIDDEN]"""
+    before = [CROSS + token for token in encoder]
+    return np.asarray([[hidden_state([*before, *tokens[: p + 1]], layer) for p in positions] for layer in layers])
+
+
 def expected_tokens(
     prompt: Sequence[int],
     count: int,
@@ -89,6 +106,7 @@ class PagedFakeRunner:
         self.num_encoded = 0  # positions
         self.most_encoded = 0  # in one step
         self.num_tokens = 0
+        self.num_states = 0
         self.closed = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
         self.hold_from = 0
@@ -113,10 +131,14 @@ class PagedFakeRunner:
             assert spec.row not in self.rows, "a row was opened twice"
             self.rows[spec.row] = spec
         input_ids = [t if t >= 0 else self.last_tokens[-t - 1] for t in plan.input_ids.tolist()]
-        assert len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of a step share a slot"
-        assert (plan.slot_mapping >= self.block_size).all(), "a token was written to the null block"
-        self._encode(plan)
-        self.slots[plan.slot_mapping] = input_ids
+        written = plan.slot_mapping >= 0
+        slots = plan.slot_mapping[written]
+        assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
+        assert (slots >= self.block_size).all(), "a token was written to the null block"
+        self._encode(plan, slots)
+        self.slots[slots] = np.asarray(input_ids)[written]
+        for index in np.flatnonzero(~written).tolist():
+            assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
         tokens, bad = self._sample(plan)
         return StepResult(
             plan.step,
@@ -125,14 +147,15 @@ class PagedFakeRunner:
             None if plan.num_logprobs is None else _fake_logprobs(np.asarray(tokens, np.int32), plan.num_logprobs),
             tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
             tuple(self._candidates(plan, spec) for spec in plan.beams),
+            states=() if plan.taps is None else self._states(plan, plan.taps),
         )
 
     def close(self) -> None:
         self.closed = True
 
-    def _encode(self, plan: StepPlan) -> None:
+    def _encode(self, plan: StepPlan, written: np.ndarray) -> None:
         slots = [slot for spec in plan.encoders for slot in spec.slots.tolist()]
-        assert len({*slots, *plan.slot_mapping.tolist()}) == len(slots) + plan.num_tokens, "two writes to one slot"
+        assert len({*slots, *written.tolist()}) == len(slots) + len(written), "two writes to one slot"
         for spec in plan.encoders:
             assert len(spec.slots) == spec.input.length and (spec.slots >= self.block_size).all()
             self.slots[spec.slots] = CROSS + np.asarray(spec.input.token_ids)
@@ -158,8 +181,9 @@ class PagedFakeRunner:
                 tokens.append(0)
                 bad.append(False)
                 continue
-            history, num_cross = self._history(plan, index)
-            assert position == len(history) - num_cross, "a sampled token's position is the number of tokens before it"
+            history = self._history(plan, index)
+            before = int((history < CROSS).sum())
+            assert position == before, "a sampled token's position is the number of tokens before it"
             spec = self.rows[row]
             token = next_token(history, spec.seed, spec.choice, spec.params.greedy)
             self.last_tokens[row] = token
@@ -167,25 +191,38 @@ class PagedFakeRunner:
             bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
         return tokens, bad
 
+    def _states(self, plan: StepPlan, taps: StepTaps) -> tuple[np.ndarray, ...]:
+        ring = np.full((taps.num_rows, HIDDEN), np.nan, np.float32)
+        for token in np.flatnonzero(taps.rows >= 0).tolist():
+            history = self._history(plan, token)
+            wanted = [layer for layer in range(NUM_LAYERS + 1) if token in taps.tokens_of_layer(layer)]
+            for number, layer in enumerate(wanted):
+                row = int(taps.rows[token]) + number
+                assert np.isnan(ring[row]).all(), "two states share a row"
+                ring[row] = hidden_state(history, layer)
+        self.num_states += len(ring)
+        assert not np.isnan(ring).any(), "a row of the ring was not written"
+        return taps.split(ring)
+
     def _candidates(self, plan: StepPlan, spec: BeamSpec) -> BeamCandidates:
         histories = [
-            self._history(plan, int(plan.sample_tokens[spec.first_sample + row]))[0] for row in range(len(spec.scores))
+            self._history(plan, int(plan.sample_tokens[spec.first_sample + row])) for row in range(len(spec.scores))
         ]
         if self.bad_prompt_token is not None and any(self.bad_prompt_token in h.tolist() for h in histories):
             return BeamCandidates(*(np.empty(0, np.float32),) * 4, bad=True)  # type: ignore[arg-type]
         return best_continuations(histories, spec.scores, spec.num_candidates, spec.held_back)
 
-    def _history(self, plan: StepPlan, token_index: int) -> tuple[np.ndarray, int]:
-        """What the encoder wrote for the token's sequence, then the tokens up to it; and the length of the first."""
+    def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
+        """What the encoder wrote for the token's sequence, then the tokens up to it."""
         sequence = int(np.searchsorted(plan.query_start, token_index, side="right")) - 1
         history = self._read(plan.block_tables[sequence], int(plan.positions[token_index]) + 1)
         assert (history != _EMPTY).all(), "read a slot that nothing was written to"
         assert (history < CROSS).all(), "a self table holds what an encoder wrote"
         if plan.cross_tables is None or plan.cross_lens is None:
-            return history, 0
+            return history
         cross = self._read(plan.cross_tables[sequence], int(plan.cross_lens[sequence]))
         assert (cross >= CROSS).all(), "a cross table holds what no encoder wrote"
-        return np.concatenate([cross, history]), len(cross)
+        return np.concatenate([cross, history])
 
     def _read(self, blocks: np.ndarray, length: int) -> np.ndarray:
         positions = np.arange(length)

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from engine.beams import BeamSearch
 from engine.errors import DeadlineExceeded, InvalidRequest
 from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
-from tests.engine.paged_fake import CROSS, best_continuations, expected_tokens
+from tests.engine.paged_fake import expected_tokens
 
 BASE = Setup(num_blocks=400, block_size=4)
 
@@ -22,29 +22,14 @@ def beam_params(width: int, count: int = 5, n: int | None = None, **fields: obje
     return SamplingParams(max_tokens=count, n=n or min(width, 3), beams=beams, **fields)  # type: ignore[arg-type]
 
 
-def expected(asked: Request) -> list[tuple[list[int], float]]:
-    """What the search gives over the fake's own distribution: tokens and score of each returned beam."""
-    search = BeamSearch.start(asked.params, frozenset({EOS} | asked.params.stop_token_ids))
-    before = [] if asked.encoder is None else [CROSS + token for token in asked.encoder.token_ids]
-    while True:
-        prompt = before + list(asked.prompt_token_ids)
-        paths = [[s.token for s in beam.path.steps()] if beam.path else [] for beam in search.running]
-        turn = search.advance(
-            best_continuations(
-                [prompt + path for path in paths], search.scores, search.num_candidates, search.forbidden
-            )
-        )
-        if turn.done:
-            return [([s.token for s in f.path.steps()], float(f.beam_score)) for f in search.best()]
-
-
 async def check(engine: object, asked: Request) -> Answer:
     answer = await ask(engine, asked)  # type: ignore[arg-type]
-    wanted = expected(asked)
+    wanted = expected_beams(asked)
     assert [answer.token_ids[i] for i in range(len(wanted))] == [tokens for tokens, _ in wanted]
     assert [answer.beam_scores[i] for i in range(len(wanted))] == pytest.approx([score for _, score in wanted])
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == asked.num_prompt_tokens
+    num_encoder = 0 if asked.encoder is None else asked.encoder.length
+    assert answer.usage.prompt_tokens == num_encoder + len(asked.prompt_token_ids)
     assert answer.usage.completion_tokens == sum(len(tokens) for tokens, _ in wanted)
     return answer
 

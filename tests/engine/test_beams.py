@@ -42,11 +42,10 @@ class HashModel(PreTrainedModel, GenerationMixin):
 
 def candidates(search: BeamSearch, prompt: list[int], sharpness: float) -> BeamCandidates:
     scored = []
-    for row, beam in enumerate(search.running):
-        tokens = [step.token for step in beam.path.steps()] if beam.path else []
-        raw = log_probs(prompt + tokens, sharpness)
+    for row, score in enumerate(search.scores):
+        raw = log_probs(prompt + search.path_of(row), sharpness)
         allowed = [t for t in range(VOCAB) if search.may_end or t not in EOS]
-        scored.extend((np.float32(beam.score + raw[t]), row, t, raw[t]) for t in allowed)
+        scored.extend((np.float32(score + raw[t]), row, t, raw[t]) for t in allowed)
     scored.sort(key=lambda s: (-s[0], s[1], s[2]))
     scores, rows, tokens_, logprobs = zip(*scored[: search.num_candidates], strict=True)
     return BeamCandidates(
@@ -96,8 +95,14 @@ def test_equals_hugging_face(width: int, length_penalty: float, early_stopping: 
         )
         ours = search.best()
         assert len(ours) == n
-        for one, row, score in zip(ours, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True):
-            tokens = [step.token for step in one.path.steps()]
+        for one, tokens, row, score in zip(
+            ours,
+            search.tokens_of(ours),
+            expected.sequences.tolist(),
+            expected.sequences_scores.tolist(),
+            strict=True,
+        ):
+            assert [entry.token_id for entry in search.logprobs_of(one)] == tokens
             assert tokens == row[len(prompt) : len(prompt) + len(tokens)]
             assert float(one.beam_score) == pytest.approx(score, abs=1e-5)
             ends_seen += tokens[-1] in EOS

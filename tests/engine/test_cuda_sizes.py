@@ -5,27 +5,37 @@ from __future__ import annotations
 import pytest
 
 from engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
+from engine.types import MAX_BEAM_WIDTH
 
 
-@pytest.mark.parametrize(("seqs", "tokens"), [(1, 1), (7, 40), (256, 2048), (300, 512), (1024, 8192)])
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 1), (7, 40), (256, 2048), (300, 512), (1024, 8192), (2048, 2048)])
 def test_every_step_gets_the_smallest_size_that_holds_it(seqs: int, tokens: int) -> None:
     ladder = Ladder(seqs, tokens)
     sizes = ladder.sizes()
     assert len(set(sizes)) == len(sizes)
-    for count in range(1, seqs + 1):
+    for count in range(1, max(seqs, MAX_BEAM_WIDTH) + 1):
         holding = [size for size in sizes if not size.prefill and size.num_tokens >= count]
-        assert ladder.size_for(count, count, count) == min(holding, key=lambda size: size.num_tokens)
+        assert ladder.size_for(count, count, count, False) == min(holding, key=lambda size: size.num_tokens)
     for count in range(1, min(tokens, MOST_GRAPH_TOKENS) + 1):
-        holding = [size for size in sizes if size.prefill and size.num_tokens >= count]
-        assert ladder.size_for(count, 0, 0) == min(holding, key=lambda size: size.num_tokens)
-        assert min(size.num_samples for size in holding) >= seqs
-    assert ladder.size_for(MOST_GRAPH_TOKENS + 1, 1, 1) is None
+        for num_samples in (0, min(count, seqs), min(count, MAX_BEAM_WIDTH + seqs)):
+            found = ladder.size_for(count, 0, num_samples, False)
+            holding = [s for s in sizes if s.prefill and s.num_tokens >= count and s.num_samples >= num_samples]
+            if num_samples <= seqs:
+                holding = [size for size in holding if size.num_samples == seqs]
+            assert found == min(holding, key=lambda size: size.num_tokens, default=None)
+            assert found is not None or num_samples > seqs
+    assert ladder.size_for(MOST_GRAPH_TOKENS + 1, 1, 1, False) is None
+
+
+def test_a_step_of_single_tokens_may_have_prefill_tiles() -> None:
+    """Where many sequences share a long prefix."""
+    assert Ladder(256, 2048).size_for(32, 32, 32, True) == StepSize(32, 256, prefill=True)
 
 
 def test_padding_of_decode_steps_is_bounded() -> None:
     ladder = Ladder(512, 2048)
     for count in range(8, 513):
-        size = ladder.size_for(count, count, count)
+        size = ladder.size_for(count, count, count, False)
         assert size is not None
         assert size.num_tokens - count < max(8, count // 4)
 
@@ -33,5 +43,5 @@ def test_padding_of_decode_steps_is_bounded() -> None:
 def test_the_default_limits_have_few_sizes() -> None:
     """Each costs a start some 25 ms."""
     sizes = Ladder(256, 2048).sizes()
-    assert len(sizes) <= 33
+    assert len(sizes) <= 41
     assert StepSize(256, 256, prefill=False) in sizes

@@ -40,11 +40,11 @@ def test_random_steps(seed: int) -> None:
 def test_the_worlds_see_everything() -> None:
     """The seeds are not so kind that something never happens."""
     seen: Counter[str] = Counter()
-    for seed in range(100, 106):
+    for seed in range(100, 110):
         seen += run(seed, 300).seen
     for event in ("blocks", "host", "leased", "refused", "preempted", "swapped out", "swapped in", "aborted", "late"):
         assert seen[event] > 0, event
-    for event in ("NaN", "forgotten", "not prolonged"):
+    for event in ("NaN", "forgotten", "not prolonged", "beams", "searched", "cut", "extracted", "with states"):
         assert seen[event] > 0, event
 
 

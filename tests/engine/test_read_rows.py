@@ -42,11 +42,11 @@ def plan_of(lens: list[int], sampled: list[int], scored: list[tuple[int, int]]) 
 
 
 def test_decoding_reads_everything() -> None:
-    assert read_tokens(plan_of([1, 1, 1], [0, 1, 2], [])) is None
+    assert read_tokens(plan_of([1, 1, 1], [0, 1, 2], []), 3) is None
 
 
 def test_a_chunk_inside_a_prompt_reads_nothing() -> None:
-    read = read_tokens(plan_of([5], [], []))
+    read = read_tokens(plan_of([5], [], []), 3)
     assert read is not None and read.rows.tolist() == [] and read.query_start.tolist() == [0, 0]
 
 
@@ -68,7 +68,7 @@ def test_from_the_first_token_that_is_sampled_or_scored_to_the_end_of_its_sequen
             for token in range(min(wanted & set(range(begin, end)), default=end), end)
         ]
         plan = plan_of(lens, sampled * 2, scored)  # choices that part ways share their token
-        read = read_tokens(plan)
+        read = read_tokens(plan, 3)
         if read is None:
             assert len(expected) == plan.num_tokens
             continue
@@ -77,4 +77,4 @@ def test_from_the_first_token_that_is_sampled_or_scored_to_the_end_of_its_sequen
         assert read.query_start.tolist() == ends
         places = read.places(np.array(sorted(wanted), np.int32))
         assert [expected[place] for place in places] == sorted(wanted)
-        assert read_tokens(replace(plan, sample_tokens=np.arange(plan.num_tokens, dtype=np.int32))) is None
+        assert read_tokens(replace(plan, sample_tokens=np.arange(plan.num_tokens, dtype=np.int32)), 3) is None

@@ -1,7 +1,8 @@
 """A scheduler with its records over the paged fake, driven step by step by a random number generator.
 
-Requests come, continue from records of every grade, are leased, prolonged, forgotten, run into NaN, leave. After every
-move all that the engine counts is counted again from what there is: references, rows, the budget, the memory of leases.
+Requests come, some as groups of beams, continue from records of every grade, are leased, prolonged, forgotten, run into
+NaN, leave, want hidden states. After every move all that the engine counts is counted again from what there is:
+references, rows, the budget, the memory of leases.
 """
 
 from __future__ import annotations
@@ -13,20 +14,34 @@ from dataclasses import dataclass, replace
 
 from engine._C import BlockTable
 from engine.build import CacheSizes, make_scheduler
+from engine.capture import capture_of
+from engine.draft import SchedulerLimits
 from engine.encoder import EncoderInput
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
+from engine.extraction import ExtractionLimits
+from engine.hidden import HiddenStatesParams, Span, present_positions
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
-from engine.scheduler import SchedulerLimits, salt_of
+from engine.salt import salt_of
 from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
-from engine.types import Lineage, Request, Retain, SamplingParams, StepPlan
+from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
+from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, request
-from tests.engine.paged_fake import CROSS, VOCAB, PagedFakeRunner, expected_tokens
+from tests.engine.paged_fake import (
+    CROSS,
+    HIDDEN,
+    NUM_LAYERS,
+    VOCAB,
+    PagedFakeRunner,
+    expected_states,
+    expected_tokens,
+)
 
 MOST_TOKENS = 60
 NAN_TOKEN = 666
+INFO = ModelInfo("fake", "fake", MOST_TOKENS, VOCAB, (EOS,), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -48,11 +63,22 @@ class Shape:
         num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
         num_host = draw.choice([1, 5, enough, 100])
         limits = SchedulerLimits(
-            draw.choice([3, 8, 16]), draw.choice([1, 5, 32, 512]), draw.random() < 0.7, draw.choice([None, 7, 64])
+            draw.choice([3, 8, 16]),
+            draw.choice([1, 5, 32, 512]),
+            draw.random() < 0.7,
+            draw.choice([None, 7, 64]),
+            ExtractionLimits(draw.choice([0.0, 0.1, 0.6]), max_step_rows=draw.choice([6, 20, 1000])),
         )
         if most_encoder:
             limits = replace(limits, max_num_encoder_tokens=draw.choice([1, 20, 64, 1000]))
         return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
+
+
+def draw_states(draw: random.Random, num_prompt: int) -> HiddenStatesParams:
+    position = draw.randrange(num_prompt)
+    positions = draw.choice(["last", "all", Span(position), (position, -1), (-1, 0, position)])
+    layers = tuple(draw.randint(0, NUM_LAYERS) for _ in range(draw.randint(1, 3)))
+    return HiddenStatesParams(layers, positions, include_prompt=draw.random() < 0.5)
 
 
 @dataclass(frozen=True)
@@ -81,6 +107,7 @@ class World:
         self.seen: Counter[str] = Counter()  # what happened, so that a test can tell that it did
         self.num_arrived = 0
         self.num_encoded = 0  # positions
+        self.late: set[Group] = set()  # whose time was up before all their tokens were there
         draw = self.draw
         self.prompts = [[draw.randrange(10, VOCAB) for _ in range(draw.randint(1, 40))] for _ in range(6)]
         # So few that equal ones often meet, and all about the edges of blocks.
@@ -110,7 +137,10 @@ class World:
         if parent is not None and parent.leased and asked.lineage is not None and parent.encoder == asked.encoder:
             estate = parent.choice(asked.lineage.choice)
             assert isinstance(estate, KeptChoice)
-            self.promises[group] = Promise(min(asked.lineage.at, estate.computed, len(asked.prompt_token_ids) - 1))
+            most = len(asked.prompt_token_ids) - 1
+            if (capture := capture_of(asked)) is not None and asked.extracts:
+                most = capture.goal_len
+            self.promises[group] = Promise(min(asked.lineage.at, estate.computed, most))
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         self.open.append(group)
         self.known.append((asked.tenant, asked.id))
@@ -141,6 +171,11 @@ class World:
                 encoder = record.encoder
         if len(prompt) > MOST_TOKENS:
             return None
+        retain = Retain(draw.choice([3.0, 30.0, 300.0])) if draw.random() < 0.4 else None
+        fields = {"priority": draw.choice([0, 0, 1]), "tenant": tenant, "lineage": lineage, "retain": retain}
+        fields["encoder"] = encoder
+        if draw.random() < 0.25 and len(prompt) < MOST_TOKENS:
+            return self.draw_beams(prompt, fields)
         sampled = draw.random() < 0.5
         params = SamplingParams(
             max_tokens=draw.choice([0, draw.randint(0, MOST_TOKENS - len(prompt))]) if len(prompt) < MOST_TOKENS else 0,
@@ -148,30 +183,47 @@ class World:
             temperature=1 if sampled else 0,
             seed=draw.randrange(100),
         )
-        retain = Retain(draw.choice([3.0, 30.0, 300.0])) if draw.random() < 0.4 else None
-        return request(
-            prompt,
-            params,
-            priority=draw.choice([0, 0, 1]),
-            tenant=tenant,
-            lineage=lineage,
-            retain=retain,
-            encoder=encoder,
+        states = draw_states(draw, len(prompt)) if draw.random() < 0.4 else None
+        if states is not None and params.max_tokens == 0:
+            params = replace(params, n=1)
+        return request(prompt, params, hidden_states=states, **fields)
+
+    def draw_beams(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
+        """A group of beams, if it could run alone: others are refused before they get here."""
+        draw = self.draw
+        width = draw.choice([1, 2, 3, 5, 9])
+        most = min(draw.choice([1, 2, 3, 6, 12, 30]), MOST_TOKENS - len(prompt))
+        beams = BeamParams(width, draw.choice([0.0, 1.0, 2.0]), draw.choice([False, True, "never"]))
+        params = SamplingParams(
+            max_tokens=most, n=draw.randint(1, width), min_tokens=draw.choice([0, 0, most // 2]), beams=beams
         )
+        states = draw_states(draw, len(prompt)) if draw.random() < 0.2 else None
+        asked = request(prompt, params, output=OutputMode.FINAL, hidden_states=states, **fields)
+        if self.scheduler.most_blocks_of_beams(asked, beams) > self.scheduler.blocks_beside_leases:
+            return None
+        return asked
 
     def leave(self) -> None:
         """Somebody goes away, or runs out of time: then what it has is its answer."""
         if not self.open:
             return
-        group = self.open[self.draw.randrange(len(self.open))]
+        searching = [g for g in self.open if g.beams is not None]  # briefly: they leave oftener than their share
+        group = self.draw.choice(searching if searching and self.draw.random() < 0.7 else self.open)
         complete = group.first_token_at is not None and self.draw.random() < 0.5
-        if complete:
-            for sequence in group.sequences:
-                if sequence.status is not Status.FINISHED:
-                    sequence.output.finish("length", "deadline")
-                    self.scheduler.finish(sequence)
-        self.end(group, complete)
         self.seen["late" if complete else "aborted"] += 1
+        if complete:
+            if group.search is not None:
+                self.scheduler.cut_beams(group)
+                self.seen["cut"] += 1
+            for sequence in group.sequences:
+                if sequence.status is not Status.FINISHED and not sequence.owing:
+                    sequence.output.finish("length", "deadline")
+                    self.scheduler.end(sequence)
+            if not group.finished:  # hidden states are owed
+                self.late.add(group)
+                return
+            self.check_states(group)
+        self.end(group, complete)
 
     def meddle(self) -> None:
         """An owner changes the time of a record, or forgets it."""
@@ -200,7 +252,10 @@ class World:
         if launch is None:
             return False
         limits = self.shape.limits
-        assert launch.plan.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0)
+        widest = max((len(spec.scores) for spec in launch.plan.beams), default=0)  # may have a step to itself
+        most = max(limits.max_num_batched_tokens, limits.max_num_tokens_alone or 0, widest)
+        assert launch.plan.num_tokens <= most
+        self.seen["beams"] += sum(len(spec.scores) > 1 for spec in launch.plan.beams)
         self.seen["preempted"] += launch.num_preempted
         self.seen["swapped out"] += len(launch.plan.swaps_out)
         self.seen["swapped in"] += len(launch.plan.swaps_in)
@@ -219,7 +274,9 @@ class World:
             self.end(group, complete=False)
             self.seen["NaN"] += 1
         for group in [g for g in self.open if g.finished]:
-            self.check_tokens(group)
+            if group not in self.late:
+                self.check_tokens(group)
+            self.check_states(group)
             self.end(group, complete=True)
             self.seen["finished"] += 1
 
@@ -231,8 +288,10 @@ class World:
         if settlement.retained is not None:
             self.seen["leased"] += 1
             assert record is not None
-            for kept in record.kept.values():
-                assert kept.computed == max(kept.num_prompt, len(kept.tokens) - 1), "a lease lacks what it promises"
+            for choice, kept in record.kept.items():
+                capture = group.sequences[choice].capture
+                last = capture is None or not capture.covers_last
+                assert kept.computed == max(kept.num_prompt, len(kept.tokens) - last), "a lease lacks what it promises"
 
     def pass_time(self) -> None:
         self.now += 1
@@ -255,12 +314,18 @@ class World:
         self.pool.check()
         self.host.check()
         self.check_sequences()
+        self.check_beams()
         self.check_blocks()
         self.check_budget()
         self.check_memory_of_leases()
 
     def check_tokens(self, group: Group) -> None:
         prompt, params = group.request.prompt_token_ids, group.request.params
+        if params.beams is not None:
+            expected = [tokens for tokens, _ in expected_beams(group.request)]
+            assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
+            self.seen["searched"] += 1
+            return
         assert [s.choice for s in group.sequences] == list(range(params.n))
         for s in group.sequences:
             encoder = group.request.encoder
@@ -275,14 +340,34 @@ class World:
             )
             assert s.tokens[len(prompt) :] == expected
 
+    def check_states(self, group: Group) -> None:
+        """Exactly the rows that were asked for."""
+        wanted = group.request.hidden_states
+        if wanted is None:
+            return
+        for s in group.sequences:
+            assert s.capture is not None
+            tokens = s.tokens.to_list()
+            first = 0 if wanted.include_prompt or group.request.extracts else s.num_prompt
+            positions = first + present_positions(wanted.positions, len(tokens) - first)
+            states = s.capture.states(s.choice, INFO)
+            assert states.positions.tolist() == positions.tolist()
+            encoder = group.request.encoder
+            read = () if encoder is None else encoder.token_ids
+            expected = expected_states(tokens, positions.tolist(), wanted.layers, read).reshape(states.shape)
+            assert (states.assemble() == expected).all()
+        self.seen["extracted" if group.request.extracts else "with states"] += 1
+
     def check_promises(self) -> None:
         """A child of a lease inherits all that it could, from blocks here or on the host."""
         for group in [g for g in self.promises if g.inheritance is not None or g.closed]:
             promise, told = self.promises.pop(group), group.inheritance
             if told is None:
                 continue
-            assert told.inherited_tokens == group.cached_tokens == promise.inherits
-            assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
+            # An extraction may have given the parent more meanwhile.
+            assert told.inherited_tokens == group.cached_tokens >= promise.inherits
+            if not group.request.extracts:
+                assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
             assert told.source in ("blocks", "host")
             self.seen[told.source] += 1
 
@@ -291,21 +376,40 @@ class World:
         running = 0
         for s in itertools.chain.from_iterable(group.sequences for group in self.open):
             blocks = s.table.blocks
-            if s.status is not Status.FINISHED:  # a step launched past the end is never applied
+            if s.status is not Status.FINISHED and not s.owing:  # a step launched past the end is never applied
                 assert s.planned_len == len(s.tokens) + s.num_in_flight
             assert s.num_output == len(s.tokens) - s.num_prompt
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
-                running += 1
-                assert len(blocks) * self.shape.block_size >= s.num_computed
+                running += not (s.group.request.extracts or s.owing) and s.group.search is None
+                for table in blocks_of_beams(s.group) or [blocks]:
+                    assert len(table) * self.shape.block_size >= s.num_computed
                 assert s.num_computed <= s.planned_len
             else:
                 assert s.row == NO_ROW
                 assert len(blocks) * self.shape.block_size >= s.num_computed or not blocks
             if s.row != NO_ROW:
                 rows.append(s.row)
-        assert running == self.scheduler.num_running <= self.shape.limits.max_num_seqs
-        assert len(rows) == len(set(rows))
+        assert running <= min(self.scheduler.num_running, self.shape.limits.max_num_seqs)
+        assert len(rows) == len(set(rows)) <= self.shape.limits.max_num_seqs
+
+    def check_beams(self) -> None:
+        """A group's beams have as many blocks as it was let in for, and no more of them run than there is room for."""
+        groups = [g for g in self.open if g.search is not None and not g.finished]
+        for group in groups:
+            assert len(group.sequences) == 1 and group.sequences[0].row == NO_ROW
+            assert group.search is not None and group.request.params.beams is not None
+            own = [*blocks_of_beams(group), *(table.blocks for table in group.ended_beams.values())]
+            distinct = {block for table in own for block in table}
+            assert len(distinct) <= self.scheduler.most_blocks_of_beams(group.request, group.request.params.beams)
+            if group.beams is None:
+                assert not group.ended_beams
+                continue
+            assert len(group.beams) == group.search.num_running
+            assert not group.sequences[0].table.blocks
+            assert group.sequences[0].tokens[group.sequences[0].num_prompt :] == group.search.path_of(0)
+        running = [g.num_slots for g in groups if g.sequences[0].status is Status.RUNNING]
+        assert len(running) <= 1 or sum(running) <= self.shape.limits.max_num_beams
 
     def check_encoders(self, plan: StepPlan) -> None:
         """Encoders run within their budget, or alone; and never twice for what is there."""
@@ -331,10 +435,12 @@ class World:
         return [table for record in self.holders() for table in record.tables()]
 
     def check_blocks(self) -> None:
-        """Every reference is a sequence's, a group's on its encoder input, or a lease's."""
+        """Every reference is a sequence's, a group's on its encoder input, a beam's or a lease's."""
         tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
         tables += [group.cross.table for group in self.open if group.cross is not None]
-        owners = Counter(block for table in tables for block in table.blocks)
+        tables += [table for group in self.open for table in group.ended_beams.values()]
+        beams = [blocks for group in self.open for blocks in blocks_of_beams(group)]
+        owners = Counter(block for blocks in [*(table.blocks for table in tables), *beams] for block in blocks)
         for pool, sign in ((self.pool, 1), (self.host, -1)):
             counts = [owners[sign * block] for block in range(1, pool.num_blocks)]
             assert counts == [pool.ref_count(block) for block in range(1, pool.num_blocks)]
@@ -375,3 +481,7 @@ class World:
             slots = self.runner.slots if block > 0 else self.runner.host_slots
             content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
         return content
+
+
+def blocks_of_beams(group: Group) -> list[list[int]]:
+    return [] if group.beams is None else [group.beams.blocks(beam) for beam in range(len(group.beams))]

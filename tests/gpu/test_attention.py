@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,10 +66,11 @@ class Step:
     block_tables: np.ndarray
 
 
-def make_step(case: Case, *, shared_table: bool = False) -> Step:
+def make_step(case: Case, *, shared_table: bool = False, common: Sequence[int] = ()) -> Step:
     """Random keys and values in shuffled blocks; every slot no sequence sees is NaN, unused table entries point there.
 
-    With `shared_table` all sequences read the blocks of the longest.
+    With `shared_table` all sequences read the blocks of the longest; with `common` sequence s has its first common[s]
+    keys, rounded down to whole blocks, in common with the one before it.
     """
     generator = torch.Generator(DEVICE).manual_seed(case.seed)
     blocks_of = [-(-seq_len // case.block_size) for _, seq_len in case.lens]
@@ -84,6 +86,9 @@ def make_step(case: Case, *, shared_table: bool = False) -> Step:
         owner = longest if shared_table else s
         table = shuffled[starts[owner] : starts[owner] + blocks_of[s]]
         block_tables[s, : len(table)] = table
+        if s > 0 and common:
+            front = common[s] // case.block_size
+            block_tables[s, :front] = block_tables[s - 1, :front]
     for s in [longest] if shared_table and case.lens else range(len(case.lens)):
         seq_len = case.lens[s][1]
         kv = torch.randn(2, case.num_kv_heads, seq_len, case.head_dim, generator=generator, device=DEVICE)
@@ -142,6 +147,7 @@ def workspace_of(case: Case, max_sequences: int = 0, max_tokens: int = 0) -> cud
         dtype=case.dtype,
         causal=case.causal,
         window=case.window,
+        block_size=case.block_size,
     )
     workspace.states.fill_(NAN)
     workspace.scales.fill_(NAN)
@@ -343,7 +349,7 @@ def test_graph_replays_with_other_lengths(
     workspace = workspace_of(shape, slots, max_tokens)
     work_list = torch.empty(workspace.list_len, dtype=torch.int32, pin_memory=True)
     empty = np.zeros(slots + 1, np.int32)
-    workspace.write_list(empty, empty[:-1].copy(), work_list)
+    workspace.write_list(empty, empty[:-1].copy(), np.zeros((slots, 1), np.int32), work_list)
     device_list = work_list.to(DEVICE)
     tables = torch.zeros(slots, 1100, dtype=torch.int32, device=DEVICE)
     q = torch.zeros(max_tokens, heads[0], 128, dtype=torch.bfloat16, device=DEVICE)
@@ -365,7 +371,7 @@ def test_graph_replays_with_other_lengths(
         query_start[: len(step.query_start)] = step.query_start
         seq_lens = np.zeros(slots, np.int32)
         seq_lens[: len(lens)] = step.seq_lens
-        workspace.write_list(query_start, seq_lens, work_list)
+        workspace.write_list(query_start, seq_lens, tables.cpu(), work_list)
         device_list.copy_(work_list)
         out.fill_(7.0)
         graph.replay()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -61,6 +62,35 @@ def test_alone_and_in_a_crowd(variant: dict[str, object]) -> None:
         first = int(step.query_start[s])
         if query_len:
             assert torch.equal(attend(rows_of(step, s, 0, query_len)), crowd[first : first + query_len])
+
+
+def share_front(step: Step, common: list[int]) -> Step:
+    """The step with the first common[s] keys of sequence s in the blocks of the one before it."""
+    tables = step.block_tables.copy()
+    for s in range(1, len(tables)):
+        front = common[s] // step.case.block_size
+        tables[s, :front] = tables[s - 1, :front]
+    return replace(step, block_tables=tables)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_alone_and_among_those_that_share_a_prefix(variant: dict[str, object], threads: int) -> None:
+    prefixes = [512] * 3 + [1300] * 100 + [600, 600, 511, 512, 1024]
+    lens = (*((1, n + 1 + 7 * i % 90) for i, n in enumerate(prefixes)), (6, 1400), (1, 1400), (1, 1400))
+    common = [0, *map(min, itertools.pairwise(prefixes)), 1000, 1300, 1399]
+    before = _C.num_threads()
+    try:
+        _C.set_num_threads(threads)
+        step = share_front(make_step(Case(lens, **variant)), common)  # type: ignore[arg-type]
+        together = attend(step)
+        if "window" not in variant:
+            assert make_plan(step).num_items != make_plan(make_step(step.case)).num_items, "nothing was shared"
+        for s, (query_len, _) in enumerate(lens):
+            first = int(step.query_start[s])
+            assert torch.equal(attend(rows_of(step, s, 0, query_len)), together[first : first + query_len])
+    finally:
+        _C.set_num_threads(before)
 
 
 @pytest.mark.parametrize("lens", [((1, 5000),), ((3, 4000), (1, 1)), ((300, 1300), (1, 2000))])

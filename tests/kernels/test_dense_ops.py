@@ -51,6 +51,33 @@ def test_rms_norm_adds_to_the_residual_first(hidden: int) -> None:
         assert torch.equal(out, kernels.rms_norm(total, weight, 1e-6))
 
 
+@pytest.mark.parametrize("hidden", [1, 17, 576])
+def test_rms_norm_taps_what_it_is_asked_for(hidden: int) -> None:
+    """Token 0 wants layers 1 and 70, token 1 nothing, token 2 layer 70, token 3 layers 0 and 127, around the ring."""
+    wanted = [(1, 70), (), (70,), (0, 127)]
+    masks = torch.tensor(
+        [[sum(1 << b for b in w if b < 64), sum(1 << b - 64 for b in w if b >= 64)] for w in wanted[:3]]
+    )
+    masks = torch.cat([masks, torch.tensor([[1, -(2**63)]])])
+    guarded = torch.full((8, hidden), CANARY)
+    ring = guarded[1:7]
+    table = HiddenTap(torch.tensor([0, -1, 2, 5], dtype=torch.int32), masks, ring)
+    weight = random(hidden, seed=1)
+    states = {}
+    for layer in (0, 1, 2, 70, 127):
+        x, residual = random(4, hidden, seed=layer), random(4, hidden, seed=layer + 1)
+        apart = residual.clone()
+        out = kernels.rms_norm(x, weight, 1e-5, residual, tap=LayerTap(table, layer, layer == 127))
+        assert torch.equal(out, kernels.rms_norm(x, weight, 1e-5, apart)) and torch.equal(residual, apart)
+        states[layer] = out if layer == 127 else residual
+    # Token 3 begins in the last row of the ring: its second layer goes to row 0, over token 0's first.
+    for row, (layer, token) in {0: (127, 3), 1: (70, 0), 2: (70, 2), 5: (0, 3)}.items():
+        assert torch.equal(ring[row], states[layer][token]), row
+    assert (ring[3:5] == CANARY).all() and (guarded[0] == CANARY).all() and (guarded[7] == CANARY).all()
+    with pytest.raises(kernels.Error, match="tap"):
+        kernels.rms_norm(x, weight, 1e-5, residual, tap=LayerTap(table, 128))
+
+
 def test_rms_norm_of_small_and_of_broken_rows() -> None:
     weight = torch.ones(40)
     x = random(3, 40)

@@ -12,6 +12,7 @@ from engine import _C
 
 F32, BF16 = 0, 1
 CANARY = -7
+BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Item:
 class WorkList:
     workers: list[list[Item]]  # of the decode section
     prefill: list[Item]
-    merges: list[tuple[int, int, int, int]]
+    merges: list[tuple[int, ...]]
 
     @property
     def decode(self) -> list[Item]:
@@ -65,18 +66,21 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def build(shape: Shape, lens: list[tuple[int, int]]) -> WorkList:
+def build(shape: Shape, lens: list[tuple[int, int]], tables: np.ndarray | None = None) -> WorkList:
     """Builds the list of (query_len, seq_len) in a buffer with a canary behind it, and reads it as the kernels do."""
     query_start = np.cumsum([0, *(query_len for query_len, _ in lens)], dtype=np.int32)
     seq_lens = np.array([seq_len for _, seq_len in lens], dtype=np.int32)
     work = shape.work(len(lens), int(query_start[-1]))
     buffer = np.full(work.size + 64, CANARY, dtype=np.int32)
-    counts = work.write(address(query_start), address(seq_lens), len(lens), address(buffer))
+    known = (0, 0) if tables is None else (address(tables), tables.shape[1])
+    counts = work.write(
+        address(query_start), address(seq_lens), known[0], len(lens), known[1], BLOCK_SIZE, address(buffer)
+    )
     assert (buffer[work.size :] == CANARY).all()
     merges_at, decode_at, prefill_at = work.sections
     assert tuple(buffer[:3]) == (counts[2], counts[0], counts[1])
-    merges = [tuple(map(int, row)) for row in buffer[merges_at : merges_at + 4 * counts[2]].reshape(-1, 4)]
-    assert merges_at + 4 * counts[2] <= decode_at and buffer[3] <= work.state_rows
+    merges = [tuple(map(int, row)) for row in buffer[merges_at : merges_at + 8 * counts[2]].reshape(-1, 8)]
+    assert merges_at + 8 * counts[2] <= decode_at and buffer[3] <= work.state_rows
     decode = items_of(buffer[decode_at:prefill_at], counts[0])
     prefill = items_of(buffer[prefill_at : work.size], counts[1])
     assert len(merges) <= sum(work.max_merges)
@@ -98,24 +102,39 @@ def chain(items: list[Item], worker: int) -> list[Item]:
     return found if found[0].num_tokens else []
 
 
-def check_cover(shape: Shape, lens: list[tuple[int, int]], found: WorkList) -> None:
-    """Each query token's visible keys are covered once; cut tiles are exactly the merged ones."""
-    ranges: dict[int, list[tuple[int, int]]] = {}
-    states: dict[int, tuple[int, int]] = {}
+def check_states(shape: Shape, found: WorkList) -> None:
+    """Each row of each state is left by one item and merged once, into the same row of the output."""
     group = shape.num_q_heads // shape.num_kv_heads
+    left: dict[int, int] = {}  # row of a state → row of the output
+    for item in found.decode + found.prefill:
+        for row in range(item.num_tokens * group if item.state_row >= 0 else 0):
+            assert item.state_row + row not in left
+            left[item.state_row + row] = item.first_token * group + row
+    merged: dict[int, int] = {}
+    for first_token, num_tokens, state_row, num_states, shared_row, num_shared, stride, _ in found.merges:
+        assert num_states + num_shared > 1
+        rows = num_tokens * group
+        firsts = [state_row + i * rows for i in range(num_states)]
+        firsts += [shared_row + i * stride for i in range(num_shared)]
+        for first, row in itertools.product(firsts, range(rows)):
+            assert first + row not in merged
+            merged[first + row] = first_token * group + row
+    assert merged == left
+
+
+def check_cover(shape: Shape, lens: list[tuple[int, int]], found: WorkList, tables: np.ndarray | None = None) -> None:
+    """Each query token's visible keys are covered once, in its own sequence's blocks."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    owner = np.repeat(np.arange(len(lens)), [query_len for query_len, _ in lens])
     for item in found.decode + found.prefill:
         assert item.kv_begin < item.kv_end
         for token in range(item.first_token, item.first_token + item.num_tokens):
             ranges.setdefault(token, []).append((item.kv_begin, item.kv_end))
-        if item.state_row >= 0:
-            assert item.state_row not in states
-            states[item.state_row] = (item.first_token, item.num_tokens)
-    merged = {}
-    for first_token, num_tokens, state_row, num_states in found.merges:
-        assert num_states > 1
-        for i in range(num_states):
-            merged[state_row + i * num_tokens * group] = (first_token, num_tokens)
-    assert merged == states
+            if item.sequence != owner[token]:
+                assert tables is not None and item.first_position >= item.kv_end
+                blocks = slice(item.kv_begin // BLOCK_SIZE, -(-item.kv_end // BLOCK_SIZE))
+                assert (tables[item.sequence, blocks] == tables[owner[token], blocks]).all()
+    check_states(shape, found)
     token = 0
     for sequence, (query_len, seq_len) in enumerate(lens):
         for i in range(query_len):
@@ -169,6 +188,65 @@ def test_random_batches(seed: int) -> None:
     check_cover(shape, lens, build(shape, lens))
 
 
+def shared_tables(rng: np.random.Generator, lens: list[tuple[int, int]], common: list[int]) -> np.ndarray:
+    """Block tables in which sequence s has its first common[s] keys in common with the one before it."""
+    width = max(-(-seq_len // BLOCK_SIZE) for _, seq_len in lens)
+    tables = rng.permutation(len(lens) * width).astype(np.int32).reshape(len(lens), width) + 1
+    for s in range(1, len(lens)):
+        blocks = common[s] // BLOCK_SIZE
+        tables[s, :blocks] = tables[s - 1, :blocks]
+    return tables
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("count", "keys"), [(2, 128), (3, 704), (32, 704), (32, 2048), (40, 16384), (130, 3000)])
+def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: int) -> None:
+    rng = np.random.default_rng(count)
+    lens = [(1, 300), *((1, keys + int(rng.integers(2, 200))) for _ in range(count)), (3, keys + 9), (1, 40)]
+    tables = shared_tables(rng, lens, [0, 0, *([keys] * (count - 1)), keys, 32])
+    found = build(shape, lens, tables)
+    check_cover(shape, lens, found, tables)
+    whole_units = keys // 64 * 64
+    shared = [item for item in found.decode + found.prefill if item.first_position == whole_units]
+    group = shape.num_q_heads // shape.num_kv_heads
+    workers = max(1, shape.multiprocessors * (1 if shape.head_dim > 128 else 2) // shape.num_kv_heads)
+    little = sum(seq_len for query_len, seq_len in lens if query_len <= 16 // group) // 64 < 4 * workers
+    if shape.dtype == F32 or not shape.causal or shape.window or group > 16 or little:
+        assert not shared
+        return
+    tile = (128 if shape.head_dim < 256 else 64) if shared[0] in found.prefill else 16
+    assert sum(item.kv_end - item.kv_begin for item in shared) == whole_units * -(-count // (tile // group))
+
+
+def test_runs_spare_as_many_keys_as_they_can() -> None:
+    """Two groups under one system prompt, and a stranger between: each group by itself, its whole prefix."""
+    rng = np.random.default_rng(0)
+    common = [0, 1024, 1024, 1024, 256, 1024, 1024, 0, 320, 320, 320]
+    lens = [(1, 1100)] * len(common)
+    tables = shared_tables(rng, lens, common)
+    shape = Shape(multiprocessors=66)
+    found = build(shape, lens, tables)
+    check_cover(shape, lens, found, tables)
+    shared = {}
+    for item in found.decode:
+        if item.first_position < 1099:
+            shared[item.first_token] = max(item.kv_end, shared.get(item.first_token, 0))
+    assert shared == {0: 1024, 4: 1024, 7: 320}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_sharing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lens = []
+    for _ in range(rng.integers(2, 60)):
+        query_len = int(rng.choice([0, 1, 1, 1, 1, 1, 4, 70]))
+        lens.append((query_len, query_len + int(rng.choice([0, 1, 100, 127, 128, 129, int(rng.integers(1, 9000))]))))
+    lens = [(query_len, 0 if rng.random() < 0.05 else seq_len) for query_len, seq_len in lens]
+    tables = shared_tables(rng, lens, [int(rng.choice([0, 64, 128, 1000, 5000, 9000])) for _ in lens])
+    shape = SHAPES[seed % len(SHAPES)]
+    check_cover(shape, lens, build(shape, lens, tables), tables)
+
+
 def test_decode_workers_have_equal_shares() -> None:
     lens = [(1, n) for n in (65536, 1, 17, 4096, 900, 1, 1, 12000, 64, 3000)]
     loads = [sum(item.kv_end - item.kv_begin for item in worker) for worker in build(Shape(), lens).workers]
@@ -195,6 +273,6 @@ def test_inconsistent_lengths_are_errors() -> None:
     work = Shape().work(1, 1)
     array = np.array([0, 1, 2], dtype=np.int32)
     with pytest.raises(_C.Error, match="more sequences"):
-        work.write(address(array), address(array), 2, address(np.zeros(work.size, dtype=np.int32)))
+        work.write(address(array), address(array), 0, 2, 0, BLOCK_SIZE, address(np.zeros(work.size, dtype=np.int32)))
     with pytest.raises(_C.Error, match="too many query heads"):
         Shape(num_q_heads=129, num_kv_heads=1).work(1, 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
+from engine.config import EngineConfig
 from engine.models.embedded import embedded_model_path
-from engine.models.gguf_file import GGUFFile
-from engine.models.gguf_loader import hf_name
 from engine.models.load import LoadedModel, load_model
+from tests.engine.model_states import Trial, check_states, reference_of
+from tests.models.embedded_reference import embedded_reference
 from tests.models.paged import PagedSequences
 
 # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -24,31 +25,7 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
-    """Configured by hand. The transformers library can read the file too, but takes half a minute for it."""
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-    )
-    weights = {}
-    for name, tensor in GGUFFile(embedded_model_path()).tensors.items():
-        values = torch.from_numpy(tensor.load())
-        if "attn_q" in name or "attn_k" in name:
-            # The converter of llama.cpp splits heads of 64 into halves and interleaves them.
-            values = values.reshape(-1, 32, 2, 576).transpose(1, 2).reshape(-1, 576)
-        weights[hf_name(name)] = values
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not in the state
-    return model.eval()
+    return embedded_reference()
 
 
 def test_facts(loaded: LoadedModel) -> None:
@@ -74,3 +51,8 @@ def test_greedy_tokens_and_their_logits(loaded: LoadedModel, reference: LlamaFor
     error = (torch.cat(logits) - expected).abs().max() / expected.abs().max()
     assert error < 1e-4, f"relative error {error:.2e}"
     assert greedy == expected[len(PROMPT) - 1 : -1].argmax(-1).tolist()
+
+
+async def test_hidden_states_of_every_layer_and_position(reference: LlamaForCausalLM) -> None:
+    config = EngineConfig(device="cpu", max_model_len=256, num_blocks=64, max_num_batched_tokens=32)
+    await check_states(config, Trial(reference_of(reference), 1e-4, 49152), (5, 17))

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest
+from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
+from engine.extraction import ExtractionLimits
 from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from tests.server.fake_records import FakeRecords
+from tests.server.fake_states import HIDDEN, NUM_LAYERS, FakeStates
 
 BOS, EOS = 256, 257
 PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
@@ -82,11 +84,16 @@ class FakeEngine(FakeRecords):
             eos_token_ids=(EOS,),
             dtype="float32",
             num_parameters=1,
+            num_layers=NUM_LAYERS,
+            hidden_size=HIDDEN,
         )
+        self.extraction_limits = ExtractionLimits()
+        self.states = FakeStates(self.info)
         self.state: Any = "ready"
         self.script = script or pieces_script
         self.refusal: EngineError | None = None
         self.held = False
+        self.most_extractions = 1024
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.runs: dict[str, Run] = {}
@@ -98,6 +105,8 @@ class FakeEngine(FakeRecords):
         if self.refusal is not None:
             raise self.refusal
         assert request.id not in self.runs, "ids are unique"
+        if request.extracts and sum(run.request.extracts for run in self.runs.values()) >= self.most_extractions:
+            raise QueueFull("The server's queue is full.")
         self.begin(request)
         self.submitted.append(request)
         self.runs[request.id] = Run(request, sink, self.script(request))
@@ -114,6 +123,7 @@ class FakeEngine(FakeRecords):
             run = self.runs.get(key)
             if run is not None:
                 delta = self.follow(run.request, next(run.deltas), first=not run.begun)
+                delta = self.states.follow(run.request, delta)
                 run.begun = True
                 if delta.finished:
                     del self.runs[key]

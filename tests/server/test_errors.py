@@ -90,7 +90,6 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs", "unsupported_parameter"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-        ({"return_hidden_states": True}, "return_hidden_states", "unsupported_parameter"),
         ({"messages": HELLO}, "messages", "unsupported_parameter"),
         ({"catalog": "x"}, "catalog", "unknown_parameter"),
         ({"continuationOf": "x"}, "continuationOf", "unknown_parameter"),

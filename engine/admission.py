@@ -1,0 +1,76 @@
+"""Whether a request can be taken: what it asks for is there, fits, and the queue has room. Event-loop thread."""
+
+from __future__ import annotations
+
+from engine.encoder import check_encoder
+from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from engine.hidden import HiddenStatesParams, select_positions
+from engine.scheduler import Scheduler
+from engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
+
+
+def check_admissible(request: Request, info: ModelInfo, scheduler: Scheduler, max_queued: int) -> None:
+    """Raises the EngineError that says why not."""
+    check_encoder(request.encoder, info.encoder)
+    params = request.params
+    prompt, limit = len(request.prompt_token_ids), info.max_model_len
+    if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens; the prompt is too long: {prompt} tokens, "
+            f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
+            details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
+        )
+    if params.beams is not None:
+        _check_beams(request, params.beams, info, scheduler)
+    elif params.n > scheduler.limits.max_num_seqs:
+        most = scheduler.limits.max_num_seqs
+        raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
+    if request.hidden_states is not None:
+        _check_hidden_states(request, request.hidden_states, info)
+    _check_queue(request, scheduler, max_queued)
+
+
+def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: ModelInfo) -> None:
+    if max(wanted.layers) > info.num_layers:
+        raise InvalidRequest(
+            f"Layer {max(wanted.layers)} is not there: this model has the layers 0 to {info.num_layers}.",
+            param="layers",
+            details={"num_layers": info.num_layers},
+        )
+    if request.extracts:
+        if request.params.n > 1:
+            raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
+        select_positions(wanted.positions, len(request.prompt_token_ids))
+
+
+def _check_queue(request: Request, scheduler: Scheduler, max_queued: int) -> None:
+    """Extractions and generations do not take each other's places."""
+    if request.extracts:
+        kind, waiting, most = "extractions", len(scheduler.extractions.waiting), scheduler.limits.extraction.max_queued
+    else:
+        kind, waiting, most = "requests", scheduler.num_waiting_generations, max_queued
+    if waiting >= most:
+        raise QueueFull(
+            f"The server's queue is full ({most} waiting {kind}); try again later.", details={"max_queued": most}
+        )
+
+
+def _check_beams(request: Request, beams: BeamParams, info: ModelInfo, scheduler: Scheduler) -> None:
+    """All beams of a group run at once, so that it must fit the cache by itself."""
+    ends = len({*request.params.stop_token_ids, *info.eos_token_ids})
+    if beams.width * max(2, 1 + ends) > MAX_BEAM_CANDIDATES:
+        raise InvalidRequest(
+            f"{beams.width} beams with {ends} tokens that end them are too many: width × (1 + end tokens) may be "
+            f"{MAX_BEAM_CANDIDATES} at most; send fewer stop_token_ids or take fewer beams.",
+            param="stop_token_ids",
+            details={"limit": MAX_BEAM_CANDIDATES},
+        )
+    needed, most = scheduler.most_blocks_of_beams(request, beams), scheduler.blocks_beside_leases
+    if needed > most:
+        raise InvalidRequest(
+            f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
+            f"take {needed} cache blocks, but there are {most}; take fewer beams or a smaller max_tokens, or start "
+            "the server with a larger --num-blocks.",
+            param="beam_width",
+            details={"needed_blocks": needed, "blocks": most},
+        )

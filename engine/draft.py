@@ -1,0 +1,79 @@
+"""A step while it is being planned: its limits, and what it holds so far. Owned by the event-loop thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.cross import CrossPlace
+from engine.encoder import EncoderSpec
+from engine.extraction import ExtractionLimits
+from engine.sequence import Sequence
+from engine.step import Chunk
+from engine.types import MAX_BEAM_WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
+    extraction: ExtractionLimits = ExtractionLimits()
+    max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
+
+    @property
+    def max_num_beams(self) -> int:
+        """Of all groups that run at once. Beams take no sampler rows: how much a step may compute limits them."""
+        return max(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_chunks(self) -> int:
+        """Pieces of sequences in one step."""
+        return max(self.max_num_seqs, MAX_BEAM_WIDTH)
+
+    def tokens_of_step(self, streaming: bool) -> int:
+        """The budget of a step, by whether a running sequence is past its prompt."""
+        if streaming or self.max_num_tokens_alone is None:
+            return self.max_num_batched_tokens
+        return self.max_num_tokens_alone
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan being made."""
+
+    now: float
+    budget: int
+    state_rows: int  # room for hidden states
+    chunks: list[Chunk] = field(default_factory=list)
+    used: set[Sequence] = field(default_factory=set)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    num_beams: int = 0
+    num_preempted: int = 0
+    short: bool = False  # blocks ran out: nobody is let in
+    encoders: list[EncoderSpec] = field(default_factory=list)
+
+    def takes_encoder(self, cross: CrossPlace | None, most: int) -> bool:
+        """Whether an encoder that has to run still fits the step's own budget for them."""
+        if cross is None or not cross.runs_encoder or not self.encoders:
+            return True
+        return sum(spec.input.length for spec in self.encoders) + cross.encoder.length <= most
+
+    def add(self, sequence: Sequence, begin: int, count: int, read_only: bool = False) -> None:
+        """The sequence computes positions [begin, begin + count), with the hidden states that are wanted of them."""
+        capture, tapped = sequence.capture, None
+        if capture is not None:
+            tapped = capture.plan(begin, begin + count, self.state_rows)
+            self.state_rows -= 0 if tapped is None else len(tapped) * capture.num_layers
+            if sequence.owing:
+                sequence.group.states_tokens += count
+        self.chunks.append(Chunk(sequence, begin, count, tapped, read_only))
+        self.used.add(sequence)
+        self.budget -= count
+
+    def add_beams(self, leader: Sequence, num_beams: int) -> None:
+        """Every beam of a group computes its next token. A group wider than the budget has a step to itself."""
+        self.chunks.append(Chunk(leader, leader.num_computed, 1))
+        self.used.add(leader)
+        self.budget = max(0, self.budget - num_beams)
+        self.num_beams += num_beams

@@ -1,0 +1,73 @@
+"""Hidden states on a device: the ring that norms store them in, and their way to the host.
+
+Launched on the device thread, read elsewhere. Steps take turns in the two halves of the ring and in two pinned buffers:
+the step before may still be on its way, and the one before that has been read, because its result came before this step
+was planned. The copy runs on a stream of its own, beside the next step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.hidden import StepTaps
+from engine.hidden_values import StatesArray
+from engine.kernels.hidden_tap import HiddenTap
+
+_TURNS = 2
+
+
+class PendingStates:
+    """Rows on their way to the host; `read` them when the copy is done."""
+
+    __slots__ = ("_copied", "_host", "_taps")
+
+    def __init__(self, taps: StepTaps, host: Tensor, copied: torch.cuda.Event) -> None:
+        self._taps = taps
+        self._host = host
+        self._copied = copied
+
+    def read(self) -> tuple[StatesArray, ...]:
+        """Each sequence's in memory of its own: who reads slowly keeps no others'."""
+        self._copied.synchronize()
+        host = self._host if self._host.dtype is torch.float32 else self._host.view(torch.uint16)
+        return tuple(rows.copy() for rows in self._taps.split(host.numpy()))
+
+
+class StatesRing:
+    def __init__(self, rows_per_step: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rows_per_step = rows_per_step
+        self._ring = torch.zeros(_TURNS * rows_per_step, hidden, dtype=dtype, device=device)
+        self._host = [torch.empty(0, hidden, dtype=dtype) for _ in range(_TURNS)]  # pinned; grows when it must
+        self._stream = torch.cuda.Stream(device)
+        self._turn = 0
+
+    def table(self, rows: Tensor, layers: Tensor) -> HiddenTap:
+        """The staged arrays of a step, [T] and [T, 2], with the ring they point into."""
+        return HiddenTap(rows, layers, self._ring)
+
+    def stage(self, taps: StepTaps | None, rows: np.ndarray, layers: np.ndarray) -> None:
+        """Writes the table of a step into its staging arrays, which are padded: rows [T'], layers [T', 2]."""
+        rows[:] = -1
+        if taps is None:
+            return
+        assert taps.num_rows <= self._rows_per_step, "the scheduler planned more states than the ring holds"
+        num = len(taps.rows)
+        rows[:num] = np.where(taps.rows < 0, -1, taps.rows + self._turn * self._rows_per_step)
+        layers[:num] = taps.layers.view(np.int64)
+
+    def send(self, taps: StepTaps) -> PendingStates:
+        """Queues the copy of what the step, queued on the current stream, stores."""
+        turn, self._turn = self._turn, (self._turn + 1) % _TURNS
+        first, num_rows = turn * self._rows_per_step, taps.num_rows
+        if len(self._host[turn]) < num_rows:
+            most = min(self._rows_per_step, 1 << (num_rows - 1).bit_length())
+            self._host[turn] = torch.empty(most, self._ring.shape[1], dtype=self._ring.dtype, pin_memory=True)
+        host = self._host[turn][:num_rows]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            host.copy_(self._ring[first : first + num_rows], non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        return PendingStates(taps, host, copied)

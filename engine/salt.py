@@ -1,0 +1,17 @@
+"""Who may share blocks: the exact key that divides the prefix index and the cross tables."""
+
+from __future__ import annotations
+
+from engine.encoder import EncoderInput
+from engine.types import Request
+
+
+def salt_of(request: Request) -> bytes:
+    return pack_salt(request.tenant, request.cache_salt, request.encoder)
+
+
+def pack_salt(tenant: str, cache_salt: str, encoder: EncoderInput | None = None) -> bytes:
+    """No two (tenant, salt, encoder input) of a model give the same bytes."""
+    name, salt = tenant.encode(), cache_salt.encode()
+    head = len(name).to_bytes(4, "little") + name
+    return head + salt if encoder is None else head + len(salt).to_bytes(4, "little") + salt + encoder.key

@@ -1,0 +1,38 @@
+"""The embedded model as transformers computes it, on the same dequantised weights."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.models.embedded import embedded_model_path
+from engine.models.gguf_file import GGUFFile
+from engine.models.gguf_loader import hf_name
+
+
+def embedded_reference() -> LlamaForCausalLM:
+    """Configured by hand. The transformers library can read the file too, but takes half a minute for it."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    weights = {}
+    for name, tensor in GGUFFile(embedded_model_path()).tensors.items():
+        values = torch.from_numpy(tensor.load())
+        if "attn_q" in name or "attn_k" in name:
+            # The converter of llama.cpp splits heads of 64 into halves and interleaves them.
+            values = values.reshape(-1, 32, 2, 576).transpose(1, 2).reshape(-1, 576)
+        weights[hf_name(name)] = values
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not in the state
+    return model.eval()
