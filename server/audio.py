@@ -133,7 +133,9 @@ def _language(speech: Speech, given: str | None) -> str | None:
 
 
 async def _samples(context: Context, speech: Speech, file: bytearray) -> Samples:
-    return await speech.off_loop(partial(decode, file, context.config.max_audio_minutes * 60))
+    samples = await speech.off_loop(partial(decode, file, context.config.max_audio_minutes * 60))
+    file.clear()  # its caller keeps it for as long as the transcription takes
+    return samples
 
 
 # --- the answer --------------------------------------------------------------------------------------------------
