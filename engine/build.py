@@ -16,9 +16,8 @@ from engine.cache import KvCache
 from engine.config import EngineConfig
 from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
-from engine.errors import ModelError
 from engine.extraction import ExtractionLimits
-from engine.models.embedded import embedded_model_path
+from engine.fetch import model_path
 from engine.observation import Observer
 from engine.preload import load_torch_libraries, start_cuda
 from engine.retention import Retention, RetentionLimits
@@ -79,9 +78,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0001)
-    path = Path(config.model) if config.model is not None else embedded_model_path()
-    if not path.exists():
-        raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")
+    path = await asyncio.to_thread(model_path, config.model)
     text_loading = asyncio.ensure_future(asyncio.to_thread(_load_text, path))
     try:
         prepared = await asyncio.to_thread(_prepare, config, path)

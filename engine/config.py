@@ -19,7 +19,9 @@ class EngineConfig:
     """The model and the engine."""
 
     model: str | None = option(
-        None, "Hugging Face directory or .gguf file; default: the embedded SmolLM2-135M-Instruct"
+        None,
+        "Hugging Face directory, .gguf file, Whisper .pt file, or a name that is fetched: whisper, t5; "
+        "default: the embedded SmolLM2-135M-Instruct",
     )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "where the model runs; auto: a GPU if there is one and CUDA was built"
@@ -115,6 +117,8 @@ class ServerConfig:
     api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
+    max_audio_mb: float = option(256, "largest upload of audio in MiB")
+    max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
     client_timeout: float = option(30.0, "seconds that a client may let pass while it sends a request")

@@ -47,6 +47,14 @@ class EncoderInput:
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampRule:
+    """Whisper's, of transcripts with timestamps (engine/runner/timestamps.py)."""
+
+    first: int  # <|0.00|>
+    end: int  # <|endoftext|>
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRules:
     """Tokens that a model's generation_config forbids or forces, as `transformers` does in generate."""
 
@@ -54,6 +62,7 @@ class TokenRules:
     not_first: tuple[int, ...] = ()  # of the sampled ones
     first: int | None = None  # the first sampled token
     last: int | None = None  # the max_tokens-th
+    timestamps: TimestampRule | None = None
 
     def opening(self, max_tokens: int) -> int | None:
         """The token that is known before anything is computed. One that is the last, too, waits for its turn."""

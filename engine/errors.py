@@ -4,6 +4,7 @@ EngineError
 ├── InvalidRequest            the client must change something (400)
 │   ├── ContextLengthExceeded
 │   ├── GrammarTooLarge       more work for each token than the others can wait for
+│   ├── InvalidAudio          no audio, a format that is not read, or too long
 │   ├── RetentionTooLarge     more than the whole budget
 │   └── AnswerTooLarge        hidden states of more bytes than this server holds for one answer
 ├── QueueFull                 try again later (429)
@@ -46,6 +47,12 @@ class ContextLengthExceeded(InvalidRequest):
 
 class GrammarTooLarge(InvalidRequest):
     code = "grammar_too_large"
+
+
+class InvalidAudio(InvalidRequest):
+    """details: limit, seconds (of audio that is too long)"""
+
+    code = "invalid_audio"
 
 
 class QueueFull(EngineError):

@@ -245,5 +245,14 @@ class Status(msgspec.Struct, kw_only=True):
     status: Literal["ok"]
 
 
+class Transcription(msgspec.Struct, kw_only=True):
+    text: str
+    usage: dict[str, Any] | None = None
+    task: str | None = None  # these of verbose_json
+    language: str | None = None
+    duration: float | None = None
+    segments: list[dict[str, Any]] | None = None
+
+
 class Version(msgspec.Struct, kw_only=True):
     version: str

@@ -9,7 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import catalogues, console_routes, continuations, models, operations, responses, stored_responses, tokens
+from server import (
+    audio,
+    audio_form,
+    catalogues,
+    console_routes,
+    continuations,
+    models,
+    operations,
+    responses,
+    stored_responses,
+    tokens,
+)
 from server.admission import Admission
 from server.auth import Gate
 from server.catalogue_store import CatalogueStore
@@ -19,7 +30,7 @@ from server.context import CONTEXT, Context
 from server.embeddings import embeddings
 from server.grammars import GrammarStore
 from server.hidden_states import hidden_states
-from server.intake import body_limit, expect_continue
+from server.intake import Expectation, body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
 from server.keys import KeyRing
 from server.leases import LeaseTimes
@@ -28,6 +39,7 @@ from server.middleware import common_headers, guard
 from server.openapi import openapi
 from server.protocol import JsonProtocol
 from server.room import Room
+from server.speech import speech_of
 from server.stored import ResponseStore
 from server.tracing import start_tracing
 
@@ -53,6 +65,8 @@ ROUTES: list[Route] = [
     ("GET", "/v1/catalogues", catalogues.list_catalogues),
     ("GET", "/v1/catalogues/{name:.+}", catalogues.retrieve),
     ("DELETE", "/v1/catalogues/{name:.+}", catalogues.delete),
+    ("POST", "/v1/audio/transcriptions", audio.transcriptions),
+    ("POST", "/v1/audio/translations", audio.translations),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{id:.+}", models.retrieve_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -102,17 +116,23 @@ def make_app(
         grammars=GrammarStore(text.tokenizer, engine.info),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
+        speech=speech_of(engine.info, text.tokenizer),
         encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
     app[console_routes.LAST_STATE] = console_routes.LastState()
-    expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
+    expect, expect_audio = expect_continue(), expect_continue(audio_form.check_head)
+    expecting: dict[object, Expectation] = {
+        catalogues.upload: expect_continue(catalogues.check_head),
+        audio.transcriptions: expect_audio,
+        audio.translations: expect_audio,
+    }
     for method, path, handler in (*ROUTES, *CONSOLE_ROUTES):
         resource = app.router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
-            resource.add_route(verb, handler, expect_handler=expect_upload if handler is catalogues.upload else expect)
+            resource.add_route(verb, handler, expect_handler=expecting.get(handler, expect))
     app.on_response_prepare.append(common_headers)
     app.cleanup_ctx.append(_worker_pool)
     return app
@@ -120,7 +140,9 @@ def make_app(
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
-    for pool in (app[CONTEXT].pool, app[CONTEXT].builder, app[CONTEXT].encoder):
+    context = app[CONTEXT]
+    hearing = [] if context.speech is None else [context.speech.pool]
+    for pool in (context.pool, context.builder, context.encoder, *hearing):
         pool.shutdown(wait=False, cancel_futures=True)
     app[CONTEXT].grammars.close()
 

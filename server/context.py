@@ -19,6 +19,7 @@ from server.keys import Caller
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.room import Room
+from server.speech import Speech
 from server.stored import ResponseStore, RunningResponses
 from server.tracing import Tracing
 
@@ -39,6 +40,7 @@ class Context:
     grammars: GrammarStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
+    speech: Speech | None  # of a model that hears
     encoder: ThreadPoolExecutor  # for hidden states: much arithmetic on few requests
     room: Room  # for their memory
     running: RunningResponses = field(default_factory=RunningResponses)

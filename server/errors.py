@@ -42,6 +42,7 @@ _ENGINE_STATUS = {
     "context_length_exceeded": 400,
     "grammar_too_large": 400,
     "retention_too_large": 400,
+    "invalid_audio": 400,
     "answer_too_large": 400,
     "continuation_parent_not_found": 404,
     "continuation_parent_expired": 404,

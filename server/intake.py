@@ -106,9 +106,10 @@ def of_caller(request: web.BaseRequest, limit: BodyLimit) -> BodyLimit:
     return BodyLimit(int(most * 2**20), f"max_body_mb {most:g} of this key")
 
 
-def expect_continue(
-    check: Callable[[web.Request, Context], None] = check_head,
-) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
+Expectation = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+
+
+def expect_continue(check: Callable[[web.Request, Context], None] = check_head) -> Expectation:
     """Answers `Expect: 100-continue`: refuses with the error that the body would get, or asks for the body."""
 
     async def answer(request: web.Request) -> web.StreamResponse | None:

@@ -103,6 +103,8 @@ class TokenizerLike(Protocol):
     def id_of(self, token: str) -> int | None:
         """By its string in the vocabulary."""
 
+    def token_string(self, token_id: int | None) -> str | None: ...
+
 
 class ChatTemplateLike(Protocol):
     @property

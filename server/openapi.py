@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from server import answers, wire
+from server import answers, audio_form, wire
 from server.context import CONTEXT
 from server.generation import json_response
 from server.operations import installed_version
 
-JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
+JSON, FORM = "application/json", "multipart/form-data"
+EVENTS, BYTES = "text/event-stream", "application/octet-stream"
 # What any route may answer instead, and what that means; every one of them has the same body.
 _ERRORS = {
     "400": "The request is wrong: the message says where and what would do.",
@@ -45,8 +46,10 @@ class Operation:
     files: bool = False  # may answer with bytes
     query: tuple[str, ...] = ()
     media: tuple[str, ...] = ()  # of bodies beside JSON
+    form: bool = False  # the body is a form with a file
 
 
+_FILE = {"type": "object", "properties": {"file": {"type": "string", "format": "binary"}}, "required": ["file"]}
 _PAGE = ("limit", "after", "order")
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/completions"): Operation("Completes a prompt.", answers.Completion, wire.CompletionBody, True),
@@ -88,6 +91,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/catalogues"): Operation("The catalogues.", answers.CatalogueList),
     ("GET", "/v1/catalogues/{name}"): Operation("One catalogue.", answers.Catalogue),
     ("DELETE", "/v1/catalogues/{name}"): Operation("Forgets a catalogue.", answers.Deleted),
+    ("POST", "/v1/audio/transcriptions"): Operation(
+        "Writes speech down.", answers.Transcription, audio_form.TranscriptionBody, streams=True, form=True
+    ),
+    ("POST", "/v1/audio/translations"): Operation(
+        "Writes speech down in English.", answers.Transcription, audio_form.TranslationBody, form=True
+    ),
     ("GET", "/v1/models"): Operation("The models.", answers.ModelList),
     ("GET", "/v1/models/{id}"): Operation("One model.", answers.Model),
     **{
@@ -159,7 +168,10 @@ def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
     if parameters:
         shown["parameters"] = parameters
     if operation.body is not None:
-        content = {JSON: {"schema": _reference(operation.body)}, **{media: {} for media in operation.media}}
+        content: dict[str, Any] = {JSON: {"schema": _reference(operation.body)}}
+        content |= {media: {} for media in operation.media}
+        if operation.form:
+            content = {FORM: {"schema": {"allOf": [_reference(operation.body), _FILE]}}}
         shown["requestBody"] = {"required": True, "content": content}
     return {**shown, "responses": {"200": _answer(operation), **_errors()}}
 

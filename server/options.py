@@ -22,6 +22,7 @@ _DESCRIPTION = "An LLM inference server with OpenAI's API, whose finished reques
 _EPILOG = """\
   bequest serve                          the embedded model on http://127.0.0.1:8000
   bequest serve path/to/model --port 80  a Hugging Face directory or a .gguf file
+  bequest serve whisper                  a small Whisper, fetched; t5 is another name
   bequest serve --help                   every option
   bequest bench two-stage                measure a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""

@@ -25,6 +25,7 @@ FORBIDDEN = {
         "engine.engine",
         "server",
     ],
+    "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],
     "engine.scheduler": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
     "engine.sequence": ["torch", "asyncio", "engine.engine", "engine.scheduler", "engine.runner", "server"],
     "engine.results": ["torch", "asyncio", "engine.engine", "engine.runner", "server"],

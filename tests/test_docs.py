@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from engine.fetch import directory_of
 from tests.test_end_to_end import Server
+from tests.test_real_checkpoints import needs
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ("continuation.md", "beams.md", "hidden_states.md", "structured_outputs.md")
@@ -33,9 +35,9 @@ def examples(page: str) -> list[tuple[str, Any]]:
     return found
 
 
-def answers_to(command: str, url: str) -> list[Any]:
-    """The JSON objects that a command prints."""
-    script = command.replace("http://127.0.0.1:8000", url)
+def answers_to(command: str, url: str, port: int = 8000) -> list[Any]:
+    """The JSON objects that a command prints, which the page sends to this port."""
+    script = command.replace(f"http://127.0.0.1:{port}", url)
     printed = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=60).stdout
     decoder, answers = json.JSONDecoder(), []
     while printed := printed.lstrip():
@@ -72,6 +74,21 @@ def test_the_examples(server: Server, page: str) -> None:
         assert answers and not any("error" in answer and answer["error"] for answer in answers), (command, answers)
         if written is not None:
             assert not (wrong := differences(written, answers[-1])), f"{command}\n" + "\n".join(wrong)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
+@needs("whisper", "t5", "speech")
+def test_the_examples_of_encoder_decoder_models() -> None:
+    """Two servers: the page has one on each port."""
+    asked = examples("encoder_decoder.md")
+    for port, model in ((8000, "whisper"), (8001, "t5")):
+        server = Server(model, "--kv-cache-gb", "0.3", "--host-cache-gb", "0.1")
+        try:
+            for command, written in [(one, answer) for one, answer in asked if f":{port}/" in one]:
+                command = command.replace("$HOME/.cache/bequest/speech", str(directory_of("speech")))
+                assert not (wrong := differences(written, answers_to(command, server.url, port)[-1])), wrong
+        finally:
+            server.stop()
 
 
 def test_the_clients_in_python(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,11 +62,19 @@ def hf_generation_defaults(directory: Path, config: Fields) -> GenerationDefault
     """The ends named by generation_config.json, config.json and the tokenizer: chat models often add one in only one
     of these places."""
     path = directory / "generation_config.json"
-    generation = Fields(read_json(path) if path.exists() else {}, path.name)
-    ends = {*generation.integers("eos_token_id"), *config.integers("eos_token_id"), *_tokenizer_end(directory)}
-    sampling = {name: generation.number(name) for name in SAMPLING_FIELDS if generation.has(name)}
+    generation = Fields(read_json(path), path.name) if path.exists() else None
+    return generation_defaults(generation, config, _tokenizer_end(directory))
+
+
+def generation_defaults(
+    generation: Fields | None, config: Fields, tokenizer_end: Collection[int] = ()
+) -> GenerationDefaults:
+    """`generation` is generation_config.json, which older checkpoints do not have."""
+    told = Fields({}, config.source) if generation is None else generation
+    ends = {*told.integers("eos_token_id"), *config.integers("eos_token_id"), *tokenizer_end}
+    sampling = {name: told.number(name) for name in SAMPLING_FIELDS if told.has(name)}
     decodes = _architecture(config).endswith("ForConditionalGeneration")
-    decoding = decoding_defaults(generation if path.exists() else config, config) if decodes else None
+    decoding = decoding_defaults(config if generation is None else generation, config) if decodes else None
     return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling), decoding)
 
 

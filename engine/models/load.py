@@ -20,8 +20,10 @@ from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.families import FAMILIES, find_family
 from engine.models.fields import Fields
+from engine.models.foreign import ForeignCheckpoint, open_foreign
 from engine.models.generation import (
     GenerationDefaults,
+    generation_defaults,
     gguf_generation_defaults,
     hf_generation_defaults,
     read_json,
@@ -63,9 +65,9 @@ def load_model(
     backend: Backend | None = None,
     dummy: bool = False,
 ) -> LoadedModel:
-    """A Hugging Face directory or a .gguf file. `dtype` is auto, float32 or bfloat16; `max_model_len` may shorten the
-    model's own context; the backend is the CPU's unless given; `dummy` takes random weights for those of the files.
-    Shows a progress bar on a terminal. Raises ModelError."""
+    """A Hugging Face directory, a .gguf file, or what foreign.py knows. `dtype` is auto, float32 or bfloat16;
+    `max_model_len` may shorten the model's own context; the backend is the CPU's unless given; `dummy` takes random
+    weights for those of the files. Shows a progress bar on a terminal. Raises ModelError."""
     backend = backend or CpuBackend()
     checkpoint = open_dummy(path, backend.device) if dummy else open_checkpoint(path)
     config, source = checkpoint.config, checkpoint.source
@@ -90,8 +92,11 @@ def load_model(
 def open_checkpoint(path: Path) -> Checkpoint:
     """Reads the description and checks that every tensor is there."""
     if not path.exists():
-        raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")
-    checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
+        raise ModelError(f"{path}: no such file or directory")
+    if (foreign := open_foreign(path)) is not None:
+        checkpoint = _from_foreign(foreign)
+    else:
+        checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
     config = checkpoint.config
     if isinstance(config, EncoderDecoderConfig):
         return replace(checkpoint, config=FAMILIES[config.architecture].check(checkpoint.source, config))
@@ -117,6 +122,12 @@ def _open_directory(directory: Path) -> Checkpoint:
     config = _parse(values, str(path))
     generation = hf_generation_defaults(directory, Fields(values, str(path)))
     return Checkpoint(config, SafetensorsSource(directory), generation)
+
+
+def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:
+    described = foreign.source.description
+    config, generation = Fields(foreign.config, described), Fields(foreign.generation, described)
+    return Checkpoint(_parse(foreign.config, described), foreign.source, generation_defaults(generation, config))
 
 
 def _open_gguf(path: Path) -> Checkpoint:

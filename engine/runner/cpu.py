@@ -119,7 +119,7 @@ class CpuRunner:
         rows, which = np.unique(plan.sample_tokens, return_inverse=True)
         places = rows if read is None else read.places(rows)
         logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
-        if len(rows) < len(which):
+        if not np.array_equal(rows, plan.sample_tokens):  # shared, or those of beams before them in the step
             logits = logits[torch.from_numpy(which)]  # [N, V]
         sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
         return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()

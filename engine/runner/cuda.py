@@ -28,6 +28,7 @@ from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.cuda_states import StatesRing
 from engine.runner.host_cache import PinnedHostCache
 from engine.runner.staging import Field, Staging, StagingLayout
+from engine.runner.timestamps import TimestampRows
 from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
@@ -82,7 +83,10 @@ class CudaRunner:
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
         self._workspaces = {window: self._workspace(causal=True, window=window) for window in config.windows}
         self._encoders: CudaEncoders | None = None
+        self._timestamps: TimestampRows | None = None
         if isinstance(model, EncoderDecoder):
+            if model.config.encoder.takes == "audio":
+                self._timestamps = TimestampRows(limits.max_num_seqs, config.vocab_size, self._device)
             self._workspaces[_CROSS] = self._workspace(causal=False, window=0)
             self._encoders = CudaEncoders(model, kv_cache, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._staging = Staging(self._layout(), self._device)
@@ -249,6 +253,8 @@ class CudaRunner:
         return prefills > 0
 
     def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
+        if self._timestamps is not None:
+            self._timestamps.update_rows(plan.close_rows, plan.open_rows)
         for row in plan.close_rows:
             self._sampler.close_row(row)
         for spec in plan.open_rows:
@@ -298,15 +304,18 @@ class CudaRunner:
                 ),
             )
         )
-        rows = self._on_device("sample_tokens")[: size.num_samples]
-        logits = self._model.logits(hidden.index_select(0, rows))
+        logits = self._model.logits(hidden.index_select(0, self._on_device("sample_tokens")[: size.num_samples]))
+        rows = self._on_device("sample_rows")[: size.num_samples]
+        tokens = self._results.tokens[: size.num_samples]
         self._sampler.sample(
-            logits,
-            self._on_device("sample_rows")[: size.num_samples],
+            logits if self._timestamps is None else self._timestamps.masked(logits, rows),
+            rows,
             self._on_device("sample_positions")[: size.num_samples],
-            self._results.tokens[: size.num_samples],
+            tokens,
             self._results.bad[: size.num_samples],
         )
+        if self._timestamps is not None:
+            self._timestamps.record(rows, tokens)
         return _Outputs(hidden, logits)
 
     def _sample_masked(self, plan: StepPlan, logits: Tensor) -> None:

@@ -261,7 +261,7 @@ def _info(
     config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan, states_dtype: torch.dtype
 ) -> ModelInfo:
     return ModelInfo(
-        name=path.stem if path.suffix == ".gguf" else path.name,
+        name=path.stem if path.suffix in (".gguf", ".pt") else path.name,
         architecture=loaded.config.architecture,
         max_model_len=plan.max_model_len,
         vocab_size=loaded.config.vocab_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from engine.kernels import cpu as kernels
 from engine.kernels.cpu_beams import constrain_row
 from engine.masks import StepMasks
 from engine.runner.catalogues import PlacedCatalogues
+from engine.runner.timestamps import TimestampRows
 from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
 
 
@@ -19,9 +20,11 @@ class RowSampler:
 
     def __init__(self, num_rows: int, vocab_size: int, catalogues: PlacedCatalogues) -> None:
         self._sampler = kernels.Sampler(num_rows, vocab_size)
+        self._timestamps = TimestampRows(num_rows, vocab_size, torch.device("cpu"))
         self._catalogues = catalogues
 
-    def update_rows(self, closed: Iterable[int], opened: Iterable[RowSpec]) -> None:
+    def update_rows(self, closed: Sequence[int], opened: Sequence[RowSpec]) -> None:
+        self._timestamps.update_rows(closed, opened)
         for row in closed:
             self._sampler.close_row(row)
         for spec in opened:
@@ -53,13 +56,23 @@ class RowSampler:
         tokens, bad = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
         first = num if masks is None else masks.first_sample
         if first:
-            tokens[:first], bad[:first] = self._sampler.sample(logits[:first], rows[:first], positions[:first])
+            tokens[:first], bad[:first] = self._draw(logits[:first], rows[:first], positions[:first])
         if masks is not None:
             part = slice(first, num)
-            tokens[part], bad[part] = self._sampler.sample(logits[part], rows[part], positions[part], masks.wait())
+            tokens[part], bad[part] = self._draw(logits[part], rows[part], positions[part], masks.wait())
         if num_logprobs is None:
             return tokens, bad, None
         return tokens, bad, self.logprobs(logits, tokens, num_logprobs)
+
+    def _draw(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: IntArray | None = None
+    ) -> tuple[IntArray, BoolArray]:
+        if not self._timestamps.any:
+            return self._sampler.sample(logits, rows, positions, masks)
+        places = torch.from_numpy(rows)
+        tokens, bad = self._sampler.sample(self._timestamps.masked(logits, places), rows, positions, masks)
+        self._timestamps.record(places, torch.from_numpy(tokens))
+        return tokens, bad
 
     def logprobs(self, logits: torch.Tensor, chosen: IntArray, top: int) -> LogprobArrays:
         return LogprobArrays(*kernels.logprobs(logits, chosen, top))

@@ -30,7 +30,9 @@ def load_text(path: str | Path) -> TextBundle:
         from engine.models.gguf_file import GGUFFile  # what reads GGUF is slow to import, and a directory needs none
 
         return text_from_gguf(GGUFFile(path))
-    raise ModelError(f"{path}: neither a model directory nor a .gguf file")
+    if path.suffix == ".pt":
+        return _from_directory(path.parent)
+    raise ModelError(f"{path}: neither a model directory nor a .gguf or .pt file")
 
 
 def text_from_gguf(file: GGUFFile) -> TextBundle:

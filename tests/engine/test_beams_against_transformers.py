@@ -102,3 +102,14 @@ def test_equals_hugging_face(name: str, tiny_model: Callable[[str], Path]) -> No
         model=str(tiny_model(name)), device="cpu", dtype="float32", max_model_len=96, num_blocks=900, max_num_seqs=64
     )
     check_searches(name, config)
+
+
+def test_beams_and_samples_of_a_step_keep_to_their_own_logits(tiny_model: Callable[[str], Path]) -> None:
+    """Searches stand before sampled requests in a step, behind them and between them."""
+    asked = [prompt for prompt in prompts()[:3] for _ in range(2)]
+    kinds = [search(4, 1.0, False, [5]), SamplingParams(max_tokens=MOST, temperature=0, ignore_eos=True)]
+    with LLM(EngineConfig(model=str(tiny_model("llama")), num_blocks=256, max_num_seqs=32)) as llm:
+        alone = [llm.generate([p], k, progress=False)[0] for p, k in zip(asked, kinds * 3, strict=True)]
+        together = llm.generate(asked, kinds * 3, progress=False)
+    for one, other in zip(alone, together, strict=True):
+        assert [choice.token_ids for choice in one.choices] == [choice.token_ids for choice in other.choices]

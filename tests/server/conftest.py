@@ -27,9 +27,8 @@ async def start() -> AsyncIterator[Starter]:
     """Starts a server: `await start(**ServerConfig fields)`."""
     cleanups: list[Callable[[], Any]] = []
 
-    async def starter(engine: FakeEngine | None = None, **config: Any) -> Front:
-        engine = engine or FakeEngine()
-        text, metrics = FakeText(), Metrics()
+    async def starter(engine: FakeEngine | None = None, text: FakeText | None = None, **config: Any) -> Front:
+        engine, text, metrics = engine or FakeEngine(), text or FakeText(), Metrics()
         settings = ServerConfig(**config)
         keys = KeyRing(settings.api_key, settings.api_key_file)
         app = make_app(engine, text, settings, LEASES, keys, metrics)

@@ -1,0 +1,88 @@
+"""An audio file's bytes → mono samples at 16 kHz. libsndfile reads the file and finds its format by its content."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import numpy as np
+import soundfile
+
+from engine.audio.resample import Resampler, Samples
+from engine.errors import InvalidAudio
+
+SAMPLE_RATE = 16_000
+_RATES = range(1_000, 384_001)
+_VALUES_AT_ONCE = 1 << 22  # samples of all channels that are decoded at a time
+_READ = "wav, flac, mp3, ogg (Vorbis, Opus) and aiff"
+_CONTAINERS = {(4, b"ftyp"): "an MP4 or M4A file", (0, b"\x1a\x45\xdf\xa3"): "a WebM or Matroska file"}
+
+
+def decode(data: bytes | bytearray, max_seconds: float) -> Samples:
+    """[N] float32 from -1 to 1, the mean of all channels. Raises InvalidAudio."""
+    if not data:
+        raise InvalidAudio("The audio file is empty: it has no bytes.", param="file")
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            samples = np.concatenate([*_at_our_rate(file, max_seconds)] or [np.zeros(0, np.float32)])
+    except soundfile.LibsndfileError as error:
+        raise _unreadable(data, error) from error
+    if not len(samples):
+        raise InvalidAudio("The audio file is empty: it has no samples.", param="file")
+    return np.clip(samples, -1, 1, out=samples)
+
+
+def _at_our_rate(file: soundfile.SoundFile, max_seconds: float) -> Iterator[Samples]:
+    if file.samplerate not in _RATES:
+        raise InvalidAudio(
+            f"The audio has {file.samplerate} samples per second; from {_RATES[0]} to {_RATES[-1]} are supported.",
+            param="file",
+        )
+    pieces = _mono(file, int(max_seconds * file.samplerate), max_seconds)
+    if file.samplerate == SAMPLE_RATE:
+        yield from pieces
+        return
+    resampler = Resampler(file.samplerate, SAMPLE_RATE)
+    for piece in pieces:
+        yield resampler.push(piece)
+    yield resampler.finish()
+
+
+def _mono(file: soundfile.SoundFile, most: int, max_seconds: float) -> Iterator[Samples]:
+    """At most `most` samples of each channel. What the header says of the length may be wrong: what is decoded counts,
+    but a header that says too much saves the decoding."""
+    if most < file.frames < 1 << 62:  # above that libsndfile means that it does not know
+        raise _too_long(file.frames / file.samplerate, max_seconds)
+    at_once = max(1, _VALUES_AT_ONCE // file.channels)
+    decoded = 0
+    while len(block := file.read(at_once, dtype="float32", always_2d=True)):  # [n, channels]
+        decoded += len(block)
+        if decoded > most:
+            raise _too_long(None, max_seconds)
+        mono = block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+        if not np.isfinite(mono).all():
+            raise InvalidAudio("The audio has samples that are not finite numbers.", param="file")
+        yield mono
+
+
+def _too_long(seconds: float | None, most: float) -> InvalidAudio:
+    length = "longer" if seconds is None else f"{seconds:.0f} s long"
+    return InvalidAudio(
+        f"The audio is {length}; at most {most:.0f} s are transcribed in one request (--max-audio-minutes). "
+        "Split it and send the parts.",
+        param="file",
+        details={"limit": most} if seconds is None else {"limit": most, "seconds": round(seconds, 3)},
+    )
+
+
+def _unreadable(data: bytes | bytearray, error: soundfile.LibsndfileError) -> InvalidAudio:
+    for (offset, magic), name in _CONTAINERS.items():
+        if data[offset : offset + len(magic)] == magic:
+            return InvalidAudio(
+                f"The file is {name}, which this server does not read. It reads {_READ}: convert it, for example with "
+                "`ffmpeg -i FILE -ac 1 -ar 16000 out.flac`.",
+                param="file",
+            )
+    return InvalidAudio(
+        f"The file is not audio that this server reads ({_READ}), or it is damaged: {error.error_string}", param="file"
+    )

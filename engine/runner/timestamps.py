@@ -1,0 +1,85 @@
+"""Whisper's rule for timestamps, on rows of logits before they are sampled.
+
+A transcript with timestamps begins with one, no later than a second; they come in pairs or end it, never go back, and
+one is due where all of them together are likelier than the likeliest text. The model was trained on such transcripts,
+but without the rule it often leaves them out. What a row said is kept on the device, so that the next step need not
+wait for anybody to look at it; masking and recording do not synchronise, and can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.types import RowSpec
+
+_LATEST_BEGIN = 50  # timestamps, of 20 ms
+
+
+class TimestampRows:
+    """The rule of each sampler row that has one. Device thread only."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._ids = torch.arange(vocab_size, device=device)[None, :]  # [1, V]
+        # The model's own, and so the same for all rows.
+        self._never_ids: tuple[int, ...] = ()
+        self._never = torch.zeros((1, vocab_size), dtype=torch.bool, device=device)
+        # By row, and one more for what is no row: <|0.00|> (0: no rule), the end token, the last token and the one
+        # before it, the last timestamp (0: none), tokens so far.
+        self._state = torch.zeros((6, num_rows + 1), dtype=torch.int64, device=device)
+        self._open: set[int] = set()
+
+    @property
+    def any(self) -> bool:
+        return bool(self._open)
+
+    def update_rows(self, closed: Iterable[int], opened: Iterable[RowSpec]) -> None:
+        for row in self._open.intersection(closed):
+            self._state[:, row] = 0
+            self._open.remove(row)
+        for spec in opened:
+            rules = spec.params.rules
+            if rules is None or rules.timestamps is None:
+                continue
+            first, end = rules.timestamps.first, rules.timestamps.end
+            said = spec.output_token_ids
+            times = [token for token in said if token >= first]
+            last, before = (said[-1] if said else 0), (said[-2] if len(said) > 1 else 0)
+            values = [first, end, last, before, times[-1] if times else 0, len(said)]
+            self._state[:, spec.row] = torch.tensor(values, device=self._state.device)
+            self._open.add(spec.row)
+            if rules.never != self._never_ids:
+                self._never_ids = rules.never
+                self._never[0, list(rules.never)] = True
+
+    def masked(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """A copy of logits [N, V] with -inf where the rule of rows [N] (-1: none) forbids."""
+        first, end, last, before, latest, count = self._state[:, self._places(rows), None]  # [N, 1] each
+        ids, on = self._ids, first > 0
+        is_time = on & (ids >= first)  # [N, V]
+        begins = count == 0
+        after_time = (count > 0) & (last >= first)
+        after_pair = after_time & ((count < 2) | (before >= first))
+        # A single timestamp may come twice: the end of one segment is the beginning of the next.
+        least = torch.where(latest > 0, latest + torch.where(after_time & ~after_pair, 0, 1), first)
+        denied = is_time & (after_pair | (ids < least) | (begins & (ids > first + _LATEST_BEGIN)))
+        denied |= ~is_time & (begins | (after_time & ~after_pair & (ids < end)) | (ids == first - 1))
+        allowed = logits.masked_fill(on & denied, -torch.inf)
+        likely = allowed.masked_fill(self._never, -torch.inf)
+        times = likely.masked_fill(~is_time, -torch.inf).logsumexp(dim=1, keepdim=True)
+        text = likely.masked_fill(is_time, -torch.inf).amax(dim=1, keepdim=True)
+        return allowed.masked_fill_(on & (times > text) & ~is_time, -torch.inf)
+
+    def record(self, rows: Tensor, tokens: Tensor) -> None:
+        """`tokens` [N] were sampled in rows [N]."""
+        places = self._places(rows)
+        first, end, last, _, latest, count = self._state[:, places]
+        said = tokens.to(torch.int64)
+        self._state[:, places] = torch.stack(
+            [first, end, said, last, torch.where(said >= first, said, latest), count + 1]
+        )
+
+    def _places(self, rows: Tensor) -> Tensor:
+        return torch.where(rows < 0, self._state.shape[1] - 1, rows.to(torch.int64))

@@ -1,0 +1,128 @@
+"""The multipart form of a transcription: its fields, typed, and the bytes of its file."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import BodyPartReader, web
+
+from server import fields
+from server.context import Context
+from server.errors import ApiError, invalid, missing
+from server.intake import BodyLimit, of_caller
+from server.wire import shorten
+
+_LONGEST_FIELD = 1 << 16  # bytes; a prompt's, by far the longest of them
+_MOST_FIELDS = 64
+_PIECE = 1 << 18
+_LISTS = ("timestamp_granularities", "include")
+_NUMBERS = ("temperature", "timeout")
+_FLAGS = ("stream",)
+
+
+class TranslationBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    response_format: str | None = None
+    temperature: float | None = None
+    timeout: float | None = None
+
+
+class TranscriptionBody(TranslationBody, frozen=True, kw_only=True):
+    language: str | None = None
+    timestamp_granularities: list[str] | None = None
+    stream: bool = False
+    include: list[str] | None = None
+    chunking_strategy: str | None = None  # advisory: the windows are the model's own
+
+
+FormBody = TypeVar("FormBody", TranslationBody, TranscriptionBody)
+
+
+def check_head(http: web.BaseRequest, context: Context) -> None:
+    """What can be refused before the body is read."""
+    if http.content_type != "multipart/form-data":
+        shown = http.headers.get("Content-Type", "none")[:100]
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"The Content-Type must be multipart/form-data, not {shown}; with curl use -F file=@speech.wav -F model=….",
+        )
+    of_caller(http, _limit(context)).check(http.content_length or 0)
+
+
+async def read_form(http: web.Request, context: Context, body: type[FormBody]) -> tuple[FormBody, bytearray, list[str]]:
+    """The typed fields, the file, and the names of the fields that were ignored."""
+    check_head(http, context)
+    try:
+        raw, file = await _parts(http, of_caller(http, _limit(context)))
+    except (ApiError, ConnectionError):
+        raise
+    except Exception as error:  # aiohttp has several for a body that is cut off or wrongly framed
+        raise invalid("The body is not well-formed multipart/form-data.", None) from error
+    if file is None:
+        raise missing("file", "`file` is missing: send the audio as a file field (with curl: -F file=@speech.wav).")
+    typed, ignored = fields.read(raw, body)
+    return typed, file, ignored
+
+
+async def _parts(http: web.Request, limit: BodyLimit) -> tuple[dict[str, Any], bytearray | None]:
+    raw: dict[str, Any] = {}
+    file: bytearray | None = None
+    received = 0
+    async for part in await http.multipart():
+        if not isinstance(part, BodyPartReader) or part.name is None:
+            raise invalid("Every part of the form needs a name, and none may hold a form of its own.", None)
+        is_file = part.name == "file"
+        data = bytearray()
+        while piece := await part.read_chunk(_PIECE):
+            received += len(piece)
+            limit.check(received)
+            data += piece
+            if not is_file and len(data) > _LONGEST_FIELD:
+                raise invalid(f"`{shorten(part.name)}` is longer than {_LONGEST_FIELD} bytes.", shorten(part.name))
+        if is_file and file is not None:
+            raise invalid("`file` is there twice; send one audio file per request.", "file")
+        if is_file:
+            file = data
+        elif len(raw) < _MOST_FIELDS:
+            _add(raw, part.name, data)
+    return raw, file
+
+
+def _add(raw: dict[str, Any], given: str, data: bytearray) -> None:
+    """A field of the form. One that is empty is the same as absent."""
+    name = given.removesuffix("[]")
+    try:
+        value = data.decode()
+    except UnicodeDecodeError:
+        raise invalid(f"`{shorten(name)}` is not UTF-8.", shorten(name)) from None
+    if not value:
+        return
+    if name in _LISTS:
+        raw.setdefault(name, []).append(value)
+    elif name in raw:
+        raise invalid(f"`{shorten(name)}` is there twice.", shorten(name))
+    else:
+        raw[name] = _typed(name, value)
+
+
+def _typed(name: str, value: str) -> Any:
+    if name in _NUMBERS:
+        try:
+            return float(value)
+        except ValueError:
+            message = f"`{name}` must be a number, not {shorten(repr(value))}."
+            raise ApiError(400, "invalid_type", message, param=name) from None
+    if name in _FLAGS:
+        if value.lower() not in ("true", "false", "1", "0"):
+            message = f"`{name}` must be true or false, not {shorten(repr(value))}."
+            raise ApiError(400, "invalid_type", message, param=name)
+        return value.lower() in ("true", "1")
+    return value
+
+
+def _limit(context: Context) -> BodyLimit:
+    most = context.config.max_audio_mb
+    return BodyLimit(int(most * 2**20), f"--max-audio-mb {most:g}")
