@@ -1,0 +1,92 @@
+"""An encoder-decoder model behind the server as a user starts it: prompts, continuation, leases, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.engine.test_encoder_decoder_models import save_model
+from tests.test_end_to_end import QUESTION, Server
+
+TEXT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = save_model("bart", tmp_path_factory.mktemp("bart"))
+    flags = ["--block-size", "4", "--num-blocks", "200", "--max-encoder-len", "40", "--threads", "1"]
+    server = Server(str(directory), "--device", "cpu", *flags)
+    yield server
+    assert server.stop() == 0
+
+
+def complete(server: Server, **fields: Any) -> Any:
+    model = server.client().models.list().data[0].id
+    extra = {"return_token_ids": True, "max_tokens": 8, "temperature": 0, **fields}
+    return server.client().completions.create(model=model, prompt=extra.pop("prompt", TEXT), extra_body=extra)
+
+
+def test_every_form_of_a_prompt_gives_the_same_answer(server: Server) -> None:
+    plain = complete(server).choices[0]
+    encoder = plain.encoder_prompt_token_ids
+    assert plain.prompt_token_ids == [2, 0] and len(encoder) > 2
+    assert plain.finish_reason == "stop" and plain.token_ids[-1] == 2, "the end is forced at the last length"
+    forms: list[Any] = [
+        encoder,
+        {"prompt": TEXT},
+        {"prompt_token_ids": encoder},
+        {"encoder_prompt": TEXT, "decoder_prompt": None},
+        {"encoder_prompt": {"prompt_token_ids": encoder}, "decoder_prompt": {"prompt_token_ids": [2, 0]}},
+        {"encoder_prompt": TEXT, "decoder_prompt": [0]},
+    ]
+    for form in forms:
+        choice = complete(server, prompt=form).choices[0]
+        assert (choice.token_ids, choice.prompt_token_ids) == (plain.token_ids, [2, 0])
+        assert choice.encoder_prompt_token_ids == encoder
+    begun = complete(server, prompt={"encoder_prompt": TEXT, "decoder_prompt": [2]}, max_tokens=9).choices[0]
+    assert begun.token_ids == [0, *plain.token_ids], "BOS is forced behind the start token"
+    usage = complete(server, max_tokens=3).usage
+    assert usage.prompt_tokens == len(encoder) + 2
+
+
+def test_a_continuation_inherits_the_input(server: Server) -> None:
+    parent = complete(server, ignore_eos=True, retain={"ttl": 60})
+    tokens = parent.choices[0].token_ids
+    child = complete(server, prompt=[9, 10], continuation_of=parent.id, ignore_eos=True)
+    assert child.continuation["source"] == "blocks"
+    assert (child.continuation["inherited_tokens"], child.continuation["computed_tokens"]) == (9, 3)
+    assert child.choices[0].encoder_prompt_token_ids == parent.choices[0].encoder_prompt_token_ids
+    whole = {"encoder_prompt": TEXT, "decoder_prompt": [2, 0, *tokens, 9, 10]}
+    again = complete(server, prompt=whole, ignore_eos=True, cache_salt="afresh")
+    assert again.choices[0].token_ids == child.choices[0].token_ids
+
+
+def test_beams(server: Server) -> None:
+    answer = complete(server, use_beam_search=True, n=3, beam_width=4)
+    scores = [choice.beam_score for choice in answer.choices]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    assert all(choice.token_ids[-1] == 2 for choice in answer.choices)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ({"encoder_prompt": "", "decoder_prompt": "x"}, "prompt.encoder_prompt"),
+        (list(range(3, 44)), "prompt"),
+        ({"encoder_prompt": TEXT, "decoder_prompt": [3] * 64}, "prompt.decoder_prompt"),
+    ],
+)
+def test_bad_prompts(server: Server, prompt: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(server, prompt=prompt)
+    assert caught.value.param == param
+
+
+def test_there_is_no_chat(server: Server) -> None:
+    model = server.client().models.list().data[0].id
+    with pytest.raises(openai.BadRequestError, match="/v1/completions"):
+        server.client().chat.completions.create(model=model, messages=QUESTION)  # type: ignore[arg-type]
