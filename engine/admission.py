@@ -46,10 +46,10 @@ def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: Mod
 def _check_queue(request: Request, scheduler: Scheduler, max_queued: int) -> None:
     """Extractions and generations do not take each other's places."""
     if request.extracts:
-        kind, waiting, most = "extractions", len(scheduler.extractions.waiting), scheduler.limits.extraction.max_queued
+        kind, queue, most = "extractions", scheduler.extractions.waiting, scheduler.limits.extraction.max_queued
     else:
-        kind, waiting, most = "requests", scheduler.num_waiting_generations, max_queued
-    if waiting >= most:
+        kind, queue, most = "requests", scheduler.waiting, max_queued
+    if not queue.has_room(request.tenant, most):
         raise QueueFull(
             f"The server's queue is full ({most} waiting {kind}); try again later.", details={"max_queued": most}
         )

@@ -120,6 +120,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         pipelined=config.pipelined,
         max_queued=config.max_queued,
         seed=config.seed,
+        step_timeout=config.step_timeout,
         observer=observer,
     )
     return Built(engine, text)

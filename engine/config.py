@@ -61,6 +61,9 @@ class EngineConfig:
     enforce_eager: bool = option(False, "run without CUDA graphs")
     enable_prefix_caching: bool = option(True, "share cached blocks between requests with equal beginnings")
     max_queued: int = option(4096, "most waiting requests; beyond it a request is answered 429")
+    step_timeout: float = option(
+        120.0, "seconds after which a step of the device is taken for hung, and the engine for dead; 0: never"
+    )
     extraction_share: float = option(
         0.1, "share of the computed tokens that waiting hidden-state extractions get while generations run"
     )
@@ -84,6 +87,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be from 0 to 1, not {share}")
         if not 0 <= self.extraction_share < 1:
             raise ValueError(f"extraction_share must be from 0 to less than 1, not {self.extraction_share:g}")
+        if self.step_timeout < 0:
+            raise ValueError(f"step_timeout must not be negative, not {self.step_timeout:g}")
         for name in ("host_cache_gb", "retained_tokens_records", "max_leases", "max_extraction_mb", "extraction_mb"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -107,14 +112,19 @@ class ServerConfig:
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it")
     served_model_name: list[str] = option([], "names the API answers to; default: the model's own")
     api_key: list[str] = option([], "a key that clients must send; may be repeated")
-    api_keys: str | None = option(None, "file with a line 'tenant key' for each key")
+    api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
+    client_timeout: float = option(30.0, "seconds that a client may let pass while it sends a request")
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
     sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
+    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral"] = option(
+        "auto", "how the model writes tool calls; auto: as its chat template does"
+    )
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
+    log_format: Literal["text", "json"] = option("text", "json: one object per line")

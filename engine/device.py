@@ -11,11 +11,19 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.types import PendingStep, Runner, StepPlan, StepResult
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Goes the way of a plan and does nothing."""
+
+    passed: Callable[[None], None]
 
 
 class DeviceThread:
@@ -32,8 +40,8 @@ class DeviceThread:
         self._loop = loop
         self._on_result = on_result
         self._on_failure = on_failure
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
@@ -42,16 +50,22 @@ class DeviceThread:
     def launch(self, plan: StepPlan) -> None:
         self._plans.put(plan)
 
-    async def stop(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
+    async def probe(self) -> None:
+        """Returns when everything launched before has come back."""
+        passed: asyncio.Future[None] = self._loop.create_future()
+        self._plans.put(Probe(lambda value: None if passed.done() else passed.set_result(value)))
+        await passed
+
+    async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
         """Lets the launched plans finish and ends the threads. One that hangs is left behind: it is a daemon."""
         self._plans.put(None)
         await asyncio.to_thread(self._thread.join, timeout)
-        await asyncio.to_thread(self._waiter.join, timeout)
+        await asyncio.to_thread(self._waiter.join, 1.0)  # it has nothing left when the other one has ended
 
     def _launch_all(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
-                step = self._runner.launch(plan)
+                step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
                     self._post(self._on_result, step)
                 else:
@@ -66,7 +80,10 @@ class DeviceThread:
     def _wait_all(self) -> None:
         try:
             while (step := self._launched.get()) is not None:
-                self._post(self._on_result, step.wait())
+                if isinstance(step, Probe):
+                    self._post(step.passed, None)
+                else:
+                    self._post(self._on_result, step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
 

@@ -70,6 +70,7 @@ class Draft:
         self.chunks.append(Chunk(sequence, begin, count, tapped, read_only))
         self.used.add(sequence)
         self.budget -= count
+        sequence.group.account.served += count
 
     def add_beams(self, leader: Sequence, num_beams: int) -> None:
         """Every beam of a group computes its next token. A group wider than the budget has a step to itself."""
@@ -77,3 +78,4 @@ class Draft:
         self.used.add(leader)
         self.budget = max(0, self.budget - num_beams)
         self.num_beams += num_beams
+        leader.group.account.served += num_beams

@@ -29,12 +29,15 @@ from engine.errors import (
 )
 from engine.extraction import ExtractionLimits
 from engine.hidden_values import ExtractedStates
+from engine.mask_maker import MaskMaker
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
 from engine.salt import salt_of
 from engine.scheduler import Scheduler
 from engine.sequence import Group, Status
+from engine.snapshot import Snapshot, take_snapshot
+from engine.stats import stats_of_request, stats_of_step
 from engine.step import Launch
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
@@ -46,13 +49,12 @@ from engine.types import (
     Parent,
     RecordEntry,
     Request,
-    RequestStats,
     Runner,
     Sink,
     StepResult,
-    StepStats,
     Usage,
 )
+from engine.watchdog import StepWatchdog
 
 log = logging.getLogger("bequest.engine")
 
@@ -70,6 +72,7 @@ class AsyncEngine:
         pipelined: bool = True,
         max_queued: int = 4096,
         seed: int = 0,
+        step_timeout: float = 0.0,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,7 +88,10 @@ class AsyncEngine:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._device = DeviceThread(runner, self._loop, self._on_result, self._die)
+        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
+        self._masks = MaskMaker()
         self._launched: deque[Launch] = deque()
+        self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
         self._deadlines: list[tuple[float, str]] = []  # heap
@@ -198,6 +204,16 @@ class AsyncEngine:
     def num_open(self) -> int:
         return len(self._groups)
 
+    def snapshot(self) -> Snapshot:
+        return take_snapshot(self.scheduler, self._groups.values(), self._clock())
+
+    def expect_tenants(self, count: int) -> None:
+        """So many may come: slots are kept for those who have not yet."""
+        self.scheduler.waiting.expected_tenants = count
+
+    def num_waiting(self, tenant: str) -> int:
+        return self.scheduler.num_waiting_of(tenant)
+
     def load(self) -> EngineLoad:
         scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host
         budget = self.retention.leases.budget
@@ -235,9 +251,15 @@ class AsyncEngine:
         self._fail_all(EngineDraining("The server is shutting down; the request was not finished."))
         if self._timer is not None:
             self._timer.cancel()
-        await self._device.stop()
+        self._watchdog.stop()
+        self._masks.stop()
+        await self._device.stop(0.5 if self.state == "dead" else 10.0)
         # Results of the last launched steps may still be queued on the loop.
         await asyncio.sleep(0)
+
+    async def probe(self) -> None:
+        """Returns when the device has passed everything that was launched before. Never, if it hangs or has failed."""
+        await self._device.probe()
 
     async def wait_dead(self) -> BaseException:
         """Returns when the engine has died, with the reason."""
@@ -266,6 +288,9 @@ class AsyncEngine:
                 return
             self._launched.append(launch)
             self._device.launch(launch.plan)
+            self._watchdog.launched()
+            self._masks.add(launch)
+            self._masks.ask()
 
     def _on_result(self, result: StepResult) -> None:
         if self.state == "dead" or self._stopped:
@@ -273,15 +298,20 @@ class AsyncEngine:
         try:
             now = self._clock()
             launch = self._launched.popleft()
+            self._watchdog.returned(len(self._launched))
+            self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
+            self._masks.ask()  # the device may be waiting for them
             self._launch_steps()
             for group, error in applied.failed:
                 self._fail(group, error)
+            self._masks.ask()
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)
-            self._observe(launch, result, applied.first_token_seconds, applied.inter_token_seconds)
+            if self.observer is not None:
+                self.observer.on_step(stats_of_step(launch, result, applied))
         except Exception as error:
             self._die(error)
 
@@ -322,7 +352,8 @@ class AsyncEngine:
         try:
             group.sink(delta)
         except Exception:
-            log.exception("the sink of request %s failed; the request is dropped", group.request.id)
+            told = {"request_id": group.request.id}
+            log.exception("the sink of a request failed; the request is dropped", extra=told)
             self._close(group, "error")
 
     # --- hidden states -------------------------------------------------------------------------------------------
@@ -371,7 +402,7 @@ class AsyncEngine:
         if not self._groups:
             self._idle.set()
         if self.observer is not None:
-            self.observer.on_finish(self._stats_of(group, reason))
+            self.observer.on_finish(stats_of_request(group, reason, self._clock()))
         if self.scheduler.num_waiting:
             # What it held may let a waiting request in, though no step is running.
             self._pump_soon()
@@ -392,13 +423,14 @@ class AsyncEngine:
         log.critical("the engine died: %r", error, exc_info=error)
         self.state = "dead"
         self._launched.clear()
+        self._masks.stop()
         if not self._death.done():
             self._death.set_result(error)
         for group in list(self._groups.values()):
             try:
                 self._close(group, "error")
             except Exception:
-                log.exception("request %s could not give back what it held", group.request.id)
+                log.exception("a request could not give back what it held", extra={"request_id": group.request.id})
             message = "The engine has failed and this server is restarting; send the request again."
             self._send(group, Delta(group.request.id, error=EngineDead(message)))
         self._groups.clear()
@@ -453,37 +485,3 @@ class AsyncEngine:
             return request.params.seed & (2**64 - 1)
         digest = hashlib.blake2b(f"{self._seed}/{request.id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
-
-    def _observe(self, launch: Launch, result: StepResult, first: tuple[float, ...], inter: tuple[float, ...]) -> None:
-        if self.observer is None:
-            return
-        self.observer.on_step(
-            StepStats(
-                prompt_tokens=launch.num_prompt_tokens,
-                generated_tokens=len(first) + len(inter),
-                preempted=launch.num_preempted,
-                swapped_out=len(launch.plan.swaps_out),
-                swapped_in=len(launch.plan.swaps_in),
-                seconds=result.device_seconds,
-                first_token_seconds=first,
-                inter_token_seconds=inter,
-            )
-        )
-
-    def _stats_of(self, group: Group, reason: Literal["stop", "length", "abort", "error"]) -> RequestStats:
-        now = self._clock()
-        admitted = group.admitted_at if group.admitted_at is not None else now
-        first = group.first_token_at if group.first_token_at is not None else now
-        return RequestStats(
-            reason=reason,
-            prompt_tokens=group.num_prompt_tokens,
-            cached_tokens=group.cached_tokens,
-            completion_tokens=group.completion_tokens,
-            max_tokens=group.request.params.max_tokens,
-            n=group.request.params.n,
-            queue_seconds=admitted - group.arrived_at,
-            prefill_seconds=first - admitted,
-            decode_seconds=now - first,
-            total_seconds=now - group.arrived_at,
-            inheritance=group.inheritance,
-        )

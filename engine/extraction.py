@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import AnswerTooLarge, QueueFull
+from engine.fairness import FairQueue
 from engine.hidden import most_positions
 from engine.hidden_values import ITEM_BYTES
 from engine.sequence import Group, Sequence
 from engine.types import ModelInfo, Request
-from engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
     from engine.draft import Draft
@@ -56,7 +56,7 @@ class ShareOfTokens:
 class Extractions:
     def __init__(self, limits: ExtractionLimits) -> None:
         self.limits = limits
-        self.waiting = WaitingQueue()
+        self.waiting = FairQueue()
         self.memory = StatesMemory(limits)
         self._share = ShareOfTokens(limits.share)
 

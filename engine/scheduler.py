@@ -5,11 +5,11 @@ two the next plan may be made (the pipelined loop): a sampled token not yet appl
 next input is named by its sampler row instead of its id.
 
 Rules of a step, within a budget of tokens:
-  1. running sequences that need one token, then running sequences in prefill, each by urgency; between the two, waiting
-     sequences that are more urgent than any in prefill: a continuation does not wait for the end of a long prompt;
+  1. running sequences that need one token, then running sequences in prefill, as their turns are (fairness.py); between
+     the two, waiting sequences whose turn is before any in prefill: a continuation does not wait for a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
      gives its blocks back;
-  3. unless that happened and others run, waiting sequences by urgency, as long as slots, blocks and budget last;
+  3. unless that happened and others run, waiting sequences in turn, as long as slots, blocks and budget last;
   4. extractions of hidden states (engine/extraction.py): beside generations the share of tokens that is theirs, else
      all there are. They are preempted before any generation, also to let one in.
 """
@@ -26,6 +26,7 @@ from engine.cache import KvCache, Placement
 from engine.capture import capture_of
 from engine.draft import Draft, SchedulerLimits
 from engine.extraction import Extractions
+from engine.fairness import Account, FairQueue, turn
 from engine.outputs import ChoiceOutput
 from engine.retention import Retention
 from engine.salt import salt_of
@@ -33,7 +34,6 @@ from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
 from engine.step import BlockMoves, Launch, StepMaker
 from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
-from engine.waiting import WaitingQueue
 
 
 class Scheduler:
@@ -47,7 +47,7 @@ class Scheduler:
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self._rows, self._choices_at_end_of_prompt, prefix_caching=limits.prefix_caching)
         self.extractions = Extractions(limits.extraction)
-        self._waiting = WaitingQueue()  # generations; extractions have a queue of their own
+        self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
 
@@ -63,11 +63,10 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self.extractions.waiting)
+        return len(self.waiting) + len(self.extractions.waiting)
 
-    @property
-    def num_waiting_generations(self) -> int:
-        return len(self._waiting)
+    def num_waiting_of(self, tenant: str) -> int:
+        return self.waiting.num_waiting(tenant) + self.extractions.waiting.num_waiting(tenant)
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
@@ -82,6 +81,7 @@ class Scheduler:
         if request.extracts:
             leader.owe()
         group.sequences.append(leader)
+        group.account = self._queue_of(leader).account(request.tenant)
         self._enqueue(leader)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -106,7 +106,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
-            self._queue_of(sequence).note_ended()
+            self._queue_of(sequence).drop(sequence)
             self._swapped.pop(sequence, None)
         self._rows.release(sequence)
         self.retention.keep(sequence)
@@ -209,7 +209,7 @@ class Scheduler:
     # --- running sequences ---------------------------------------------------------------------------------------
 
     def _ready(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-        """Running sequences that need one token, those that need more, and extractions; each by urgency."""
+        """Running sequences that need one token, by urgency; those that need more and extractions, in turn."""
         # One that wants no more samples only waits for its last token to come back, unless its prompt is not done.
         ready = [
             (s.planned_len - s.num_computed > 1, s.urgency, s)
@@ -223,8 +223,8 @@ class Scheduler:
         ready.sort()
         num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
         ordered = [s for _, _, s in ready]
-        extracting = sorted((s for _, _, s in owing if s.extracts), key=lambda s: s.urgency)
-        return ordered[:num_decoding], ordered[num_decoding:], extracting
+        extracting = sorted((s for _, _, s in owing if s.extracts), key=turn)
+        return ordered[:num_decoding], sorted(ordered[num_decoding:], key=turn), extracting
 
     def _schedule(self, draft: Draft, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -359,19 +359,20 @@ class Scheduler:
         sequence.status = Status.WAITING
         self._queue_of(sequence).push(sequence)
 
-    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
-        return self.extractions.waiting if sequence.extracts else self._waiting
+    def _queue_of(self, sequence: Sequence) -> FairQueue:
+        return self.extractions.waiting if sequence.extracts else self.waiting
 
     def _admit_waiting(self, draft: Draft, before: Sequence | None = None) -> None:
-        """Lets waiting sequences in, by urgency; only those that are more urgent than `before`, if it is given."""
+        """Lets waiting sequences in, as their turns are; only those whose turn is before that of `before`, if given."""
         slots = self.limits.max_num_seqs - self._slots_in_use(of_beams=False)
         beam_slots = self.limits.max_num_beams - self._slots_in_use(of_beams=True)
-        while draft.budget > 0 and (sequence := self._waiting.head()) is not None:
-            if before is not None and sequence.urgency > before.urgency:
+        while draft.budget > 0 and (sequence := self.waiting.head()) is not None:
+            if before is not None and turn(sequence) > turn(before):
                 return
             group = sequence.group
             if group.search is None:
-                need, left = 1 if group.forked else group.num_slots, slots
+                need = 1 if group.forked else group.num_slots
+                left = slots - self._reserved_from(group.account, slots - need)
             else:  # a group wider than all the slots there are runs when it has them all
                 need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
             # A preempted sequence whose last token is still on the device comes back when that token is known.
@@ -385,6 +386,11 @@ class Scheduler:
                 slots -= need
             else:
                 beam_slots -= need
+
+    def _reserved_from(self, account: Account, left: int) -> int:
+        """Slots that are kept from a tenant whose next sequence would leave `left`."""
+        holders = (s.group.account for s in self._running if s.group.search is None and not s.extracts)
+        return self.waiting.reserved_slots(account, holders, self.limits.max_num_seqs, left)
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
@@ -408,13 +414,11 @@ class Scheduler:
         if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
             placement.drop()
             return False
-        self._queue_of(sequence).pop()
+        self._queue_of(sequence).pop(sequence)
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        encoder = self.cache.settle(placement, sequence)
-        if encoder is not None:
-            draft.encoders.append(encoder)
+        draft.encoders += self.cache.settle(placement, sequence)
         group = sequence.group
         if group.admitted_at is None:
             group.admitted_at = draft.now

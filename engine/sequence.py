@@ -19,6 +19,8 @@ from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
 from engine.capture import Capture
 from engine.cross import CrossTable
+from engine.fairness import Account
+from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -66,6 +68,7 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
+    matcher: GrammarMatcher | None = field(init=False)  # where it stands in its grammar, if it has one
     extracts: bool = field(init=False)  # as its request
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
@@ -74,6 +77,8 @@ class Sequence:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
+        grammar = request.params.grammar
+        self.matcher = None if grammar is None else grammar.matcher()
         arrival = self.group.arrival_number
         self.extracts = request.extracts
         priority = request.priority + (_BELOW if self.extracts else 0)
@@ -121,6 +126,10 @@ class Sequence:
         return self.num_in_flight > 0 and record is not None and record.ttl is not None
 
     @property
+    def ended(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
     def num_pending(self) -> int:
         """Tokens the next step could compute."""
         return self.planned_len - self.num_computed
@@ -156,6 +165,7 @@ class Group:
     seed: int
     arrival_number: int
     arrived_at: float
+    account: Account = field(default_factory=Account)  # its tenant's
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_finished: int = 0  # of its sequences

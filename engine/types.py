@@ -1,7 +1,6 @@
 """The values that cross a boundary.
 
 server → engine: Request; engine → device thread and back: StepPlan, StepResult; engine → server: Delta.
-
 All are frozen and complete when constructed. No torch here: the server imports this module.
 Arrays are numpy, int32 unless said otherwise; a plan's arrays belong to the plan and are not written again.
 Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks per row, K alternatives.
@@ -25,6 +24,8 @@ from engine.hidden_values import ExtractedStates, StatesArray
 
 if TYPE_CHECKING:
     from engine.catalogue import Catalogue
+    from engine.grammar import Grammar
+    from engine.masks import StepMasks
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -83,9 +84,11 @@ class SamplingParams:
     beams: BeamParams | None = None
     catalogue: Catalogue | None = None  # only its items, then an end token
     rules: TokenRules | None = None  # of the model's own
+    grammar: Grammar | None = None  # only what it describes, then an end token; not with beams or a catalogue
 
     def __post_init__(self) -> None:
         assert self.beams is None or self.n <= self.beams.width
+        assert self.grammar is None or (self.beams is None and self.catalogue is None)
         assert self.n >= 1 and self.max_tokens >= 0 and 0 <= self.min_tokens <= self.max_tokens
         assert self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
         assert self.repetition_penalty > 0
@@ -96,8 +99,8 @@ class SamplingParams:
 
     @property
     def ends_at_eos(self) -> bool:
-        """The end of a catalogue's item is always an end: nothing can follow it."""
-        return not self.ignore_eos or self.catalogue is not None
+        """The end of a catalogue's item or of what a grammar describes is always an end: nothing can follow it."""
+        return not self.ignore_eos or self.catalogue is not None or self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-# Structs where the others are dataclasses: one of each is made for every token, and a frozen dataclass costs ten times
-# as much to make.
+# Structs, not dataclasses: one of each is made for every token, and a frozen dataclass costs ten times as much to make.
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
@@ -331,9 +333,7 @@ class BeamSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the device thread.
-
-    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, encoders, forward, sampling.
+    """One step for the device thread: swaps out, swaps in, copies, rows closed and opened, encoders, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -357,6 +357,7 @@ class StepPlan:
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
     beams: tuple[BeamSpec, ...] = ()
+    masks: StepMasks | None = None  # of the rows with a grammar: the last sampled ones before the beams'
     taps: StepTaps | None = None  # None: nobody wants hidden states of this step
     encoders: tuple[EncoderSpec, ...] = ()
     cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
@@ -405,7 +406,6 @@ class PendingStep(Protocol):
 
     def wait(self) -> StepResult:
         """Blocks until it is done. Called once, from another thread than the one that launched it."""
-        ...
 
 
 class Runner(Protocol):

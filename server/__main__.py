@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from engine.config import EngineConfig, ServerConfig
 from server.interfaces import EngineLike, TextLike
 from server.leases import LeaseTimes
+from server.logs import configure_logging
 from server.metrics import Metrics
 from server.options import parse
-from server.serve import configure_logging, serve
+from server.serve import EXIT_OK, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,9 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from bench.command import main as bench  # a client, of which a server needs nothing
 
         sys.exit(bench(arguments[1:]))
+    if arguments[:1] == ["install-service"]:
+        from server.service import main as install_service
+
+        sys.exit(install_service(arguments[1:]))
     engine_config, server_config = parse(arguments)
-    configure_logging(server_config.log_level)
-    sys.exit(_run(engine_config, server_config))
+    configure_logging(server_config.log_level, server_config.log_format)
+    _exit(_run(engine_config, server_config))
+
+
+def _exit(code: int) -> NoReturn:
+    """A server that failed ends at once: a device that hangs could hold the interpreter's own end up for ever."""
+    if code != EXIT_OK:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import catalogues, continuations, models, operations, responses, stored_responses, tokens
-from server.auth import Gate, Keys
+from server import catalogues, console_routes, continuations, models, operations, responses, stored_responses, tokens
+from server.admission import Admission
+from server.auth import Gate
 from server.catalogue_store import CatalogueStore
 from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
 from server.embeddings import embeddings
+from server.grammars import GrammarStore
 from server.hidden_states import hidden_states
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
+from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.metrics import Metrics
-from server.middleware import JsonProtocol, common_headers, guard
+from server.middleware import common_headers, guard
+from server.openapi import openapi
+from server.protocol import JsonProtocol
 from server.room import Room
 from server.stored import ResponseStore
+from server.tracing import start_tracing
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
-_ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
+Route = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]  # method, path, handler
+ROUTES: list[Route] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/hidden_states", hidden_states),
@@ -55,16 +63,29 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/live", operations.live),
     ("GET", "/version", operations.version),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/openapi.json", openapi),
+]
+# A page of ours and what it asks for: no part of the API.
+CONSOLE_ROUTES: list[Route] = [
+    ("GET", "/", console_routes.page),
+    *(("GET", path, console_routes.script) for path in sorted(console_routes.STATIC_PATHS - {"/"})),
+    ("GET", "/console/state", console_routes.state),
 ]
 
 
 def make_app(
-    engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: Keys, metrics: Metrics
+    engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: KeyRing, metrics: Metrics
 ) -> web.Application:
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
     metrics.load = engine.load
-    gate = Gate(keys, host=config.host, guard_metrics=config.guard_metrics, allowed_origins=config.allowed_origins)
+    gate = Gate(
+        keys,
+        host=config.host,
+        guard_metrics=config.guard_metrics,
+        allowed_origins=config.allowed_origins,
+        static_paths=console_routes.STATIC_PATHS,
+    )
     extraction = engine.extraction_limits
     context = Context(
         engine=engine,
@@ -72,10 +93,13 @@ def make_app(
         config=config,
         leases=leases,
         gate=gate,
+        admission=Admission(),
+        tracing=start_tracing(os.environ),
         metrics=metrics,
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
+        grammars=GrammarStore(text.tokenizer, engine.info),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
         encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
@@ -83,8 +107,9 @@ def make_app(
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
+    app[console_routes.LAST_STATE] = console_routes.LastState()
     expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
-    for method, path, handler in _ROUTES:
+    for method, path, handler in (*ROUTES, *CONSOLE_ROUTES):
         resource = app.router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
             resource.add_route(verb, handler, expect_handler=expect_upload if handler is catalogues.upload else expect)
@@ -97,18 +122,24 @@ async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     for pool in (app[CONTEXT].pool, app[CONTEXT].builder, app[CONTEXT].encoder):
         pool.shutdown(wait=False, cancel_futures=True)
+    app[CONTEXT].grammars.close()
 
 
 class AppRunner(web.AppRunner):
     """Runs the application such that a client that leaves cancels its handler, and every error is JSON."""
 
-    def __init__(self, app: web.Application, shutdown_timeout: float = 1.0) -> None:
+    def __init__(self, app: web.Application, shutdown_timeout: float = 1.0, client_timeout: float = 30.0) -> None:
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout)
+        self._client_timeout = client_timeout
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return _JsonServer(
-            server.request_handler, request_factory=server.request_factory, handler_cancellation=True, access_log=None
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=True,
+            access_log=None,
+            client_timeout=self._client_timeout,
         )
 
 

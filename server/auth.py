@@ -1,74 +1,38 @@
-"""Who may call: keys → tenants, loopback names for a server without keys, and the origins browsers may call from."""
+"""Who may call: keys, loopback names for a server without keys, and the origins that browsers may call from."""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 from aiohttp import web
 
 from server.errors import ApiError
+from server.keys import ANONYMOUS, Caller, KeyLimits, KeyRing
 
-ANONYMOUS = "anonymous"
 _UNGUARDED = frozenset({"/health", "/live"})
-
-
-class Keys:
-    """Maps a key to its tenant. Every key is compared on every call, each in constant time."""
-
-    def __init__(self, tenants: Mapping[str, str]) -> None:
-        self._entries = [(key.encode(), tenant) for key, tenant in tenants.items()]
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
-    def tenant(self, key: str) -> str | None:
-        given = key.encode("utf-8", "surrogateescape")
-        found = None
-        for known, tenant in self._entries:
-            if hmac.compare_digest(known, given):
-                found = tenant
-        return found
-
-
-def load_keys(keys: Sequence[str], path: str | None) -> Keys:
-    """Keys of the command line are tenants of their own (`key-1`, …); the file says `tenant key` on each line.
-
-    Raises ValueError, which never holds a key, for a file that says something else.
-    """
-    tenants = {key: f"key-{number}" for number, key in enumerate(keys, 1)}
-    if path is not None:
-        for number, line in enumerate(Path(path).read_text().splitlines(), 1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
-                continue
-            if len(words) != 2:
-                raise ValueError(f"{path}, line {number}: expected 'tenant key', found {len(words)} words")
-            tenant, key = words
-            tenants[key] = tenant
-    if "" in tenants:
-        raise ValueError("an API key must not be empty")
-    return Keys(tenants)
+_NOBODY = Caller(ANONYMOUS, ANONYMOUS, KeyLimits(lowest_priority=-(2**31)), operator=True)
 
 
 class Gate:
     """Decides on a request by its head alone, before a byte of its body is read."""
 
-    def __init__(self, keys: Keys, *, host: str, guard_metrics: bool, allowed_origins: Sequence[str]) -> None:
+    def __init__(
+        self,
+        keys: KeyRing,
+        *,
+        host: str,
+        guard_metrics: bool,
+        allowed_origins: Sequence[str],
+        static_paths: Collection[str] = (),
+    ) -> None:
         self._keys = keys
         self._check_host = not keys and is_loopback(host)
-        self._unguarded = _UNGUARDED if guard_metrics else _UNGUARDED | {"/metrics"}
+        self._unguarded = _UNGUARDED.union(static_paths, () if guard_metrics else ("/metrics",))
         self._origins = frozenset(allowed_origins)
 
-    @property
-    def lowest_priority(self) -> int | None:
-        """Tenants may not overtake each other by claiming a priority before everyone's default."""
-        return 0 if self._keys else None
-
-    def tenant(self, request: web.BaseRequest) -> str:
-        """The tenant of a request; raises 401 or 403."""
+    def caller(self, request: web.BaseRequest) -> Caller:
+        """Who sent a request; raises 401 or 403."""
         if self._check_host and not _is_loopback_name(request.headers.get("Host")):
             raise ApiError(
                 403,
@@ -77,14 +41,17 @@ class Gate:
                 "start it with --host or --api-key to serve other names.",
             )
         if not self._keys or request.path in self._unguarded:
-            return ANONYMOUS
-        scheme, _, key = request.headers.get("Authorization", "").strip().partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+            return _NOBODY
+        scheme, _, given = request.headers.get("Authorization", "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
             raise _unauthorized("This server needs an API key: send the header 'Authorization: Bearer <key>'.")
-        tenant = self._keys.tenant(key.strip())
-        if tenant is None:
+        key = self._keys.find(given.strip())
+        if key is None:
             raise _unauthorized("The API key is not one of this server's keys; check the Authorization header.")
-        return tenant
+        if self._keys.expired(key):
+            message = f"The API key '{key.caller.name}' has expired; ask the server's operator for a new one."
+            raise _unauthorized(message, "api_key_expired")
+        return key.caller
 
     def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
         origin = request.headers.get("Origin")
@@ -129,5 +96,16 @@ def _is_loopback_name(host: str | None) -> bool:
     return name.endswith(".localhost") or is_loopback(name)
 
 
-def _unauthorized(message: str) -> ApiError:
-    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+def check_operator(caller: Caller) -> None:
+    """For what shows more than one tenant's own."""
+    if not caller.operator:
+        raise ApiError(
+            403,
+            "permission_denied",
+            f"The API key '{caller.name}' is not an operator's: this is about all tenants. In the key file, "
+            "operator = true makes it one.",
+        )
+
+
+def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
+    return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})

@@ -22,7 +22,7 @@ from server.catalogue_store import StoredCatalogue, Upload, stored
 from server.context import CONTEXT, TENANT, Context
 from server.errors import ApiError, invalid, missing
 from server.generation import json_response
-from server.intake import BodyLimit, body_chunks
+from server.intake import BodyLimit, body_chunks, of_caller
 from server.names import is_name
 from server.wire import shorten
 
@@ -93,7 +93,7 @@ def check_head(http: web.Request, context: Context) -> None:
         _check_width(query.width, None if "Content-Encoding" in http.headers else http.content_length)
     if http.content_type != JSON:
         _required(query.name)
-    _limit(http, context).check(http.content_length or 0)
+    of_caller(http, _limit(http, context)).check(http.content_length or 0)
 
 
 def _limit(http: web.BaseRequest, context: Context) -> BodyLimit:

@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from engine.config import ServerConfig
+from server.admission import Admission
 from server.auth import Gate
 from server.catalogue_store import CatalogueStore
 from server.errors import ApiError
+from server.grammars import GrammarStore
 from server.interfaces import EngineLike, TextLike
+from server.keys import Caller
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.room import Room
 from server.stored import ResponseStore, RunningResponses
+from server.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,13 @@ class Context:
     config: ServerConfig
     leases: LeaseTimes
     gate: Gate
+    admission: Admission
+    tracing: Tracing
     metrics: Metrics
     model_names: tuple[str, ...]
     stored: ResponseStore
     catalogues: CatalogueStore
+    grammars: GrammarStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
     encoder: ThreadPoolExecutor  # for hidden states: much arithmetic on few requests
@@ -54,8 +61,10 @@ class Context:
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
 # Of a request, set by the middleware before any handler runs.
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
+FALLBACK_ID: web.RequestKey[str] = web.RequestKey("fallback_id", str)
 ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)
 
 

@@ -40,6 +40,7 @@ _TYPES = {
 _ENGINE_STATUS = {
     "invalid_value": 400,
     "context_length_exceeded": 400,
+    "grammar_too_large": 400,
     "retention_too_large": 400,
     "answer_too_large": 400,
     "continuation_parent_not_found": 404,
@@ -132,6 +133,14 @@ def from_engine(error: EngineError, param: str | None = None) -> ApiError:
     code = "draining" if error.code == "aborted" else error.code
     status = _ENGINE_STATUS.get(code, 500)
     return ApiError(status, code, error.message, param=error.param or param, details=error.details)
+
+
+def too_slow(seconds: float) -> ApiError:
+    return ApiError(
+        408,
+        "request_timeout",
+        f"The request did not arrive: nothing came for {seconds:g} s (--client-timeout) before it was complete.",
+    )
 
 
 def internal(answer_id: str) -> ApiError:

@@ -21,7 +21,7 @@ from engine.errors import EngineError
 from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, Retain, SamplingParams, TokenLogprob, Usage
 from server import leases, sampling
 from server.chunks import usage_event
-from server.context import ARRIVED, TENANT, Context
+from server.context import ARRIVED, CALLER, TENANT, Context
 from server.encoder_prompts import with_rules
 from server.errors import from_engine, invalid
 from server.extraction import release
@@ -180,20 +180,23 @@ class Terms:
     retain: Retain | None
     keep_record: bool
     default_tokens: int | None  # the endpoint's max_tokens; None: all the room there is
+    max_prompt_tokens: int | None  # of the key
 
 
 def terms_of(context: Context, http: web.Request, body: GenerationBody, default_tokens: int | None) -> Terms:
     """`timeout` counts from the request's arrival, whatever it has to wait for first."""
-    timeout = sampling.timeout_seconds(body.timeout)
+    limits = http[CALLER].limits
+    timeout = sampling.timeout_seconds(body.timeout, limits.max_timeout)
     return Terms(
         tenant=http[TENANT],
         name=None if body.request_id is None else check_name(body.request_id),
-        priority=sampling.priority(body.priority, context.gate.lowest_priority),
+        priority=sampling.priority(body.priority, limits.lowest_priority),
         deadline=None if timeout is None else http[ARRIVED] + timeout,
         cache_salt=body.cache_salt or "",
         retain=leases.retain(body, context.leases, default_tokens),
         keep_record=body.store is not False,
         default_tokens=default_tokens,
+        max_prompt_tokens=limits.max_prompt_tokens,
     )
 
 
@@ -212,6 +215,7 @@ def engine_requests(
     requests = []
     for index, prompt in enumerate(prompts):
         try:
+            sampling.check_prompt_len(len(prompt.token_ids), terms.max_prompt_tokens)
             fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, terms.default_tokens)
         except EngineError as error:
             raise from_engine(error, prompt.param) from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from server.context import CONTEXT, Context
-from server.errors import ApiError
+from server.context import CALLER, CONTEXT, Context
+from server.errors import ApiError, too_slow
 from server.wire import parse_object
+
+_PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +42,36 @@ async def read_object(request: web.Request, context: Context) -> dict[str, Any]:
 async def read_with_nulls(request: web.Request, context: Context) -> dict[str, Any]:
     """The JSON object of a request, where null says something."""
     check_head(request, context)
-    try:
-        data = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise body_limit(context).error() from None
-    except (web.HTTPException, ConnectionError):
-        raise
-    except Exception as error:
-        raise _broken() from error
-    return parse_object(data)
+    data = bytearray()
+    async for chunk in body_chunks(request, body_limit(context)):
+        data += chunk
+    return parse_object(bytes(data))
 
 
-async def body_chunks(request: web.BaseRequest, limit: BodyLimit) -> AsyncIterator[bytes]:
+async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[bytes]:
     """A body as it comes in."""
+    limit = of_caller(request, limit)
+    patience = request.app[CONTEXT].config.client_timeout
+    clock = asyncio.get_running_loop().time
+    due, progress = clock() + patience, 0
     chunks = request.content.iter_any()
     received = 0
     while True:
         try:
-            data = await anext(chunks)
+            async with asyncio.timeout_at(due):
+                data = await anext(chunks)
         except StopAsyncIteration:
             return
+        except TimeoutError:
+            raise too_slow(patience) from None
         except ConnectionError:
             raise
         except Exception as error:
             raise _broken() from error
         received += len(data)
+        progress += len(data)
+        if progress >= _PROGRESS_BYTES:
+            due, progress = clock() + patience, 0
         limit.check(received)
         yield data
 
@@ -82,12 +90,20 @@ def check_head(request: web.BaseRequest, context: Context) -> None:
             f"The Content-Type must be application/json, not {shown}; "
             "with curl add -H 'Content-Type: application/json', or use --json.",
         )
-    body_limit(context).check(request.content_length or 0)
+    of_caller(request, body_limit(context)).check(request.content_length or 0)
 
 
 def body_limit(context: Context) -> BodyLimit:
     most = context.config.max_body_mb
     return BodyLimit(int(most * 2**20), f"--max-body-mb {most:g}")
+
+
+def of_caller(request: web.BaseRequest, limit: BodyLimit) -> BodyLimit:
+    """The limit, or the key's own if that is smaller."""
+    most = request[CALLER].limits.max_body_mb
+    if most is None or most * 2**20 >= limit.num_bytes:
+        return limit
+    return BodyLimit(int(most * 2**20), f"max_body_mb {most:g} of this key")
 
 
 def expect_continue(
@@ -101,7 +117,7 @@ def expect_continue(
             message = "The only expectation this server meets is 'Expect: 100-continue'."
             return _closing(ApiError(417, "invalid_value", message))
         try:
-            context.gate.tenant(request)
+            request[CALLER] = context.gate.caller(request)
             if request.method in ("POST", "PUT", "PATCH"):
                 check(request, context)
         except ApiError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from engine.snapshot import Snapshot
 from engine.types import EngineLoad, ModelInfo, Parent, RecordEntry, Request, Sink
 
 if TYPE_CHECKING:
@@ -56,6 +57,26 @@ class EngineLike(Protocol):
 
     def load(self) -> EngineLoad: ...
 
+    def snapshot(self) -> Snapshot:
+        """Takes time in proportion to the blocks in use."""
+
+    def expect_tenants(self, count: int) -> None:
+        """So many may come: room is kept for those who have not yet."""
+
+    def num_waiting(self, tenant: str) -> int:
+        """Requests of the tenant that wait to run."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that came back from the device."""
+
+    async def probe(self) -> None:
+        """Returns when the device has passed everything that was launched before; never, if it hangs."""
+
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - the engine's to enforce
         """Takes no new work; True if everything that ran finished in time."""
 
@@ -78,8 +99,15 @@ class TokenizerLike(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def id_of(self, token: str) -> int | None:
+        """By its string in the vocabulary."""
+
 
 class ChatTemplateLike(Protocol):
+    @property
+    def tool_source(self) -> str:
+        """The template of requests with tools."""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from engine.hidden_values import ExtractedStates
 from engine.types import EngineLoad, Grade, GradeLoad, RequestStats, Source, StepStats
+from server.traffic import Traffic
 
 StatesOf = Literal["prompt", "completion"]
 
@@ -27,6 +28,7 @@ _FIRST_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 
 _REQUEST_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
                     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)  # fmt: skip
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _REASONS = ("stop", "length", "abort", "error")
 _SOURCES: tuple[Source, ...] = ("blocks", "host", "prefix_cache", "recompute")
@@ -87,6 +89,10 @@ class Metrics(Collector):
         self._request_generation = Histogram(_COUNTS)
         self._request_max_tokens = Histogram(_COUNTS)
         self._request_n = Histogram(_CHOICES)
+        self._iteration_tokens = Histogram(_STEP_TOKENS)
+        self._inference = Histogram(_REQUEST_SECONDS)
+        self._per_token = Histogram(_TOKEN_SECONDS)
+        self.traffic = Traffic()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -98,6 +104,7 @@ class Metrics(Collector):
         self._swapped_out += stats.swapped_out
         self._swapped_in += stats.swapped_in
         self._step.observe(stats.seconds)
+        self._iteration_tokens.observe(stats.prompt_tokens + stats.generated_tokens)
         for seconds in stats.first_token_seconds:
             self._first_token.observe(seconds)
         for seconds in stats.inter_token_seconds:
@@ -114,10 +121,25 @@ class Metrics(Collector):
         self._queue.observe(stats.queue_seconds)
         self._prefill.observe(stats.prefill_seconds)
         self._decode.observe(stats.decode_seconds)
+        self._inference.observe(stats.prefill_seconds + stats.decode_seconds)
+        if stats.completion_tokens > stats.n:
+            # Choices run side by side: each took this time for its part of the tokens.
+            self._per_token.observe(stats.decode_seconds * stats.n / (stats.completion_tokens - stats.n))
         self._request_prompt.observe(stats.prompt_tokens)
         self._request_generation.observe(stats.completion_tokens)
         self._request_max_tokens.observe(stats.max_tokens)
         self._request_n.observe(stats.n)
+
+    def figures(self) -> dict[str, Any]:
+        """Sums since the start, of which a watcher takes differences."""
+        return {
+            "generation_tokens": self._generation_tokens,
+            "prompt_tokens": self._prompt_tokens,
+            "inherited_tokens": self._inherited_tokens,
+            "preemptions": self._preemptions,
+            "first_token": {"bounds": self._first_token.bounds, "counts": list(self._first_token.counts)},
+            "inter_token": {"bounds": self._inter_token.bounds, "counts": list(self._inter_token.counts)},
+        }
 
     def on_states(self, states: ExtractedStates, of: StatesOf) -> None:
         """Hidden states have come from the engine, of an extraction or with a completion."""
@@ -140,6 +162,7 @@ class Metrics(Collector):
         yield from self._retained(load)
         yield from self._counters()
         yield from self._histograms()
+        yield from self.traffic.collect()
 
     def _gauges(self, load: EngineLoad) -> Iterator[Metric]:
         leases = load.retained.get("leased", GradeLoad()).records
@@ -148,6 +171,8 @@ class Metrics(Collector):
             ("vllm:num_requests_running", "Sequences that run.", load.running),
             ("vllm:num_requests_waiting", "Sequences that wait to run.", load.waiting),
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is full.", usage),
+            ("bequest:blocks", "Blocks of the cache.", load.usable_blocks),
+            ("bequest:blocks_used", "Blocks of the cache in use.", load.used_blocks),
             ("bequest:extractions_waiting", "Extractions that wait to run.", load.waiting_extractions),
             ("bequest:states_bytes", "Hidden states that are collected or being sent.", load.states_bytes),
             ("bequest:host_blocks", "Blocks of the host pool.", load.usable_host_blocks),
@@ -215,6 +240,9 @@ class Metrics(Collector):
             ("request_queue_time_seconds", "Waiting to run.", self._queue),
             ("request_prefill_time_seconds", "From running to the first token.", self._prefill),
             ("request_decode_time_seconds", "From the first token to the last.", self._decode),
+            ("request_inference_time_seconds", "From running to the end.", self._inference),
+            ("request_time_per_output_token_seconds", "Of a request, on average.", self._per_token),
+            ("iteration_tokens_total", "Tokens of a step.", self._iteration_tokens),
             ("request_prompt_tokens", "Prompt tokens of a request.", self._request_prompt),
             ("request_generation_tokens", "Generated tokens of a request.", self._request_generation),
             ("request_params_max_tokens", "max_tokens of a request.", self._request_max_tokens),

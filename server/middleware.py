@@ -1,4 +1,5 @@
-"""Around every handler: who calls, JSON errors whatever went wrong, and the headers of every answer."""
+"""Around every handler: who calls and what it may, JSON errors whatever went wrong, the headers of every answer, and
+what is counted, traced and logged of it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ import time
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from aiohttp.web_protocol import RequestHandler
 
 from engine.errors import EngineError
-from server.context import ANSWER_ID, ARRIVED, CONTEXT, TENANT
+from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
-from server.names import header_id, new_id
+from server.logs import CURRENT, request_id_of
+from server.names import new_id
 from server.sending import ReaderStopped
+from server.tracing import route_of
 from server.wire import shorten
 
 _log = logging.getLogger("bequest.server")
@@ -22,82 +24,93 @@ _log = logging.getLogger("bequest.server")
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     request[ARRIVED] = time.monotonic()
+    context = request.app[CONTEXT]
+    current = CURRENT.set(request)
+    status = 499  # the client left
     try:
-        gate = request.app[CONTEXT].gate
-        if preflight := gate.preflight(request):
-            return preflight
-        request[TENANT] = gate.tenant(request)
-        return await handler(request)
+        with context.tracing(request) as span:
+            try:
+                response = await _answer(request, handler)
+                status = response.status
+                return response
+            finally:
+                span.end(status, {"bequest.request_id": request_id_of(request)})
+    finally:
+        context.metrics.traffic.on_answer(request.method, route_of(request), status)
+        _log_answer(request, status)
+        CURRENT.reset(current)
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await _admitted(request, handler)
     except ApiError as error:
-        return error_response(error)
+        return error_response(request, error)
     except EngineError as error:
-        return error_response(from_engine(error))
+        return error_response(request, from_engine(error))
     except web.HTTPException as error:
-        return _from_http(request, error)
+        return error_response(request, _from_http(request, error))
     except ReaderStopped:
         request.app[CONTEXT].metrics.on_dropped_reader()
         raise
     except ConnectionError:
         raise  # the client is gone: there is nobody to answer
     except Exception:
-        answer_id = request.get(ANSWER_ID) or new_id("req-")
-        request[ANSWER_ID] = answer_id
-        _log.exception("%s %s failed (%s)", request.method, request.path, answer_id)
+        answer_id = request[ANSWER_ID] = request.get(ANSWER_ID) or new_id("req-")
+        _log.exception("%s %s failed (%s)", request.method, request.rel_url.raw_path, answer_id)
         if request.writer.output_size > 0:
             raise ConnectionResetError("the answer has begun, it can only be cut off") from None
-        return error_response(internal(answer_id))
+        return error_response(request, internal(answer_id))
 
 
-def error_response(error: ApiError) -> web.Response:
+async def _admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    if preflight := context.gate.preflight(request):
+        return preflight
+    caller = request[CALLER] = context.gate.caller(request)
+    request[TENANT] = caller.tenant
+    if request.method != "POST" or request.path.endswith("/cancel"):
+        return await handler(request)
+    with context.admission.admitted(caller, context.engine.num_waiting):
+        return await handler(request)
+
+
+def error_response(request: web.Request, error: ApiError) -> web.Response:
+    request.app[CONTEXT].metrics.traffic.on_error(
+        request_id_of(request), f"{request.method} {route_of(request)}", error.status, error.code, error.message
+    )
     response = error.response()
-    if error.status == 413:
+    if error.status in (408, 413):
         response.force_close()  # what is left of the body is not worth reading
     return response
 
 
+def _log_answer(request: web.Request, status: int) -> None:
+    """Work at level info; what watchers ask all the time below that."""
+    level = logging.INFO if request.method != "GET" or status >= 500 else logging.DEBUG
+    if not _log.isEnabledFor(level):
+        return
+    seconds = time.monotonic() - request[ARRIVED]
+    path, caller = request.rel_url.raw_path, request.get(CALLER)
+    fields = {"method": request.method, "path": path, "status": status, "seconds": round(seconds, 6)}
+    extra = {**fields, "key": caller.name if caller else None, "tenant": caller.tenant if caller else None}
+    _log.log(level, "%s %s %d in %.3f s", request.method, shorten(path, 200), status, seconds, extra=extra)
+
+
 async def common_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Runs before each answer's head is sent."""
-    own = header_id(request.headers.get("X-Request-Id"))
-    response.headers["X-Request-Id"] = own or request.get(ANSWER_ID) or new_id("req-")
+    response.headers["X-Request-Id"] = request_id_of(request)
     response.headers["Server"] = "bequest"
     response.headers.update(request.app[CONTEXT].gate.cors_headers(request))
 
 
-def _from_http(request: web.Request, error: web.HTTPException) -> web.Response:
+def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
     """The router's own refusals."""
     path = shorten(request.path, 200)
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.method} is not possible on {path}; use {allowed}."
-        return ApiError(405, "method_not_allowed", message, headers={"Allow": allowed}).response()
+        return ApiError(405, "method_not_allowed", message, headers={"Allow": allowed})
     if error.status == 404:
-        return ApiError(404, "unknown_url", f"There is nothing at {request.method} {path}.").response()
-    return ApiError(error.status, "invalid_value", f"{error.reason}.").response()
-
-
-class JsonProtocol(RequestHandler):
-    """Answers what never becomes a request (a malformed head, for example) in JSON too."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun, it can only be cut off") from exc
-        if status >= 500:
-            answer_id = new_id("req-")
-            _log.error("request failed (%s)", answer_id, exc_info=exc)
-            error = internal(answer_id)
-        else:
-            error = ApiError(status, "invalid_value", "The request is not valid HTTP/1.1.")
-            answer_id = new_id("req-")
-        response = error.response()
-        response.headers["X-Request-Id"] = answer_id
-        response.headers["Server"] = "bequest"
-        response.force_close()
-        return response
+        return ApiError(404, "unknown_url", f"There is nothing at {request.method} {path}.")
+    return ApiError(error.status, "invalid_value", f"{error.reason}.")

@@ -23,7 +23,8 @@ _EPILOG = """\
   bequest serve                          the embedded model on http://127.0.0.1:8000
   bequest serve path/to/model --port 80  a Hugging Face directory or a .gguf file
   bequest serve --help                   every option
-  bequest bench two-stage                measure a running server"""
+  bequest bench two-stage                measure a running server
+  bequest install-service --port 80      a systemd unit that serves with these flags"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,12 +81,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "bequest", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"bequest {installed_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="serve | bench", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="serve | bench | install-service", title="commands")
     # Absent flags stay absent, so that the file's values show through.
     serve = commands.add_parser(
         "serve", help="load a model and serve it", argument_default=argparse.SUPPRESS, description=_DESCRIPTION
     )
     commands.add_parser("bench", help="measure a running server")  # its arguments go to bench/: see __main__
+    commands.add_parser("install-service", help="write a systemd unit")  # likewise: server/service.py
     serve.add_argument("model", nargs="?", metavar="MODEL", help=_help(options_of(EngineConfig)[0]))
     serve.add_argument("--config", metavar="FILE.toml", help="options from a file; flags win over it")
     for title, config in (("server", ServerConfig), ("model and engine", EngineConfig)):

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 from engine.encoder import EncoderInfo
 from engine.errors import EngineError
 from engine.text import ChatTemplate, no_template_error
+from engine.text.fill_in import fill_in_tokens
 from server.context import Context
 from server.encoder_prompts import check_forms, decoder_ids, encoder_input
-from server.errors import from_engine, invalid
+from server.errors import from_engine, invalid, unsupported
 from server.extension import Conversation
 from server.generation import Prompt, check_not_empty, truncated
 from server.interfaces import ChatTemplateLike
 from server.messages import conversation, text_length
 from server.prompt_forms import Form, Piece, read_forms
 from server.sampling import check_ids, context_exceeded
+from server.tools import chat_tools
 from server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
@@ -70,12 +72,31 @@ async def plain_prompts(
             check_ids(piece.given, context.engine.info.vocab_size, piece.param, hint)
         elif body.truncate_prompt_tokens is None:
             check_length(context, piece.given, encoder, piece.param)
-    special = True if body.add_special_tokens is None else body.add_special_tokens
+    gap = await _gap(context, body)
+    special = (True if body.add_special_tokens is None else body.add_special_tokens) and gap is None
     tokens = await _tokens(context, pieces, special)
     if encoder is None:
-        prompts = [_completion_prompt(context, body, p.given, ids) for p, ids in zip(pieces, tokens, strict=True)]
+        whole = tokens if gap is None else list(map(gap, tokens))
+        prompts = [_completion_prompt(context, body, p.given, ids) for p, ids in zip(pieces, whole, strict=True)]
         return [check_not_empty(prompt, piece.param) for prompt, piece in zip(prompts, pieces, strict=True)]
     return await _encoder_prompts(context, encoder, body, forms, tokens)
+
+
+async def _gap(context: Context, body: CompletionBody) -> Callable[[list[int]], list[int]] | None:
+    """With `suffix`: from the tokens of a prompt to those of a prompt whose answer stands between the two."""
+    if not body.suffix:
+        return None
+    tokenizer = context.text.tokenizer
+    marks = fill_in_tokens(tokenizer.id_of)
+    if marks is None:
+        message = "`suffix` cannot be used here: this model has no tokens for filling in the middle. Leave it out."
+        raise unsupported("suffix", message)
+    if body.echo:
+        raise invalid("`echo` cannot be used with `suffix`: the prompt does not end where the answer begins.", "echo")
+    check_length(context, body.suffix)
+    [after] = await encode(context, [body.suffix], add_special_tokens=False)
+    begin = [] if body.add_special_tokens is False else tokenizer.encode("", add_special_tokens=True)
+    return lambda before: marks.prompt(begin, before, after)
 
 
 async def _encoder_prompts(
@@ -118,16 +139,18 @@ class TemplateUse:
     kwargs: Mapping[str, Any]
     opened: bool  # the answer's turn is opened after the last message
     continued: bool  # the last message is the beginning of the answer
+    tools: Sequence[Mapping[str, Any]] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         text = self.template.render(
             messages,
             add_generation_prompt=self.opened,
             continue_final_message=self.continued,
+            tools=self.tools,
             template=self.source,
             **self.kwargs,
         )
-        return Conversation(tuple(messages), text, self.source, self.kwargs, continued=self.continued)
+        return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
 
 
 def template_use(
@@ -141,7 +164,10 @@ def template_use(
             "messages",
         )
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
+    choice = body.tool_choice if isinstance(body, ChatBody) else None
+    tools: Sequence[Mapping[str, Any]] | None = chat_tools(body.tools, choice, None).for_template()
     if before is not None:
+        tools = before.tools if body.tools is None else tools
         source, kwargs = source or before.template, {**before.template_kwargs, **kwargs}
     template = context.text.chat_template
     if template is None:
@@ -158,7 +184,7 @@ def template_use(
         )
     if continued and last_role != "assistant":
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
-    return TemplateUse(template, source, kwargs, opened, continued)
+    return TemplateUse(template, source, kwargs, opened, continued, tools)
 
 
 async def rendered_chat(

@@ -177,15 +177,26 @@ def between(param: str, value: float, low: float, high: float) -> None:
         raise invalid(f"`{param}` must be between {low:g} and {high:g}, not {value:g}.", param)
 
 
-def timeout_seconds(value: float | None) -> float | None:
-    if value is not None and not 0 < value <= MAX_TIMEOUT:
-        raise invalid(f"`timeout` must be above 0 and at most {MAX_TIMEOUT:g} seconds, not {value:g}.", "timeout")
-    return value
+def timeout_seconds(value: float | None, keys: float | None) -> float | None:
+    """What a request asks for, or its key's own: the most that the key may have."""
+    most = MAX_TIMEOUT if keys is None else keys
+    if value is not None and not 0 < value <= most:
+        where = "" if keys is None else " with this key"
+        raise invalid(f"`timeout` must be above 0 and at most {most:g} seconds{where}, not {value:g}.", "timeout")
+    return keys if value is None else value
 
 
-def priority(value: int | None, lowest: int | None) -> int:
+def check_prompt_len(prompt_len: int, keys: int | None) -> None:
+    """The key's own limit, told as the model's is."""
+    if keys is not None and prompt_len > keys:
+        raise ContextLengthExceeded(
+            f"This key's maximum context length is {keys} prompt tokens; the prompt is too long: {prompt_len} tokens.",
+            details={"max_prompt_tokens": keys, "prompt_tokens": prompt_len},
+        )
+
+
+def priority(value: int | None, least: int) -> int:
     number = value or 0
-    least = -(2**31) if lowest is None else lowest
     if not least <= number < 2**31:
         raise invalid(
             f"`priority` must be at least {least} for this key and below {2**31}, not {shorten(str(number))}; "

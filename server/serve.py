@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,11 +22,13 @@ from aiohttp import web
 from engine.config import ServerConfig
 from engine.errors import ModelError
 from server.app import AppRunner, make_app
-from server.auth import Keys, is_loopback, load_keys
+from server.auth import is_loopback
 from server.interfaces import EngineLike, TextLike
+from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.loading import loading_front
 from server.metrics import Metrics
+from server.systemd import Notifier, inherited_socket, keep_informed
 
 _log = logging.getLogger("bequest")
 
@@ -39,23 +40,19 @@ _BACKLOG = 2048  # connections that arrive at once; a refused one costs its clie
 _LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
 
 
-def configure_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
-    )
-
-
 async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     """Runs the server to its end; returns the exit code."""
     began = time.monotonic()
     try:
-        keys = load_keys(_all_keys(config), config.api_keys)
-        listener = _bind(config)
+        keys = KeyRing(_all_keys(config), config.api_key_file)
+        listener = inherited_socket(os.environ) or _bind(config)
     except (ValueError, OSError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
+    notifier = Notifier(os.environ)
     with listener:
         metrics = Metrics()
+        notifier.status("loading the model")
         try:
             async with loading_front(listener):
                 engine, text = await load(metrics)
@@ -65,23 +62,31 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
         _raise_file_limit()
         _warn_if_open(config, keys)
-        runner = AppRunner(make_app(engine, text, config, leases, keys, metrics))
+        app = make_app(engine, text, config, leases, keys, metrics)
+        engine.expect_tenants(keys.num_tenants)
+        runner = AppRunner(app, client_timeout=config.client_timeout)
         await runner.setup()
+        informing: asyncio.Future[None] | None = None
         try:
             await web.SockSite(runner, listener, backlog=_BACKLOG).start()
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
-            return await _until_end(engine, config.drain_timeout)
+            notifier.ready(_status(engine))
+            informing = asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine)))
+            return await _until_end(engine, keys, notifier, config.drain_timeout)
         finally:
+            if informing is not None:
+                informing.cancel()
             await engine.stop()  # tells what still runs, so that its streams end with an error and not with a cut
             await runner.cleanup()
 
 
-async def _until_end(engine: EngineLike, drain_timeout: float) -> int:
+async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drain_timeout: float) -> int:
     """Waits for a signal or the engine's death, and for what has to follow it."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, _reload, keys, engine, notifier)
     death = asyncio.ensure_future(engine.wait_dead())
     called = asyncio.ensure_future(signals.get())
     draining: asyncio.Future[bool] | None = None
@@ -89,11 +94,13 @@ async def _until_end(engine: EngineLike, drain_timeout: float) -> int:
         await asyncio.wait({death, called}, return_when=asyncio.FIRST_COMPLETED)
         if not death.done():
             _log.info("%s: draining for up to %g s", called.result().name, drain_timeout)
+            notifier.stopping(f"draining {engine.num_open} requests for up to {drain_timeout:g} s")
             draining = asyncio.ensure_future(engine.drain(drain_timeout))
             called = asyncio.ensure_future(signals.get())
             await asyncio.wait({death, called, draining}, return_when=asyncio.FIRST_COMPLETED)
         if death.done():
             _log.error("the engine died: %r", death.result())
+            notifier.stopping(f"the engine died: {death.result()!r}")
             await asyncio.sleep(_LAST_ANSWERS)
             return EXIT_FAILED
         if called.done():
@@ -108,8 +115,35 @@ async def _until_end(engine: EngineLike, drain_timeout: float) -> int:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _status(engine: EngineLike) -> str:
+    load = engine.load()
+    used = 100 * load.used_blocks / max(load.usable_blocks, 1)
+    return f"{engine.state}: {load.running} sequences run, {load.waiting} wait, {used:.0f}% of the cache is in use"
+
+
+def _reload(keys: KeyRing, engine: EngineLike, notifier: Notifier) -> None:
+    notifier.reloading()
+    try:
+        _read_keys_again(keys)
+        engine.expect_tenants(keys.num_tenants)
+    finally:
+        notifier.send("READY=1")
+
+
+def _read_keys_again(keys: KeyRing) -> None:
+    if keys.path is None:
+        _log.info("SIGHUP: there is no --api-key-file to read again")
+        return
+    try:
+        keys.reload()
+    except (ValueError, OSError) as error:
+        _log.error("SIGHUP: the keys stay as they were: %s", error)
+    else:
+        _log.info("SIGHUP: %d keys", len(keys))
 
 
 def _all_keys(config: ServerConfig) -> list[str]:
@@ -142,6 +176,6 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _warn_if_open(config: ServerConfig, keys: Keys) -> None:
+def _warn_if_open(config: ServerConfig, keys: KeyRing) -> None:
     if not keys and not is_loopback(config.host):
         _log.warning("listening on %s without keys: whoever reaches this address may use the model", config.host)

@@ -121,7 +121,7 @@ class CpuRunner:
         logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
         if len(rows) < len(which):
             logits = logits[torch.from_numpy(which)]  # [N, V]
-        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs)
+        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
         return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
 
     def _prompt_logprobs(self, spec: PromptLogprobSpec, hidden: torch.Tensor, read: ReadTokens | None) -> LogprobArrays:

@@ -234,6 +234,28 @@ def test_runs_spare_as_many_keys_as_they_can() -> None:
     assert shared == {0: 1024, 4: 1024, 7: 320}
 
 
+def most_spared(common: tuple[int, ...]) -> int:
+    """Keys that the best cut of neighbours into runs spares; common[i] of sequences i and i + 1."""
+    best = [0]
+    for end in range(1, len(common) + 2):
+        runs = (best[first] + min(common[first : end - 1]) * (end - 1 - first) for first in range(end - 1))
+        best.append(max(best[end - 1], *runs, 0))
+    return best[-1]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_cut_into_runs_spares_more(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    common = [128 * int(rng.integers(0, 9)) for _ in range(rng.integers(1, 12))]
+    lens = [(1, 1200)] * (len(common) + 1)
+    shape = Shape(num_q_heads=8, num_kv_heads=8, multiprocessors=4)  # tiles hold all of a run
+    tables = shared_tables(rng, lens, [0, *common])
+    found = build(shape, lens, tables)
+    check_cover(shape, lens, found, tables)
+    read = sum(item.kv_end - item.kv_begin for item in found.decode)
+    assert 1200 * len(lens) - read == most_spared(tuple(common))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_sharing(seed: int) -> None:
     rng = np.random.default_rng(seed)

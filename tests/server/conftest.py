@@ -12,7 +12,7 @@ from aiohttp import web
 
 from engine.config import ServerConfig
 from server.app import AppRunner, make_app
-from server.auth import load_keys
+from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from tests.server.fakes import FakeEngine, FakeText
@@ -31,8 +31,9 @@ async def start() -> AsyncIterator[Starter]:
         engine = engine or FakeEngine()
         text, metrics = FakeText(), Metrics()
         settings = ServerConfig(**config)
-        keys = load_keys(settings.api_key, settings.api_keys)
-        runner = AppRunner(make_app(engine, text, settings, LEASES, keys, metrics), shutdown_timeout=0.1)
+        keys = KeyRing(settings.api_key, settings.api_key_file)
+        app = make_app(engine, text, settings, LEASES, keys, metrics)
+        runner = AppRunner(app, shutdown_timeout=0.1, client_timeout=settings.client_timeout)
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))
         await web.SockSite(runner, listener).start()

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
 from engine.extraction import ExtractionLimits
+from engine.snapshot import OpenRequest, Snapshot
 from engine.types import ChoiceDelta, Delta, EngineLoad, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from tests.server.fake_records import FakeRecords
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, FakeStates
@@ -23,12 +26,18 @@ class ByteTokenizer:
     max_chars_per_token = 4
     special_ids = frozenset({BOS, EOS})
 
+    def __init__(self) -> None:
+        self.added: dict[str, int] = {}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+    def id_of(self, token: str) -> int | None:
+        return self.added.get(token)
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -39,6 +48,8 @@ class ByteTokenizer:
 
 class PlainTemplate:
     """One line per message."""
+
+    tool_source = ""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -97,6 +108,10 @@ class FakeEngine(FakeRecords):
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.runs: dict[str, Run] = {}
+        self.num_steps = 0
+        self.expected_tenants = 0
+        self.device_works = asyncio.Event()
+        self.device_works.set()
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -142,8 +157,29 @@ class FakeEngine(FakeRecords):
         self.runs.clear()
         self.died.set_result(RuntimeError("device fault"))
 
+    def snapshot(self) -> Snapshot:
+        empty = np.zeros(3, np.uint8)
+        requests = tuple(
+            OpenRequest(r.id, r.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
+            for r in (run.request for run in self.runs.values())
+        )
+        return Snapshot(16, empty, empty, requests)
+
+    def expect_tenants(self, count: int) -> None:
+        self.expected_tenants = count
+
+    def num_waiting(self, tenant: str) -> int:
+        return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)
+
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0, 0)
+
+    @property
+    def num_open(self) -> int:
+        return len(self.runs)
+
+    async def probe(self) -> None:
+        await self.device_works.wait()
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109
         self.state = "draining"

@@ -275,8 +275,8 @@ async def test_a_name_that_is_taken(front: Front) -> None:
 
 async def test_tenants_do_not_see_each_other(start: Starter, tmp_path: Any) -> None:
     file = tmp_path / "keys"
-    file.write_text("one key-1\ntwo key-2\n")
-    front = await start(api_keys=str(file))
+    file.write_text('keys = [{name = "one", key = "key-1"}, {name = "two", key = "key-2"}]')
+    front = await start(api_key_file=str(file))
     one, two = ({"Authorization": f"Bearer key-{i}"} for i in (1, 2))
     answer, _ = await front.post(PATH, {"name": "x", "items": [[1]]}, headers=one)
     assert answer.status == 200

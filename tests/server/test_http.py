@@ -36,7 +36,7 @@ async def raw_exchange(front: Front, head: str, body: bytes = b"") -> tuple[byte
         ("GET", "/nothing", 404, "unknown_url"),
         ("GET", "/v1/models/", 404, "unknown_url"),
         ("GET", "/V1/models", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/nothing", 404, "unknown_url"),
         ("GET", "/v1/models/gpt-5", 404, "model_not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/chat/completions", 405, "method_not_allowed"),
@@ -277,8 +277,9 @@ async def test_metrics(front: Front) -> None:
 
 async def test_keys(start: Starter, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# tenants\nacme sk-acme\nacme sk-spare\n\nzeta sk-zeta\n")
-    front = await start(api_key=["sk-main"], api_keys=str(file))
+    names = (("one", "acme", "sk-acme"), ("two", "acme", "sk-spare"), ("three", "zeta", "sk-zeta"))
+    file.write_text("".join(f'[[keys]]\nname = "{n}"\ntenant = "{t}"\nkey = "{k}"\n' for n, t, k in names))
+    front = await start(api_key=["sk-main"], api_key_file=str(file))
     for key, tenant in (("sk-main", "key-1"), ("sk-acme", "acme"), ("sk-spare", "acme"), ("sk-zeta", "zeta")):
         await front.client(api_key=key).completions.create(model="fake/model", prompt="a")
         assert front.engine.submitted[-1].tenant == tenant

@@ -177,8 +177,8 @@ async def test_the_store_is_bounded_by_bytes(start: Starter) -> None:
 
 async def test_tenants_see_their_own(start: Starter, tmp_path: Any) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("one key-one\ntwo key-two\n")
-    front = await start(api_keys=str(keys))
+    keys.write_text('keys = [{name = "one", key = "key-one"}, {name = "two", key = "key-two"}]')
+    front = await start(api_key_file=str(keys))
     ours, theirs = front.strict(api_key="key-one"), front.strict(api_key="key-two")
     made = await ours.responses.create(model="fake/model", input="hi")
     for call in (theirs.responses.retrieve, theirs.responses.delete, theirs.responses.cancel):

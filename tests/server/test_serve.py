@@ -129,14 +129,14 @@ async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: P
         raise ModelError("model.safetensors: tensor x is missing")
 
     keys = tmp_path / "keys"
-    keys.write_text("only-a-tenant\n")
+    keys.write_text("limits = {}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for config, message in (
             (ServerConfig(port=0), "tensor x is missing"),
             (ServerConfig(port=port), f"cannot listen on 127.0.0.1:{port}: Address already in use"),
-            (ServerConfig(port=0, api_keys=str(keys)), "line 1: expected 'tenant key', found 1 words"),
-            (ServerConfig(port=0, api_keys="/nowhere"), "No such file"),
+            (ServerConfig(port=0, api_key_file=str(keys)), "missing required field `keys`"),
+            (ServerConfig(port=0, api_key_file="/nowhere"), "No such file"),
         ):
             caplog.clear()
             assert await serve(config, LEASES, load) == 1

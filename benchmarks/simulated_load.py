@@ -1,0 +1,179 @@
+"""The scheduler under load, on a clock that is only counted: what its decisions alone do to waiting times.
+
+    python -m benchmarks.simulated_load [--seconds 120]
+
+A step takes 8 ms and 40 µs per token, as on some device; two are in flight, as in the engine. The same figures as
+benchmarks/overload.py gives of a whole server, but the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.build import CacheSizes, make_scheduler
+from engine.outputs import ChoiceOutput
+from engine.results import apply_result
+from engine.scheduler import SchedulerLimits, pack_salt
+from engine.sequence import Group
+from engine.step import Launch
+from engine.types import Request, SamplingParams, StepResult
+
+SLOTS, QUEUE, BUDGET = 32, 128, 256
+DEPTH = 2
+PROMPT, OUTPUT = (16, 120), (16, 80)  # tokens; from, to
+
+
+def step_seconds(num_tokens: int) -> float:
+    return 0.008 + 40e-6 * num_tokens
+
+
+@dataclass
+class Figures:
+    """Of one tenant."""
+
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    answered: int = 0
+    refused: int = 0
+
+    def p99(self, values: list[float]) -> float:
+        return float(np.percentile(values, 99))
+
+
+class Simulation:
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.figures: dict[str, Figures] = {}
+        self._draw = random.Random(seed)
+        self._scheduler = make_scheduler(
+            SchedulerLimits(SLOTS, BUDGET, prefix_caching=False), CacheSizes(16, 4000), (), wall=lambda: self.now
+        )
+        self._launched: deque[tuple[Launch, float]] = deque()  # with the time at which the device is done
+        self._arrivals: list[tuple[float, int, str]] = []  # heap
+        self._numbers = itertools.count(1)
+        self._free_at = 0.0  # when the device has done what is launched
+
+    def expect_tenants(self, count: int) -> None:
+        self._scheduler.waiting.expected_tenants = count
+
+    def arrive(self, tenant: str, rate: float, seconds: float) -> None:
+        """Requests of a tenant at random times from now on."""
+        at, end = self.now, self.now + seconds
+        while (at := at + self._draw.expovariate(rate)) < end:
+            heapq.heappush(self._arrivals, (at, next(self._numbers), tenant))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self._admit()
+            while len(self._launched) < DEPTH and (launch := self._scheduler.plan(self.now)) is not None:
+                self._free_at = max(self._free_at, self.now) + step_seconds(launch.plan.num_tokens)
+                self._launched.append((launch, self._free_at))
+            coming = self._arrivals[0][0] if self._arrivals else end
+            done = self._launched[0][1] if self._launched else end
+            self.now = min(coming, done, end)
+            if self._launched and done <= self.now:
+                self._apply(self._launched.popleft()[0])
+
+    def _admit(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self.now:
+            _, number, tenant = heapq.heappop(self._arrivals)
+            figures = self.figures.setdefault(tenant, Figures())
+            if not self._scheduler.waiting.has_room(tenant, QUEUE):
+                figures.refused += 1
+                continue
+            prompt = tuple(self._draw.randrange(1000) for _ in range(self._draw.randint(*PROMPT)))
+            params = SamplingParams(max_tokens=self._draw.randint(*OUTPUT), temperature=0)
+            request = Request(f"r{number}", tenant, prompt, params, keep_record=False)
+            group = Group(request, lambda _: None, 0, number, arrived_at=self.now)
+            self._scheduler.retention.open(group, pack_salt(tenant, ""))
+            self._scheduler.add(group, ChoiceOutput(request, 0, None))
+
+    def _apply(self, launch: Launch) -> None:
+        rows = len(launch.plan.sample_tokens)
+        before = {s: s.last_token_at for s in launch.sampled}
+        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
+        applied = apply_result(self._scheduler, launch, result, (), self.now)
+        for sequence, last in before.items():
+            figures = self.figures[sequence.group.request.tenant]
+            if sequence.last_token_at == self.now:
+                if last:
+                    figures.between.append(self.now - last)
+                else:
+                    figures.first.append(self.now - sequence.group.arrived_at)
+        for group in applied.moved:
+            if group.finished and not group.closed:
+                self._scheduler.close(group)
+                self._scheduler.retention.close(group, True, self.now)
+                self.figures[group.request.tenant].answered += 1
+
+
+def capacity(seconds: float) -> float:
+    """Requests per second that can be answered."""
+    world = Simulation(0)
+    world.arrive("all", 1000.0, seconds)
+    world.run(seconds)
+    return world.figures["all"].answered / seconds
+
+
+def loaded(seconds: float, **rates: float) -> dict[str, Figures]:
+    """Tenants that send at these rates."""
+    world = Simulation(1)
+    world.expect_tenants(len(rates))
+    for tenant, rate in rates.items():
+        world.arrive(tenant, rate, seconds)
+    world.run(seconds)
+    return world.figures
+
+
+@dataclass(frozen=True)
+class Ratios:
+    inter_token: float  # p99 at twice the capacity, by that at half of it
+    light_first: float  # a light tenant's p99 beside one that sends twice the capacity, by that beside half
+    refused: int  # at twice the capacity
+    light_refused: int
+
+
+def ratios(seconds: float) -> Ratios:
+    most = capacity(seconds / 4)
+    half, twice = (loaded(seconds, one=most * part)["one"] for part in (0.5, 2.0))
+    calm = loaded(seconds, heavy=most * 0.4, light=most * 0.1)["light"]
+    crowded = loaded(seconds, heavy=most * 2.0, light=most * 0.1)["light"]
+    return Ratios(
+        inter_token=twice.p99(twice.between) / half.p99(half.between),
+        light_first=crowded.p99(crowded.first) / calm.p99(calm.first),
+        refused=twice.refused,
+        light_refused=crowded.refused,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120, help="of each load, on the counted clock")
+    seconds = parser.parse_args().seconds
+    most = capacity(seconds / 4)
+    print(f"capacity {most:.1f} requests/s")
+    print(f"{'load':>34}{'answered':>10}{'429':>8}{'itl p50':>9}{'itl p99':>9}{'ttft p50':>10}{'ttft p99':>10}  ms")
+    for name, rates in {
+        "half of capacity": {"one": most * 0.5},
+        "twice the capacity": {"one": most * 2},
+        "light alone": {"light": most * 0.1},
+        "light, half loaded": {"light": most * 0.1, "heavy": most * 0.4},
+        "light, overloaded": {"light": most * 0.1, "heavy": most * 2},
+    }.items():
+        for tenant, seen in loaded(seconds, **rates).items():
+            times = (np.percentile(values, q) * 1e3 for values in (seen.between, seen.first) for q in (50, 99))
+            shown = "".join(f"{time:{width}.1f}" for time, width in zip(times, (9, 9, 10, 10), strict=True))
+            print(f"{name + ': ' + tenant:>34}{seen.answered:>10}{seen.refused:>8}{shown}")
+    print(ratios(seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Clients that are slow, silent, many, greedy or random; and a process that is told to end in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from server import protocol
+from server.app import ROUTES
+from server.wire import ChatBody, CompletionBody, ResponseBody
+from tests.server.conftest import Starter
+from tests.server.fakes import PIECES
+from tests.server.front import Front
+
+ROOT = Path(__file__).parent.parent.parent
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+async def everything(front: Front, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """What the server answers until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(pause)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+# --- slow and silent ---------------------------------------------------------------------------------------------
+
+
+async def test_a_head_that_never_ends(start: Starter) -> None:
+    front = await start(client_timeout=0.1)
+    answer = await everything(front, *(bytes([byte]) for byte in HEAD[:8]), pause=0.005)
+    assert answer.startswith(b"HTTP/1.1 408 ") and orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+    assert await everything(front) == b"", "who says nothing hears nothing"
+
+
+async def test_a_second_head_that_never_ends(start: Starter) -> None:
+    front = await start(client_timeout=0.1)
+    first = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = await everything(front, first, HEAD, pause=0.02)
+    assert answer.count(b"HTTP/1.1") == 2 and b"408" in answer
+
+
+async def test_a_body_that_never_ends(start: Starter) -> None:
+    front = await start(client_timeout=0.1)
+    head = HEAD + b"Content-Length: 1000\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for piece in (head, *[b" "] * 8):
+        writer.write(piece)
+        await asyncio.sleep(0.005)
+    assert await reader.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
+    assert b'"request_timeout"' in await reader.readuntil(b"}}")
+    writer.close()
+    assert not front.engine.submitted
+
+
+async def test_a_slow_but_steady_body_arrives(start: Starter) -> None:
+    front = await start(client_timeout=0.1)
+    body = json.dumps({"prompt": "a", "user": "x" * 200_000}).encode()
+    pieces = [body[i : i + 20_000] for i in range(0, len(body), 20_000)]
+    head = HEAD + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    assert (await everything(front, head, *pieces, pause=0.03)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_client_that_never_reads_is_one_that_left(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same option of the kernel's ends connections whose client vanished without a word."""
+    monkeypatch.setattr(protocol, "_UNREAD", 0.3)
+    front = await start()
+    front.engine.held = True
+    raw = await front.connect({"prompt": "a", "max_tokens": 7, "stream": True, "n": 100, "logprobs": 5}, limit=2**12)
+    raw.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    await front.until(lambda: len(front.engine.runs) == 1)
+    request_id = next(iter(front.engine.runs))
+    run = front.engine.runs[request_id]
+    run.deltas = itertools.repeat(next(run.deltas))
+    for _ in range(400):
+        front.engine.advance()
+        await asyncio.sleep(0.005)
+        if not front.engine.runs:
+            break
+    await front.until(lambda: request_id in front.engine.aborted)
+    await raw.close()
+
+
+# --- many and greedy ---------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_streams_at_once(start: Starter) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip("too few descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    front = await start()
+    front.engine.held = True
+    streams = [await front.connect({"prompt": "a", "stream": True}) for _ in range(1000)]
+    await front.until(lambda: len(front.engine.runs) == 1000)
+    for _ in PIECES:
+        front.engine.advance()
+        await asyncio.sleep(0)
+    text = "".join(PIECES)
+    for stream in streams:
+        body = await stream.reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+        events = re.findall(rb"data: (\{.*\})", body)
+        assert "".join(orjson.loads(event)["choices"][0]["text"] for event in events) == text
+    for stream in streams:
+        await stream.close()
+    await front.settle()
+    assert not front.engine.aborted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_body_of_100_mb(front: Front) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(HEAD + b"Content-Length: 104857600\r\n\r\n")
+    assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n", "without reading it"
+    writer.close()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield bytes(2**20)
+
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with front.http.post(front.url + "/v1/completions", data=chunks(), headers=headers) as answer:
+            assert answer.status == 413
+    except ConnectionError:
+        pass  # it was answered and closed while the rest was on its way
+    assert (await front.post("/v1/completions", {"prompt": "a"}))[0].status == 200
+
+
+async def test_choices_and_logprobs_at_their_caps(front: Front) -> None:
+    most = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 7, "return_token_ids": True}
+    answer, body = await front.post("/v1/completions", most)
+    assert answer.status == 200 and len(body["choices"]) == 128
+    assert len(body["choices"][0]["logprobs"]["tokens"]) == 7
+    for field, value in (("n", 129), ("logprobs", 21)):
+        answer, body = await front.post("/v1/completions", {**most, field: value})
+        assert answer.status == 400 and body["error"]["param"] == field
+    prompts = {**most, "prompt": ["a"] * 200, "max_tokens": 500}
+    answer, body = await front.post("/v1/completions", prompts)
+    assert answer.status == 400 and body["error"]["code"] == "answer_too_large"
+
+
+# --- random ------------------------------------------------------------------------------------------------------
+
+
+class Bodies:
+    """Random JSON, of names and values that are nearly right."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        shapes = (CompletionBody, ChatBody, ResponseBody)
+        self.names = sorted({name for shape in shapes for name in shape.__struct_fields__})
+        self.names += [
+            "items",
+            "name",
+            "tokens",
+            "ttl",
+            "input",
+            "messages",
+            "role",
+            "content",
+            "type",
+            "text",
+            "schema",
+        ]
+
+    def value(self, depth: int = 0) -> Any:
+        draw = self.draw
+        plain = [
+            None, True, False, 0, 1, -1, 2**31, 2**64, -(2**70), 0.5, -0.0, 1e308, 1e-300, "", "a", "user", "auto",
+            "last", "\x00", "\ud7ff😀", "x" * 300, "json_object", "function", "fake/model", [], {}, [1, 2, 3],
+            ["a", "b"],
+            [257, 258], [{"role": "user", "content": "hi"}], [{"role": "tool", "content": None}],
+            {"type": "text", "text": "t"},
+        ]  # fmt: skip
+        kind = draw.random()
+        if depth > 2 or kind < 0.7:
+            return draw.choice(plain)
+        if kind < 0.85:
+            return [self.value(depth + 1) for _ in range(draw.randrange(4))]
+        return {draw.choice(self.names): self.value(depth + 1) for _ in range(draw.randrange(4))}
+
+    def body(self, path: str) -> Any:
+        """Often a valid one with a few fields changed, so that more than the first check is met."""
+        if self.draw.random() < 0.1:
+            return self.value()
+        body: dict[str, Any] = {"max_tokens": 2}
+        if self.draw.random() < 0.8:
+            body["messages" if "chat" in path else "input" if "responses" in path else "prompt"] = (
+                [{"role": "user", "content": "hi"}] if "chat" in path else "hi"
+            )
+        body.update({self.draw.choice(self.names): self.value() for _ in range(self.draw.choice([1, 1, 2, 4]))})
+        return body
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_bodies_are_never_our_fault(front: Front, seed: int) -> None:
+    bodies = Bodies(seed)
+    posts = sorted({path for method, path, _ in ROUTES if method in ("POST", "PATCH") and "audio" not in path})
+    seen: dict[int, int] = {}
+    for number in range(250):
+        path = posts[number % len(posts)].replace("{id}", "x").replace("{id:.+}", "x")
+        method = "PATCH" if "continuations" in path else "POST"
+        body = bodies.body(path)
+        headers = {"Content-Type": "application/json"}
+        async with front.http.request(method, front.url + path, data=orjson_or_json(body), headers=headers) as answer:
+            content = await answer.read()
+        seen[answer.status] = seen.get(answer.status, 0) + 1
+        assert answer.status < 500, (path, body, content)
+        if answer.status >= 400:
+            assert orjson.loads(content)["error"]["message"], (path, body)
+    assert seen.get(200, 0) > 5 and seen.get(400, 0) > 50, seen
+
+
+def orjson_or_json(body: Any) -> bytes:
+    """Python's own writes integers of any size."""
+    return json.dumps(body).encode()
+
+
+async def test_random_bytes_are_never_our_fault(front: Front) -> None:
+    draw = random.Random(5)
+    valid = orjson.dumps({"prompt": "hello", "max_tokens": 2, "stop": ["a"], "temperature": 0.5})
+    for _ in range(200):
+        data = bytearray(valid)
+        for _ in range(draw.randint(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        answer, _ = await front.post("/v1/completions", bytes(data))
+        assert answer.status < 500, bytes(data)
+
+
+# --- the end of the process --------------------------------------------------------------------------------------
+
+
+class Talker:
+    """A process of tests/server/fake_process.py, and a stream that it is in the middle of."""
+
+    def __init__(self, num_words: int) -> None:
+        command = [sys.executable, "-m", "tests.server.fake_process"]
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        line = next(line for line in self.process.stderr if "ready on" in line)
+        body = json.dumps({"prompt": "a", "max_tokens": num_words, "stream": True}).encode()
+        url = line.split("ready on ")[1].split()[0]
+        asked = urllib.request.Request(f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"})
+        self.stream = urllib.request.urlopen(asked, timeout=30)
+        assert b"word1 " in self.stream.readline()
+
+    def rest(self) -> bytes:
+        try:
+            return bytes(self.stream.read())
+        except OSError:
+            return b"cut off"
+        except Exception as error:  # http.client.IncompleteRead is no OSError
+            return f"cut off: {error!r}".encode()
+
+    def end(self) -> int:
+        code = self.process.wait(20)
+        self.stream.close()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+def test_sigterm_in_mid_stream_lets_it_finish() -> None:
+    talker = Talker(10)
+    talker.process.send_signal(signal.SIGTERM)
+    rest = talker.rest()
+    assert b"word10 " in rest and rest.endswith(b"data: [DONE]\n\n")
+    assert talker.end() == 0
+
+
+def test_a_second_sigterm_in_mid_stream_ends_it_with_an_error() -> None:
+    talker = Talker(400)
+    talker.process.send_signal(signal.SIGTERM)
+    assert talker.stream.readline() and talker.stream.readline()
+    talker.process.send_signal(signal.SIGTERM)
+    rest = talker.rest()
+    assert b'"code":"draining"' in rest and rest.endswith(b"data: [DONE]\n\n"), rest[-300:]
+    assert talker.end() == 128 + signal.SIGTERM
+
+
+def test_sigkill_in_mid_stream_cannot_be_taken_for_an_end() -> None:
+    talker = Talker(400)
+    talker.process.send_signal(signal.SIGKILL)
+    rest = talker.rest()
+    assert rest.startswith(b"cut off") and b"[DONE]" not in rest
+    assert talker.end() == -signal.SIGKILL
