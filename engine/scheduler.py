@@ -418,8 +418,8 @@ class Scheduler:
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        draft.encoders += self.cache.settle(placement, sequence)
         group = sequence.group
+        draft.encoders += self.cache.settle(placement, sequence)
         if group.admitted_at is None:
             group.admitted_at = draft.now
             group.cached_tokens = placement.computed
@@ -450,6 +450,8 @@ class Scheduler:
             if other is not sequence and not other.may_owe_blocks:
                 del self._swapped[other]
                 self._drop_blocks(other)
+                if placement.cross is not None and placement.cross.own is not sequence.group.cross:
+                    return False  # it was the last choice that kept the cross table
                 if self.cache.make_room(placement.needed):
                     return True
         return False
