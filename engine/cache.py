@@ -41,6 +41,10 @@ class Placement:
         """Device blocks that are missing."""
         return self.missing + (0 if self.cross is None else self.cross.needed)
 
+    def lost_cross(self, sequence: Sequence) -> bool:
+        """The choice that kept the cross table of its group has dropped it since."""
+        return self.cross is not None and self.cross.own is not sequence.group.cross
+
     def drop(self) -> None:
         """Gives the blocks back."""
         self.table.free()
