@@ -41,6 +41,10 @@ class Placement:
         """Device blocks that are missing."""
         return self.missing + (0 if self.cross is None else self.cross.needed)
 
+    def lost_cross(self, sequence: Sequence) -> bool:
+        """The choice that kept the cross table of its group has dropped it since."""
+        return self.cross is not None and self.cross.own is not sequence.group.cross
+
     def drop(self) -> None:
         """Gives the blocks back."""
         self.table.free()
@@ -135,8 +139,8 @@ class KvCache:
         found = self.cross.find(sequence.salt)
         return CrossPlace(encoder, BlockTable(self.pool) if found is None else found, None, self.pool.block_size)
 
-    def settle(self, placement: Placement, sequence: Sequence) -> EncoderSpec | None:
-        """Gives the sequence its beginning; what is on the host moves, and an encoder may have to run.
+    def settle(self, placement: Placement, sequence: Sequence) -> list[EncoderSpec]:
+        """Gives the sequence its beginning; what is on the host moves. Returns the encoder that has to run, if any.
 
         REQUIRES: `needed` blocks are free.
         """
@@ -160,8 +164,8 @@ class KvCache:
         elif moving:
             self._swap_in(moving)
         if cross is None or not cross.runs_encoder:
-            return None
-        return write_encoder(cross.encoder, cross.table, self.pool.block_size)
+            return []
+        return [write_encoder(cross.encoder, cross.table, self.pool.block_size)]
 
     def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
         """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,

@@ -163,8 +163,7 @@ class Scheduler:
         self.cache.end_plan()
         if not draft.chunks:
             return None
-        swaps_out, swaps_in = self.cache.take_swaps()
-        moves = BlockMoves(swaps_out, swaps_in, draft.copies)
+        moves = BlockMoves(*self.cache.take_swaps(), draft.copies)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
@@ -408,8 +407,7 @@ class Scheduler:
 
         Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
-        placement = self._place(sequence)
-        if placement is None:
+        if (placement := self._place(sequence)) is None:
             return False
         if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
             placement.drop()
@@ -418,10 +416,8 @@ class Scheduler:
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        encoder = self.cache.settle(placement, sequence)
-        if encoder is not None:
-            draft.encoders.append(encoder)
         group = sequence.group
+        draft.encoders += self.cache.settle(placement, sequence)
         if group.admitted_at is None:
             group.admitted_at = draft.now
             group.cached_tokens = placement.computed
@@ -452,6 +448,8 @@ class Scheduler:
             if other is not sequence and not other.may_owe_blocks:
                 del self._swapped[other]
                 self._drop_blocks(other)
+                if placement.lost_cross(sequence):
+                    return False
                 if self.cache.make_room(placement.needed):
                     return True
         return False

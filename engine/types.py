@@ -1,7 +1,6 @@
 """The values that cross a boundary.
 
 server → engine: Request; engine → device thread and back: StepPlan, StepResult; engine → server: Delta.
-
 All are frozen and complete when constructed. No torch here: the server imports this module.
 Arrays are numpy, int32 unless said otherwise; a plan's arrays belong to the plan and are not written again.
 Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks per row, K alternatives.
@@ -168,8 +167,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-# Structs where the others are dataclasses: one of each is made for every token, and a frozen dataclass costs ten times
-# as much to make.
+# Structs, not dataclasses: one of each is made for every token, and a frozen dataclass costs ten times as much to make.
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
@@ -335,9 +333,7 @@ class BeamSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the device thread.
-
-    Order of execution: swaps out, swaps in, copies, rows closed, rows opened, encoders, forward, sampling.
+    """One step for the device thread: swaps out, swaps in, copies, rows closed and opened, encoders, forward, sampling.
 
     input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
     before the event-loop thread does.
@@ -410,7 +406,6 @@ class PendingStep(Protocol):
 
     def wait(self) -> StepResult:
         """Blocks until it is done. Called once, from another thread than the one that launched it."""
-        ...
 
 
 class Runner(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from aiohttp import web
@@ -21,7 +21,7 @@ from server.report import report_of
 from server.sending import send_body
 from server.states_encoding import Body, JsonBody, SafetensorsBody, states_object
 from server.states_wish import Encoding, prompt_states
-from server.wire import CompletionBody, HiddenStatesBody, InputBody
+from server.wire import CompletionBody, HiddenStatesBody, InputBody, PromptField
 
 _MOST_INPUTS = 2048  # OpenAI's limit of embeddings
 NOTHING_SAMPLED = SamplingParams(max_tokens=0, temperature=0.0)
@@ -53,7 +53,9 @@ def as_completion(body: InputBody) -> CompletionBody:
         count = len(body.input)
         raise invalid(f"`input` may hold {_MOST_INPUTS} inputs at most, not {count}: send several requests.", "input")
     shared = {name for name in body.__struct_fields__ if name in CompletionBody.__struct_fields__}
-    return CompletionBody(prompt=body.input, max_tokens=0, **{name: getattr(body, name) for name in shared})
+    return CompletionBody(
+        prompt=cast(PromptField | None, body.input), max_tokens=0, **{name: getattr(body, name) for name in shared}
+    )
 
 
 def _body(head: dict[str, Any], request: Request, results: Sequence[Extracted], encoding: Encoding) -> Body:

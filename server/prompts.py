@@ -21,7 +21,7 @@ from server.messages import conversation, text_length
 from server.prompt_forms import Form, Piece, read_forms
 from server.sampling import check_ids, context_exceeded
 from server.tools import chat_tools
-from server.wire import ChatBody, CompletionBody, PromptField, TokenizeBody
+from server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
 _Result = TypeVar("_Result")
@@ -58,7 +58,7 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
 async def plain_prompts(
     context: Context,
     body: CompletionBody,
-    given: PromptField | Sequence[int] | None,
+    given: PromptField | InputField | Sequence[int] | None,
     name: str = "prompt",
     hint: str = "",
 ) -> list[Prompt]:

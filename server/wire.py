@@ -105,7 +105,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-# A string, a list of token ids, an object (server/prompt_forms.py), or a list of these.
+# A string, a list of token ids, or a list of either.
+InputField = str | list[int | str | list[int]]
+# The same, and objects (server/prompt_forms.py).
 PromptField = str | dict[str, Any] | list[int | str | list[int] | dict[str, Any]]
 
 
@@ -152,7 +154,7 @@ class InputBody(msgspec.Struct, frozen=True, kw_only=True):
     """What the endpoints have in common that compute prompts and generate nothing."""
 
     model: str | None = None
-    input: PromptField | None = None
+    input: InputField | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None

@@ -26,6 +26,8 @@ void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
   check(p.bias == nullptr || (p.soft_cap == 0 && p.bias_reach >= 0 && p.bias_reach <= INT32_MAX / 4),
         "paged_attention: a bias has a reach, and no soft cap beside it");
+  check(p.bias == nullptr || !shape.causal || shape.window > 0,
+        "paged_attention: a bias needs a window where the mask is causal");
   check(plan.num_workers() >= num_threads(), "paged_attention: the plan was made for fewer threads");
 }
 

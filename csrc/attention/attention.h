@@ -23,7 +23,8 @@ struct PagedAttentionParams {
   float scale;
   float soft_cap;  // c: scores become c * tanh(score / c); 0: none
   // Added to the scaled scores: bias[head, clamp(key - query, -reach, reach) + reach], by positions in the
-  // sequence. [NQ, 2 * reach + 1], or null. REQUIRES: no soft cap beside it.
+  // sequence. [NQ, 2 * reach + 1], or null. REQUIRES: no soft cap beside it; where the mask is causal a
+  // window, however wide: without one sequences may share tiles, whose rows have no positions of their own.
   const float* bias = nullptr;
   int64_t bias_reach = 0;
 };

@@ -85,6 +85,7 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
   check(p.scale > 0.0f && p.soft_cap >= 0.0f, "scale must be positive, soft_cap not negative");
   check(p.bias == nullptr || (p.soft_cap == 0.0f && p.bias_reach >= 0 && p.bias_reach < kFarPosition),
         "a bias has a reach, and no soft cap beside it");
+  check(p.bias == nullptr || !p.causal || p.window > 0, "a bias needs a window where the mask is causal");
   const AttentionArgs a = make_args(p);
   if (p.dtype == DType::kBF16) return launch_bf16(p, launches, a, stream);
   check(p.dtype == DType::kF32, "attention is for bf16 and f32");

@@ -235,7 +235,7 @@ class EncoderDecoder(ABC):
         All layers compute all rows: a decoder's prompt is short.
         """
         assert batch.cross is not None, "an encoder-decoder model attends to cross tables"
-        work = batch.attention[0]
+        work = batch.attention[self.config.sliding_windows[0]]
         stream = self.stream(self.embed_decoder(batch))
         for index, layer in enumerate(self.decoder_layers):
             keys = SelfKeys(batch.positions, batch.slot_mapping, batch.kv_cache, index, work, self.decoder_bias)

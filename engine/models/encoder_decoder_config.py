@@ -66,7 +66,7 @@ class EncoderDecoderConfig:
 
     @property
     def windows(self) -> frozenset[int]:
-        return frozenset({0})
+        return frozenset(self.sliding_windows)
 
     def kv_shape(self, block_size: int) -> torch.Size:
         """[L, 2, NKV, BS, D]: one block of the cache, of a self or of a cross table."""
@@ -93,6 +93,12 @@ class T5Config(EncoderDecoderConfig):
     num_buckets: int
     max_distance: int  # from here on the bias is the same
     output_scale: float  # of the states that logits are made from
+
+    @property
+    def sliding_windows(self) -> tuple[int, ...]:
+        """Wider than any sequence. Layers without a window may read keys that sequences share once for all of them, and
+        a bias by distance is each one's own."""
+        return (1 << 28,) * self.num_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

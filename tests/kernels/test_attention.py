@@ -158,8 +158,10 @@ def test_lengths(lens: tuple[tuple[int, int], ...]) -> None:
 def test_bias_by_distance(reach: int, causal: bool) -> None:
     """Within the reach, at its edges, and clamped on both sides; few rows and many."""
     lens = ((1, 1), (1, 130), (1, 700), (70, 70), (12, 300), (2, 64), (0, 7))
-    check(Case(lens, causal=causal, bias_reach=reach, num_q_heads=4, num_kv_heads=2))
-    check(Case(lens[:3], causal=causal, bias_reach=reach, num_q_heads=3, num_kv_heads=3, head_dim=17))
+    window = 1 << 28 if causal else 0
+    shape = Case(lens, causal=causal, bias_reach=reach, window=window)
+    check(shape)
+    check(replace(shape, lens=lens[:3], num_q_heads=3, num_kv_heads=3, head_dim=17))
 
 
 def test_cross_attention() -> None:
@@ -168,10 +170,11 @@ def test_cross_attention() -> None:
     check(Case(lens, causal=False, num_q_heads=6, num_kv_heads=6, head_dim=64, block_size=16))
 
 
-def test_a_bias_beside_a_soft_cap_is_refused() -> None:
-    step = make_step(Case(((1, 3),), bias_reach=2, soft_cap=5.0))
+def test_a_bias_beside_what_it_cannot_be_beside_is_refused() -> None:
     with pytest.raises(kernels.Error, match="no soft cap beside it"):
-        attend(step)
+        attend(make_step(Case(((1, 3),), bias_reach=2, window=9, soft_cap=5.0)))
+    with pytest.raises(kernels.Error, match="a bias needs a window"):
+        attend(make_step(Case(((1, 3),), bias_reach=2)))
 
 
 def test_mixed_step_with_prefill_chunks_decode_and_idle_sequences() -> None:

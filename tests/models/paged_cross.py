@@ -23,16 +23,17 @@ EncoderInput = Sequence[int] | Tensor  # tokens, or features [n_mels, frames]
 
 
 def make_plan(
-    query_start: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv_cache: Tensor, *, causal: bool
+    query_start: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv_cache: Tensor, *, window: int | None
 ) -> AttentionPlan:
-    """One query head per kv head, on the device of the cache."""
+    """One query head per kv head, on the device of the cache. `window` None: not causal."""
+    mask: dict[str, Any] = {"causal": window is not None, "window": window or 0}
     num_blocks, _, _, num_heads, block_size, head_dim = kv_cache.shape
     heads: dict[str, Any] = {"num_q_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim}
     if kv_cache.is_cpu:
         blocks = {"block_size": block_size, "num_blocks": num_blocks}
-        return AttentionPlan(query_start, lens, tables, **heads, **blocks, causal=causal)
+        return AttentionPlan(query_start, lens, tables, **heads, **blocks, **mask)
     sizes = {"max_sequences": len(lens), "max_tokens": int(query_start[-1])}
-    workspace = CudaAttentionWorkspace(**heads, **sizes, dtype=kv_cache.dtype, causal=causal, device=kv_cache.device)
+    workspace = CudaAttentionWorkspace(**heads, **sizes, dtype=kv_cache.dtype, device=kv_cache.device, **mask)
     return workspace.plan(query_start, lens, tables)  # type: ignore[return-value]
 
 
@@ -49,7 +50,7 @@ def encoder_inputs(loaded: LoadedModel, inputs: Sequence[EncoderInput], scratch_
     scratch = torch.full(shape, torch.nan, dtype=dtype, device=device)
     tokens = None if features else torch.tensor([token for item in inputs for token in item], dtype=torch.int32)
     return EncoderInputs(
-        make_plan(layout.query_start, layout.lens, layout.tables, scratch, causal=False),
+        make_plan(layout.query_start, layout.lens, layout.tables, scratch, window=None),
         scratch,
         torch.from_numpy(layout.slots).to(device),
         torch.from_numpy(layout.positions).to(device),
@@ -107,13 +108,14 @@ class CrossSequences:
         positions = np.concatenate([np.arange(begin, end, dtype=np.int32) for _, begin, end in spans])
         slots = np.concatenate([self._slots(self.block_tables[s], begin, end) for s, begin, end in spans])
         own, cross = self.block_tables[sequences], self.cross_tables[sequences]
+        window = self.model.config.sliding_windows[0]
         batch = ModelInput(
             input_ids=self._tensor(tokens),
             positions=self._tensor(positions),
             slot_mapping=self._tensor(slots),
             kv_cache=self.kv_cache,
-            attention={0: make_plan(query_start, seq_lens, own, self.kv_cache, causal=True)},
-            cross=make_plan(query_start, self.cross_lens[sequences], cross, self.kv_cache, causal=False),
+            attention={window: make_plan(query_start, seq_lens, own, self.kv_cache, window=window)},
+            cross=make_plan(query_start, self.cross_lens[sequences], cross, self.kv_cache, window=None),
             tap=tap,
         )
         logits = self.model.logits(self.model.forward(batch))
