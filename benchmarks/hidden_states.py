@@ -136,13 +136,15 @@ async def with_generation(engine: AsyncEngine, draw: random.Random, rounds: int,
             totals[mode].append(time.perf_counter() - began)
             # The last delivery of a generation with states has no token.
             gaps[mode] += [gap for one in times for gap in one.gaps[: OUTPUT - 1]]
-    print(f"{width} generation(s) of {OUTPUT} tokens: p50 s, between tokens p50 / p99 ms, time over that without")
+    print(f"{width} generation(s) of {OUTPUT} tokens: p50 s, between tokens p50 / p99 ms, over without: p50, best")
     figures = {}
     for mode in wanted:
         over = median(a / b for a, b in zip(totals[mode], totals["without"], strict=True))
+        best = min(totals[mode]) / min(totals["without"])  # what a busy machine disturbs least
         p50, p99 = percentiles(gaps[mode])
-        print(f"  {mode:24} {median(totals[mode]):8.3f} {p50:8.2f} {p99:8.2f}   {100 * (over - 1):+5.1f} %", flush=True)
-        figures[mode] = {"seconds": median(totals[mode]), "gap_ms": [p50, p99], "over": over}
+        shares = f"{100 * (over - 1):+5.1f} % {100 * (best - 1):+5.1f} %"
+        print(f"  {mode:24} {median(totals[mode]):8.3f} {p50:8.2f} {p99:8.2f}   {shares}", flush=True)
+        figures[mode] = {"seconds": median(totals[mode]), "gap_ms": [p50, p99], "over": over, "best_over": best}
     return figures
 
 

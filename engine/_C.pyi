@@ -168,7 +168,9 @@ class Sampler:
         self, row: int, catalogue: Catalogue, end_tokens: Sequence[int], outputs: Sequence[int]
     ) -> None: ...
     def resolve(self, ids: int, count: int) -> None: ...
-    def sample(self, logits: int, stride: int, rows: int, positions: int, num: int, tokens: int, bad: int) -> None: ...
+    def sample(
+        self, logits: int, stride: int, rows: int, positions: int, num: int, masks: int, tokens: int, bad: int
+    ) -> None: ...
 
 def logprobs(
     logits: int,
@@ -322,6 +324,7 @@ def cuda_sample(
     num_rows: int,
     rows: int,
     last_tokens: int,
+    masks: int,
     tokens: int,
     bad: int,
     stream: int,

@@ -84,8 +84,7 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
     best = search.best()
     for index, (ended, generated) in enumerate(zip(best, search.tokens_of(best), strict=True)):
         tokens = leader.tokens.fork(generated)
-        output = leader.output.sibling(index)
-        _fill(output, search, ended, generated, deadline)
+        output = _output(leader.output, index, search, ended, generated, deadline)
         choice = Sequence(
             group,
             index,
@@ -104,14 +103,17 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
     return choices
 
 
-def _fill(output: ChoiceOutput, search: BeamSearch, ended: Finished, tokens: list[int], deadline: bool) -> None:
+def _output(
+    first: ChoiceOutput, index: int, search: BeamSearch, ended: Finished, tokens: list[int], deadline: bool
+) -> ChoiceOutput:
     params = search.params
     stopped = ended.token in search.stop_token_ids
     hides_last = stopped and not params.include_stop_str_in_output
     logprobs = None if params.logprobs is None else search.logprobs_of(ended)
-    output.push_all(tokens, logprobs, len(tokens) - hides_last)
+    output = first.whole_sibling(index, tokens, len(tokens) - hides_last, logprobs)
     output.set_beam(ended.score, ended.beam_score)
     if stopped:
         output.finish("stop", ended.token if ended.token in params.stop_token_ids else None)
     else:
         output.finish("length", "deadline" if deadline else None)
+    return output

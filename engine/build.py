@@ -73,7 +73,7 @@ def make_scheduler(
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(0.0001)
     path = Path(config.model) if config.model is not None else embedded_model_path()
     if not path.exists():
         raise ModelError(f"{path}: no such file or directory; a model is a Hugging Face directory or a .gguf file")

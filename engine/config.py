@@ -113,6 +113,9 @@ class ServerConfig:
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
     sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
+    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral"] = option(
+        "auto", "how the model writes tool calls; auto: as its chat template does"
+    )
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
     log_format: Literal["text", "json"] = option("text", "json: one object per line")

@@ -29,6 +29,7 @@ from engine.errors import (
 )
 from engine.extraction import ExtractionLimits
 from engine.hidden_values import ExtractedStates
+from engine.mask_maker import MaskMaker
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
@@ -87,6 +88,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._device = DeviceThread(runner, self._loop, self._on_result, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
+        self._masks = MaskMaker()
         self._launched: deque[Launch] = deque()
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
@@ -249,6 +251,7 @@ class AsyncEngine:
         if self._timer is not None:
             self._timer.cancel()
         self._watchdog.stop()
+        self._masks.stop()
         await self._device.stop(0.5 if self.state == "dead" else 10.0)
         # Results of the last launched steps may still be queued on the loop.
         await asyncio.sleep(0)
@@ -285,6 +288,8 @@ class AsyncEngine:
             self._launched.append(launch)
             self._device.launch(launch.plan)
             self._watchdog.launched()
+            self._masks.add(launch)
+            self._masks.ask()
 
     def _on_result(self, result: StepResult) -> None:
         if self.state == "dead" or self._stopped:
@@ -296,9 +301,11 @@ class AsyncEngine:
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
+            self._masks.ask()  # the device may be waiting for them
             self._launch_steps()
             for group, error in applied.failed:
                 self._fail(group, error)
+            self._masks.ask()
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)
@@ -415,6 +422,7 @@ class AsyncEngine:
         log.critical("the engine died: %r", error, exc_info=error)
         self.state = "dead"
         self._launched.clear()
+        self._masks.stop()
         if not self._death.done():
             self._death.set_result(error)
         for group in list(self._groups.values()):

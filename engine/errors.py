@@ -3,6 +3,7 @@
 EngineError
 ├── InvalidRequest            the client must change something (400)
 │   ├── ContextLengthExceeded
+│   ├── GrammarTooLarge       more work for each token than the others can wait for
 │   ├── RetentionTooLarge     more than the whole budget
 │   └── AnswerTooLarge        hidden states of more bytes than this server holds for one answer
 ├── QueueFull                 try again later (429)
@@ -41,6 +42,10 @@ class InvalidRequest(EngineError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class GrammarTooLarge(InvalidRequest):
+    code = "grammar_too_large"
 
 
 class QueueFull(EngineError):

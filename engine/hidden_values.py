@@ -27,9 +27,9 @@ class StatesPart:
     values: StatesArray  # [R, tapped layers, H]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChoiceStates:
-    """The states of one choice of an answer."""
+    """The states of one choice of an answer: parts as they came, until they are put together."""
 
     index: int
     layers: tuple[int, ...]  # [K] as asked for
@@ -40,6 +40,7 @@ class ChoiceStates:
     tapped_layers: tuple[int, ...]  # of the parts, ascending
     tapped_dtype: StatesDType  # of the parts
     parts: tuple[StatesPart, ...]
+    _assembled: StatesArray | None = field(default=None, init=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,10 +54,16 @@ class ChoiceStates:
         return int(np.prod(self.shape, dtype=np.int64)) * ITEM_BYTES[self.dtype]
 
     def assemble(self) -> StatesArray:
-        """The values in `shape` and `dtype`, in C order.
+        """The values in `shape` and `dtype`, in C order. They take the place of the parts.
 
-        A pass over all the numbers, without the GIL: where they are many it belongs into a worker thread.
+        The first call is a pass over all the numbers, without the GIL: where they are many it belongs into a thread.
         """
+        if self._assembled is None:
+            self._assembled = self._assemble()
+            self.parts = ()
+        return self._assembled
+
+    def _assemble(self) -> StatesArray:
         values = self._gather()  # [K, P, H]
         if self.pooling == "mean":
             values = as_float32(values, self.tapped_dtype).mean(axis=1, dtype=np.float64).astype(np.float32)

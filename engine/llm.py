@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
+from engine.grammar import Grammar, GrammarSource, Vocabulary
 from engine.hidden import HiddenStatesParams
 from engine.hidden_values import ChoiceStates
 from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
@@ -43,6 +44,7 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bequest-llm", daemon=True)
         self._thread.start()
+        self._vocabulary: Vocabulary | None = None
         try:
             self._built: Built = self._run(build_engine(config or EngineConfig()))
         except BaseException:
@@ -73,6 +75,13 @@ class LLM:
             raise ValueError("this model has no chat template")
         prompt = self._built.text.tokenizer.encode(template.render(messages), add_special_tokens=False)
         return self.generate([prompt], params, progress=False)[0]
+
+    def grammar(self, source: GrammarSource) -> Grammar:
+        """For SamplingParams.grammar: answers that the source describes, and nothing else. Raises GrammarError."""
+        if self._vocabulary is None:
+            info = self._built.engine.info
+            self._vocabulary = Vocabulary(self._built.text.tokenizer, info.vocab_size, info.eos_token_ids)
+        return Grammar(source, self._vocabulary)
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -123,4 +132,4 @@ class LLM:
         self._loop.close()
 
 
-__all__ = ["LLM", "Completion", "EngineConfig", "HiddenStatesParams", "SamplingParams"]
+__all__ = ["LLM", "Completion", "EngineConfig", "GrammarSource", "HiddenStatesParams", "SamplingParams"]

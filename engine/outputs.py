@@ -17,10 +17,7 @@ from engine.types import ChoiceDelta, FinishReason, OutputMode, Request, StopRea
 class ChoiceOutput:
     """One choice of a request on its way to the client."""
 
-    def __init__(
-        self, request: Request, index: int, tokenizer: Tokenizer | None, sibling: ChoiceOutput | None = None
-    ) -> None:
-        """`sibling`: another choice of the request, which has no tokens yet."""
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.params
         self.index = index
         self._request = request
@@ -29,11 +26,11 @@ class ChoiceOutput:
         self.stop_reason: StopReason = None
         self._mode = request.output
         self._params = params
-        self._decoder: IncrementalDetokenizer | None = None
-        if sibling is not None and sibling._decoder is not None:
-            self._decoder = sibling._decoder.sibling()
-        elif tokenizer is not None:
-            self._decoder = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+        self._decoder = (
+            IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+            if tokenizer is not None
+            else None
+        )
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._num_tokens = 0
         self._undecoded: list[int] = []
@@ -52,8 +49,26 @@ class ChoiceOutput:
         self._let_through = 0
 
     def sibling(self, index: int) -> ChoiceOutput:
-        """The output of another choice of the same request. REQUIRES: this one has no tokens yet."""
-        return ChoiceOutput(self._request, index, self._tokenizer, self)
+        """The output of another choice of the same request."""
+        return ChoiceOutput(self._request, index, self._tokenizer)
+
+    def whole_sibling(
+        self, index: int, token_ids: list[int], num_shown: int, logprobs: list[TokenLogprob] | None
+    ) -> ChoiceOutput:
+        """The same with all its tokens, of which the first `num_shown` have text.
+
+        REQUIRES: there are no stop strings, and this one has no tokens.
+        """
+        assert self._stops is None
+        sibling = ChoiceOutput(self._request, index, None)
+        sibling._num_tokens = len(token_ids)
+        sibling._tokens = token_ids
+        sibling._num_shown = num_shown
+        if self._decoder is not None:
+            sibling._text.append(self._decoder.whole(token_ids[:num_shown]))
+        if sibling._logprobs is not None and logprobs is not None:
+            sibling._logprobs = logprobs
+        return sibling
 
     def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:
         """Takes one sampled token; `shown` is false for an end token that has no text.
@@ -71,16 +86,6 @@ class ChoiceOutput:
         if self._stops is None:
             return None
         return self._decode()
-
-    def push_all(self, token_ids: list[int], logprobs: list[TokenLogprob] | None, num_shown: int) -> None:
-        """Takes all tokens of a choice at once, of which the first `num_shown` have text. REQUIRES: no stop strings."""
-        assert self._stops is None
-        self._num_tokens = len(token_ids)
-        self._tokens = token_ids
-        self._num_shown = num_shown
-        self._undecoded = token_ids[:num_shown]
-        if self._logprobs is not None and logprobs is not None:
-            self._logprobs = logprobs
 
     def set_beam(self, cumulative_logprob: float, beam_score: float) -> None:
         self._cumulative, self._beam_score = cumulative_logprob, beam_score

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.beams import Alternatives
-from engine.errors import EngineError, InternalError, InvalidRequest
+from engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
 from engine.hidden import Indices
 from engine.hidden_values import StatesArray
 from engine.scheduler import Scheduler
 from engine.sequence import Group, Sequence, Status
 from engine.step import Launch
-from engine.types import BeamSpec, FinishReason, LogprobArrays, StepResult, StopReason, TokenLogprob
+from engine.types import BeamSpec, FinishReason, LogprobArrays, SamplingParams, StepResult, StopReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def apply_result(
             continue
         if bad[i]:
             scheduler.distrust(sequence)
-            failed[group] = _why_nothing_was_sampled(group)
+            failed[group] = _why_nothing_was_sampled(sequence)
             continue
         (inter if sequence.last_token_at else first).append(now - (sequence.last_token_at or group.arrived_at))
         sequence.last_token_at = now
@@ -93,17 +93,26 @@ def _receive_states(scheduler: Scheduler, sequence: Sequence, positions: Indices
         scheduler.finish(sequence)
 
 
-def _why_nothing_was_sampled(group: Group) -> EngineError:
+def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
-    params = group.request.params
+    params = sequence.group.request.params
+    if sequence.matcher is not None and (why := sequence.matcher.error) is not None:
+        return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
     excludes = params.min_tokens > 0 or bool(params.bad_words)
-    if params.catalogue is None and not (params.allowed_token_ids is not None and excludes):
+    narrow = params.allowed_token_ids is not None or params.grammar is not None
+    if params.catalogue is None and not (narrow and excludes):
         return InternalError("The model produced NaN for this request; it was stopped.")
     return InvalidRequest(
-        "Nothing is allowed to follow: what `catalogue` or `allowed_token_ids` allow, `min_tokens` or `bad_words` "
-        "exclude.",
-        param="allowed_token_ids" if params.catalogue is None else "catalogue",
+        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, `min_tokens` or "
+        "`bad_words` exclude.",
+        param=_narrowest(params),
     )
+
+
+def _narrowest(params: SamplingParams) -> str:
+    if params.catalogue is not None:
+        return "catalogue"
+    return "structured_outputs" if params.grammar is not None else "allowed_token_ids"
 
 
 def _accept(

@@ -19,6 +19,7 @@ from engine._C import BeamTables, BlockTable, TokenList
 from engine.beams import BeamSearch, Finished
 from engine.capture import Capture
 from engine.fairness import Account
+from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
 from engine.types import Inheritance, Request, Sink, TokenLogprob
 
@@ -66,6 +67,7 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
+    matcher: GrammarMatcher | None = field(init=False)  # where it stands in its grammar, if it has one
     extracts: bool = field(init=False)  # as its request
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
@@ -74,6 +76,8 @@ class Sequence:
         request = self.group.request
         self.num_prompt = self.planned_len = len(request.prompt_token_ids)
         self.most_len = self.num_prompt + request.params.max_tokens
+        grammar = request.params.grammar
+        self.matcher = None if grammar is None else grammar.matcher()
         arrival = self.group.arrival_number
         self.extracts = request.extracts
         priority = request.priority + (_BELOW if self.extracts else 0)

@@ -15,6 +15,7 @@ import numpy as np
 from engine._C import BeamTables, BlockTable, prepare_batch
 from engine.beams import BeamSearch
 from engine.hidden import Indices, StepTaps, TapSpec
+from engine.masks import StepMasks
 from engine.sampler_rows import SamplerRows
 from engine.sequence import NO_ROW, Group, Sequence
 from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
@@ -64,6 +65,7 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
+    masked: tuple[tuple[Sequence, int], ...] = ()  # as plan.masks, with the position of the sampled token
     tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
 
 
@@ -110,6 +112,7 @@ class StepMaker:
                 batch.slot_mapping[start : start + chunk.count] = NO_SLOT
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
+        masked = _masked_last(outcome)
         self._step += 1
         beam_tokens = list(chain.from_iterable(outcome.beam_tokens.values()))
         plan = StepPlan(
@@ -131,6 +134,7 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
+            masks=_masks_of(masked, len(outcome.sampled)),
             taps=_taps(outcome, len(batch.input_ids)) if outcome.tapped else None,
         )
         return Launch(
@@ -141,6 +145,7 @@ class StepMaker:
             tuple((group, group.search) for group in outcome.beam_tokens if group.search is not None),
             outcome.num_prompt_tokens,
             num_preempted,
+            masked,
             tuple(outcome.tapped),
         )
 
@@ -178,6 +183,27 @@ class StepMaker:
             outcome.sample_tokens.append(last)
             outcome.positions.append(choice.planned_len)
             choice.note_sampling()
+
+
+def _masked_last(outcome: _Outcome) -> tuple[tuple[Sequence, int], ...]:
+    """Moves the samples of rows with a grammar behind the others; returns them with the positions they sample."""
+    masked = [s.matcher is not None for s in outcome.sampled]
+    if not any(masked):
+        return ()
+    order = sorted(range(len(masked)), key=masked.__getitem__)
+    outcome.sampled = [outcome.sampled[i] for i in order]
+    outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]
+    outcome.positions = [outcome.positions[i] for i in order]
+    first = masked.count(False)
+    return tuple(zip(outcome.sampled[first:], outcome.positions[first:], strict=True))
+
+
+def _masks_of(masked: tuple[tuple[Sequence, int], ...], num_sampled: int) -> StepMasks | None:
+    if not masked:
+        return None
+    grammar = masked[0][0].group.request.params.grammar
+    assert grammar is not None
+    return StepMasks(num_sampled - len(masked), len(masked), grammar.vocabulary.vocab_size)
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:

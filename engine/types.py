@@ -24,6 +24,8 @@ from engine.hidden_values import ExtractedStates, StatesArray
 
 if TYPE_CHECKING:
     from engine.catalogue import Catalogue
+    from engine.grammar import Grammar
+    from engine.masks import StepMasks
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -82,9 +84,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     beams: BeamParams | None = None
     catalogue: Catalogue | None = None  # only its items, then an end token
+    grammar: Grammar | None = None  # only what it describes, then an end token; not with beams or a catalogue
 
     def __post_init__(self) -> None:
         assert self.beams is None or self.n <= self.beams.width
+        assert self.grammar is None or (self.beams is None and self.catalogue is None)
         assert self.n >= 1 and self.max_tokens >= 0 and 0 <= self.min_tokens <= self.max_tokens
         assert self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
         assert self.repetition_penalty > 0
@@ -95,8 +99,8 @@ class SamplingParams:
 
     @property
     def ends_at_eos(self) -> bool:
-        """The end of a catalogue's item is always an end: nothing can follow it."""
-        return not self.ignore_eos or self.catalogue is not None
+        """The end of a catalogue's item or of what a grammar describes is always an end: nothing can follow it."""
+        return not self.ignore_eos or self.catalogue is not None or self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +358,7 @@ class StepPlan:
     num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
     prompt_logprobs: tuple[PromptLogprobSpec, ...]
     beams: tuple[BeamSpec, ...] = ()
+    masks: StepMasks | None = None  # of the rows with a grammar: the last sampled ones before the beams'
     taps: StepTaps | None = None  # None: nobody wants hidden states of this step
 
     @property

@@ -17,6 +17,7 @@ from server.chat import chat_completions
 from server.completions import completions
 from server.context import CONTEXT, Context
 from server.embeddings import embeddings
+from server.grammars import GrammarStore
 from server.hidden_states import hidden_states
 from server.intake import body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
@@ -24,6 +25,7 @@ from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.metrics import Metrics
 from server.middleware import common_headers, guard
+from server.openapi import openapi
 from server.protocol import JsonProtocol
 from server.room import Room
 from server.stored import ResponseStore
@@ -31,7 +33,8 @@ from server.tracing import start_tracing
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
-_ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
+Route = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]  # method, path, handler
+ROUTES: list[Route] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/hidden_states", hidden_states),
@@ -60,6 +63,10 @@ _ROUTES: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/live", operations.live),
     ("GET", "/version", operations.version),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/openapi.json", openapi),
+]
+# A page of ours and what it asks for: no part of the API.
+CONSOLE_ROUTES: list[Route] = [
     ("GET", "/", console_routes.page),
     *(("GET", path, console_routes.script) for path in sorted(console_routes.STATIC_PATHS - {"/"})),
     ("GET", "/console/state", console_routes.state),
@@ -92,6 +99,7 @@ def make_app(
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
+        grammars=GrammarStore(text.tokenizer, engine.info),
         pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
         encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
@@ -101,7 +109,7 @@ def make_app(
     app[CONTEXT] = context
     app[console_routes.LAST_STATE] = console_routes.LastState()
     expect, expect_upload = expect_continue(), expect_continue(catalogues.check_head)
-    for method, path, handler in _ROUTES:
+    for method, path, handler in (*ROUTES, *CONSOLE_ROUTES):
         resource = app.router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
             resource.add_route(verb, handler, expect_handler=expect_upload if handler is catalogues.upload else expect)
@@ -114,6 +122,7 @@ async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     for pool in (app[CONTEXT].pool, app[CONTEXT].builder, app[CONTEXT].encoder):
         pool.shutdown(wait=False, cancel_futures=True)
+    app[CONTEXT].grammars.close()
 
 
 class AppRunner(web.AppRunner):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from aiohttp import web
 
-from engine.types import ChoiceDelta, Request
+from engine.text.tool_calls import ToolCallReader
+from engine.types import ChoiceDelta, Delta, Request
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
+from server.constraints import constraint_of
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generated_states import GeneratedStates, generated_states
 from server.generation import (
@@ -29,6 +33,9 @@ from server.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
 from server.names import new_id
 from server.report import Report, report_of
 from server.states_wish import completion_states
+from server.tool_deltas import DeltaMaker, reason_with_calls, whole_message
+from server.tool_use import Calls
+from server.tools import chat_tools
 from server.wire import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -49,6 +56,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     check_stream_options(body)
     catalogue = context.catalogues.named(http[TENANT], body.catalogue)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
+    calls = Calls(context, chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls), body.chat_template)
+    params = await calls.constrain(context, body, params, constraint_of(body))
     terms = terms_of(context, http, body, sampling.default_tokens(params, None))
     wish = completion_states(body.return_hidden_states, context.engine.info)
     prompt = await chat_prompt(context, terms, body)
@@ -57,9 +66,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     headers = fields.ignored_header(ignored)
     report = report_of(request)
     if body.stream:
-        return await _stream(http, context, body, head, request, states, report, headers)
+        return await _stream(http, context, body, head, request, states, report, calls, headers)
     [result] = await collect(context.engine, [request])
-    shape = ChatShape(context, body, prompt)
+    shape = ChatShape(context, body, prompt, calls)
     choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
     usage = usage_object([result.usage] if result.usage is not None else [])
     told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
@@ -78,19 +87,22 @@ async def _stream(
     request: Request,
     states: GeneratedStates | None,
     report: Report,
+    calls: Calls,
     headers: dict[str, str],
 ) -> web.StreamResponse:
     stream, chunk_head, report = open_stream(context, body, head, report, states)
-    shape = ChatShape(context, body, Prompt(request.prompt_token_ids))
-    source = stream.add_source(ChatChunks(shape, chunk_head, request.params.n, report))
+    shape = ChatShape(context, body, Prompt(request.prompt_token_ids), calls)
+    kind = ToolChunks if calls.tools.active else ChatChunks
+    source = stream.add_source(kind(shape, chunk_head, request.params.n, report))
     return await send_stream(context.engine, http, [request], [source], stream, headers)
 
 
 class ChatShape:
     """What choices look like, whole or in chunks."""
 
-    def __init__(self, context: Context, body: ChatBody, prompt: Prompt) -> None:
+    def __init__(self, context: Context, body: ChatBody, prompt: Prompt, calls: Calls) -> None:
         self._body = body
+        self._calls = calls
         self._prompt = prompt
         self._tokenizer = context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
@@ -100,8 +112,16 @@ class ChatShape:
         return self._body.logprobs or self._body.return_token_ids
 
     def whole(self, choice: ChoiceDelta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": choice.index, "message": message, **self._beside(choice)}
+        reader = self.reader()
+        if reader is None:
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            return {"index": choice.index, "message": message, **self.beside(choice, choice.finish_reason)}
+        message = {"role": "assistant", **whole_message([*reader.feed(choice.text), *reader.finish()]), "refusal": None}
+        reason = reason_with_calls(choice.finish_reason, reader)
+        return {"index": choice.index, "message": message, **self.beside(choice, reason)}
+
+    def reader(self) -> ToolCallReader | None:
+        return self._calls.reader()
 
     def chunk(self, choice: ChoiceDelta, first: bool) -> dict[str, Any]:
         """`role` comes once: clients concatenate the strings of deltas."""
@@ -109,7 +129,7 @@ class ChatShape:
             delta = {"role": "assistant", "content": choice.text}
         else:
             delta = {"content": choice.text} if choice.text else {}
-        return {"index": choice.index, "delta": delta, **self._beside(choice)}
+        return {"index": choice.index, "delta": delta, **self.beside(choice, choice.finish_reason)}
 
     def extras(self, logprobs: PromptLogprobs) -> dict[str, Any]:
         """On the answer, or on its first chunk."""
@@ -120,11 +140,11 @@ class ChatShape:
             extras["prompt_logprobs"] = prompt_logprobs(logprobs, self._body.prompt_logprobs, self._tokenizer)
         return extras
 
-    def _beside(self, choice: ChoiceDelta) -> dict[str, Any]:
+    def beside(self, choice: ChoiceDelta, reason: str | None) -> dict[str, Any]:
         wanted = self._body.logprobs
         shown: dict[str, Any] = {
             "logprobs": chat_logprobs(choice.logprobs or (), self._spelling) if wanted else None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reason,
         }
         if choice.finish_reason is not None:
             shown["stop_reason"] = choice.stop_reason
@@ -150,3 +170,40 @@ class ChatChunks(Chunks):
 
     def extras(self, prompt_logprobs: PromptLogprobs) -> dict[str, Any]:
         return self._shape.extras(prompt_logprobs)
+
+
+class ToolChunks(ChatChunks):
+    """The events of answers that may hold calls. A call is told of in several deltas, each in an event of its own."""
+
+    def __init__(self, shape: ChatShape, head: dict[str, Any], n: int, report: Report) -> None:
+        super().__init__(shape, head, n, report)
+        self._deltas = [DeltaMaker(shape.reader()) for _ in range(n)]
+
+    def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
+        rows = [self._objects(choice, opening is not None) for choice in choices]
+        rounds = [[row[k] for row in rows if k < len(row)] for k in range(max(map(len, rows), default=0))]
+        beside: list[dict[str, Any]] = [{} for _ in rounds] or [{}]
+        if opening is not None:
+            beside[0] |= {**self.extras(opening.prompt_logprobs), **self._report.continuation(opening)}
+        if ending is not None:
+            beside[-1] |= self._report.retained(ending)
+        events = zip(rounds or [[]], beside, strict=True)
+        return b"".join(
+            b"data: " + orjson.dumps({**self._head, "choices": objects, **more}) + b"\n\n"
+            for objects, more in events
+            if objects or more
+        )
+
+    def _objects(self, choice: ChoiceDelta, first: bool) -> list[dict[str, Any]]:
+        """The choice once for each delta that its text gives; what else there is to tell comes with the last."""
+        maker = self._deltas[choice.index]
+        deltas = maker.deltas(choice.text, first, choice.finish_reason is not None)
+        if not deltas:
+            if choice.finish_reason is None and not (self._detailed and choice.token_ids):
+                return []
+            deltas = [{}]
+        earlier = [
+            {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas[:-1]
+        ]
+        last = self._shape.beside(choice, maker.reason(choice.finish_reason))
+        return [*earlier, {"index": choice.index, "delta": deltas[-1], **last}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp import web
 from engine.types import ChoiceDelta, Request, TokenLogprob
 from server import fields, sampling
 from server.chunks import Chunks, PromptLogprobs
+from server.constraints import constraint_of
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generated_states import GeneratedStates, generated_states
 from server.generation import (
@@ -46,6 +48,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     check_stream_options(body)
     catalogue = context.catalogues.named(http[TENANT], body.catalogue)
     params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
+    if (constraint := constraint_of(body)) is not None:
+        params = replace(params, grammar=await context.grammars.compiled(constraint))
     terms = terms_of(context, http, body, sampling.default_tokens(params, sampling.COMPLETION_DEFAULT_TOKENS))
     wish = completion_states(body.return_hidden_states, context.engine.info)
     prompts = await completion_prompts(context, terms, body)

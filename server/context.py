@@ -13,6 +13,7 @@ from server.admission import Admission
 from server.auth import Gate
 from server.catalogue_store import CatalogueStore
 from server.errors import ApiError
+from server.grammars import GrammarStore
 from server.interfaces import EngineLike, TextLike
 from server.keys import Caller
 from server.leases import LeaseTimes
@@ -35,6 +36,7 @@ class Context:
     model_names: tuple[str, ...]
     stored: ResponseStore
     catalogues: CatalogueStore
+    grammars: GrammarStore
     pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
     encoder: ThreadPoolExecutor  # for hidden states: much arithmetic on few requests

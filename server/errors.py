@@ -40,6 +40,7 @@ _TYPES = {
 _ENGINE_STATUS = {
     "invalid_value": 400,
     "context_length_exceeded": 400,
+    "grammar_too_large": 400,
     "retention_too_large": 400,
     "answer_too_large": 400,
     "continuation_parent_not_found": 404,

@@ -26,6 +26,7 @@ class Conversation:
     prompt_text: str  # the messages through the template, up to where the answer begins
     template: str | None = None  # the client's own; None: the model's
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None  # that the template was given
     continued: bool = False  # the last message is the beginning of the answer
     answer_at: int | None = (
         None  # tokens before the answer, where the prompt holds a part of it; None: all of the prompt

@@ -28,8 +28,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "web_search_options": (),
@@ -50,7 +48,6 @@ _NO_GENERATION: dict[str, tuple[tuple[Any, ...], str]] = {
 # Fields of one endpoint that the other refuses, and what to use there.
 _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
     wire.CompletionBody: {
-        "suffix": (("",), "this model does not fill in the middle"),
         "messages": (([],), "completions take `prompt`; messages go to /v1/chat/completions"),
         "top_logprobs": ((0,), "in completions `logprobs` is the number of alternatives"),
         "continue_final_message": ((False,), "it belongs to /v1/chat/completions"),

@@ -99,8 +99,15 @@ class TokenizerLike(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def id_of(self, token: str) -> int | None:
+        """By its string in the vocabulary."""
+
 
 class ChatTemplateLike(Protocol):
+    @property
+    def tool_source(self) -> str:
+        """The template of requests with tools."""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

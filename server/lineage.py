@@ -23,7 +23,7 @@ from server.wire import ChatBody, CompletionBody, PromptField, shorten
 _PLACES = ("end", "last", "now")
 _LONGEST_REFERENCE = 200  # of an id or a name, far above what can be one
 # Fields that speak of the whole prompt, which a continuation does not send.
-_WHOLE_PROMPT = ("echo", "prompt_logprobs", "truncate_prompt_tokens")
+_WHOLE_PROMPT = ("echo", "prompt_logprobs", "suffix", "truncate_prompt_tokens")
 _SUFFIX = ("continuation_suffix", "continuation_token_ids")
 
 

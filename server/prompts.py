@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from engine.errors import EngineError
 from engine.text import ChatTemplate, no_template_error
+from engine.text.fill_in import fill_in_tokens
 from server.context import Context
-from server.errors import ApiError, from_engine, invalid, missing
+from server.errors import ApiError, from_engine, invalid, missing, unsupported
 from server.extension import Conversation
 from server.generation import Prompt, check_not_empty, truncated
 from server.interfaces import ChatTemplateLike
 from server.messages import conversation, text_length
 from server.sampling import check_ids, context_exceeded
+from server.tools import chat_tools
 from server.wire import ChatBody, CompletionBody, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
@@ -63,7 +65,8 @@ async def plain_prompts(
             raise ApiError(400, "invalid_type", f"`{param}` is a bare token id among other prompts.", param=param)
         if not isinstance(item, str):
             check_ids(item, context.engine.info.vocab_size, param, hint)
-    special = True if body.add_special_tokens is None else body.add_special_tokens
+    gap = await _gap(context, body)
+    special = (True if body.add_special_tokens is None else body.add_special_tokens) and gap is None
     texts = [item for item in items if isinstance(item, str)]
     if body.truncate_prompt_tokens is None:
         for text in texts:
@@ -71,9 +74,27 @@ async def plain_prompts(
     encoded = iter(await encode(context, texts, special))
     prompts = []
     for param, item in zip(params, items, strict=True):
-        prompt = _completion_prompt(context, body, item, next(encoded) if isinstance(item, str) else item)
+        ids = next(encoded) if isinstance(item, str) else item
+        prompt = _completion_prompt(context, body, item, ids if gap is None else gap(ids))
         prompts.append(check_not_empty(prompt, param))
     return prompts
+
+
+async def _gap(context: Context, body: CompletionBody) -> Callable[[list[int]], list[int]] | None:
+    """With `suffix`: from the tokens of a prompt to those of a prompt whose answer stands between the two."""
+    if not body.suffix:
+        return None
+    tokenizer = context.text.tokenizer
+    marks = fill_in_tokens(tokenizer.id_of)
+    if marks is None:
+        message = "`suffix` cannot be used here: this model has no tokens for filling in the middle. Leave it out."
+        raise unsupported("suffix", message)
+    if body.echo:
+        raise invalid("`echo` cannot be used with `suffix`: the prompt does not end where the answer begins.", "echo")
+    check_length(context, body.suffix)
+    [after] = await encode(context, [body.suffix], add_special_tokens=False)
+    begin = [] if body.add_special_tokens is False else tokenizer.encode("", add_special_tokens=True)
+    return lambda before: marks.prompt(begin, before, after)
 
 
 def _completion_prompt(context: Context, body: CompletionBody, given: str | list[int], ids: list[int]) -> Prompt:
@@ -94,16 +115,18 @@ class TemplateUse:
     kwargs: Mapping[str, Any]
     opened: bool  # the answer's turn is opened after the last message
     continued: bool  # the last message is the beginning of the answer
+    tools: Sequence[Mapping[str, Any]] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         text = self.template.render(
             messages,
             add_generation_prompt=self.opened,
             continue_final_message=self.continued,
+            tools=self.tools,
             template=self.source,
             **self.kwargs,
         )
-        return Conversation(tuple(messages), text, self.source, self.kwargs, continued=self.continued)
+        return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
 
 
 def template_use(
@@ -112,7 +135,10 @@ def template_use(
     """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
     rendered as it was `before`, unless the client says otherwise."""
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
+    choice = body.tool_choice if isinstance(body, ChatBody) else None
+    tools: Sequence[Mapping[str, Any]] | None = chat_tools(body.tools, choice, None).for_template()
     if before is not None:
+        tools = before.tools if body.tools is None else tools
         source, kwargs = source or before.template, {**before.template_kwargs, **kwargs}
     template = context.text.chat_template
     if template is None:
@@ -129,7 +155,7 @@ def template_use(
         )
     if continued and last_role != "assistant":
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
-    return TemplateUse(template, source, kwargs, opened, continued)
+    return TemplateUse(template, source, kwargs, opened, continued, tools)
 
 
 async def rendered_chat(

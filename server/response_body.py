@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.errors import ApiError, invalid, unsupported
+from server.constraints import Constraint, constraint_of, format_constraint
+from server.errors import ApiError, invalid
 from server.wire import ChatBody, GenerationBody, ResponseBody, shorten
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -28,11 +29,6 @@ def check_body(body: ResponseBody) -> list[str]:
     if body.max_output_tokens is not None and body.max_output_tokens < 0:
         message = f"`max_output_tokens` must be at least 0, not {body.max_output_tokens}; leave it out for no limit."
         raise invalid(message, "max_output_tokens")
-    _check_format((body.text or {}).get("format"))
-    if body.tools:
-        raise unsupported("tools", "`tools` cannot be used here: this server does not support them. Leave them out.")
-    if body.tool_choice not in (None, "auto", "none"):
-        raise unsupported("tool_choice", "`tool_choice` must be 'auto' or 'none': this server does not support tools.")
     included = body.include or []
     return [f"include[{name}]" for name in included if name != _LOGPROBS and name not in _NOTHING_TO_INCLUDE]
 
@@ -48,13 +44,16 @@ def as_chat(body: ResponseBody) -> ChatBody:
     )
 
 
-def _check_format(given: Any) -> None:
+def response_constraint(body: ResponseBody) -> Constraint | None:
+    """The grammar of `text.format`, or of `structured_outputs`."""
+    structured = constraint_of(as_chat(body))
+    given = (body.text or {}).get("format")
     if given is None:
-        return
+        return structured
     if not isinstance(given, dict):
         raise ApiError(400, "invalid_type", "`text.format` must be an object with `type`.", param="text.format")
-    if given.get("type", "text") != "text":
-        kind = shorten(repr(given["type"]))
-        raise unsupported(
-            "text.format.type", f"`text.format.type` is {kind}; this server answers in plain text: use 'text'."
-        )
+    wanted = format_constraint(given, "text.format", nested=None)
+    if wanted is not None and structured is not None:
+        message = "`text.format` and `structured_outputs` both say what the answer looks like: send one of them."
+        raise invalid(message, "structured_outputs")
+    return wanted or structured

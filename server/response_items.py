@@ -37,9 +37,23 @@ def output_message(item_id: str, text: str, logprobs: Sequence[Any], status: str
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
-def without_logprobs(message: Item) -> Item:
-    """A message as the conversation keeps it."""
-    return {**message, "content": [{**part, "logprobs": []} for part in message["content"]]}
+def output_call(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Item:
+    """A function that a response calls."""
+    call = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"id": item_id, "type": "function_call", "status": status, **call}
+
+
+def begun_item(item: Item) -> Item:
+    """What a whole item was when it began."""
+    empty: Item = {"content": []} if item["type"] == "message" else {"arguments": ""}
+    return {**item, "status": "in_progress", **empty}
+
+
+def without_logprobs(item: Item) -> Item:
+    """An item of the output as the conversation keeps it."""
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
 def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.types import FinishReason, SamplingParams, Usage
-from server.response_items import output_message
+from server.tools import Function, Tools
 from server.wire import ResponseBody
 
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -13,7 +13,7 @@ _VERBOSITIES = ("low", "medium", "high")
 
 
 def in_progress(
-    body: ResponseBody, answer_id: str, created_at: int, model: str, params: SamplingParams
+    body: ResponseBody, answer_id: str, created_at: int, model: str, params: SamplingParams, tools: Tools
 ) -> dict[str, Any]:
     """The object as it stands before anything is known of the answer."""
     reasoning = body.reasoning or {}
@@ -42,11 +42,11 @@ def in_progress(
         "store": body.store is not False,
         "temperature": params.temperature,
         "text": {
-            "format": {"type": "text"},
+            "format": text.get("format") or {"type": "text"},
             "verbosity": text["verbosity"] if text.get("verbosity") in _VERBOSITIES else "medium",
         },
         "tool_choice": body.tool_choice or "auto",
-        "tools": [],
+        "tools": [_tool(function) for function in tools.functions],
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
@@ -56,7 +56,7 @@ def in_progress(
 
 
 def finished(
-    head: dict[str, Any], message: dict[str, Any], reason: FinishReason, usage: Usage, now: int
+    head: dict[str, Any], items: list[dict[str, Any]], reason: FinishReason, usage: Usage, now: int
 ) -> dict[str, Any]:
     """The object at its end; `head` is what it was in progress."""
     whole = reason == "stop"
@@ -66,18 +66,18 @@ def finished(
         "status": status,
         "completed_at": now if whole else None,
         "incomplete_details": None if whole else {"reason": "max_output_tokens"},
-        "output": [{**message, "status": status}],
+        "output": items,
         "usage": _usage(usage),
     }
 
 
-def failed(head: dict[str, Any], item_id: str, text: str, message: str) -> dict[str, Any]:
+def failed(head: dict[str, Any], items: list[dict[str, Any]], message: str) -> dict[str, Any]:
     """The object after a failure in mid-stream. OpenAI's list of codes is closed, and has one for us."""
     return {
         **head,
         "status": "failed",
         "error": {"code": "server_error", "message": message},
-        "output": [output_message(item_id, text, [], "incomplete")],
+        "output": items,
     }
 
 
@@ -103,4 +103,14 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _tool(function: Function) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
+        "strict": function.strict,
     }

@@ -23,6 +23,7 @@ from server.messages import text_length
 from server.prompts import TemplateUse, check_length, off_loop, template_kwargs
 from server.response_items import Item, input_items, messages_of
 from server.stored import StoredResponse
+from server.tools import Tools
 from server.wire import ResponseBody
 
 Message = dict[str, Any]
@@ -38,7 +39,9 @@ class ResponsePrompt:
     parent: StoredResponse | None
 
 
-async def response_prompt(context: Context, tenant: str, body: ResponseBody, deadline: float | None) -> ResponsePrompt:
+async def response_prompt(
+    context: Context, tenant: str, body: ResponseBody, tools: Tools, deadline: float | None
+) -> ResponsePrompt:
     items = input_items(body.input)
     parent = None
     if body.previous_response_id is not None:
@@ -49,7 +52,7 @@ async def response_prompt(context: Context, tenant: str, body: ResponseBody, dea
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise missing("input", "`input` is missing: send a string, or a list of items.")
-    builder = _Builder(context, body, parent)
+    builder = _Builder(context, body, tools, parent)
     try:
         built = await off_loop(context, text_length(messages), lambda: builder.build(messages))
     except InvalidRequest as error:
@@ -95,13 +98,13 @@ class _Built(NamedTuple):
 class _Builder:
     """Messages → tokens, in a worker thread where they are long."""
 
-    def __init__(self, context: Context, body: ResponseBody, parent: StoredResponse | None) -> None:
+    def __init__(self, context: Context, body: ResponseBody, tools: Tools, parent: StoredResponse | None) -> None:
         template = context.text.chat_template
         if template is None:
             raise invalid("This model has no chat template, which `input` needs; use /v1/completions.", "input")
         kwargs = template_kwargs(body.chat_template_kwargs)
         self._context = context
-        self._template = TemplateUse(template, None, kwargs, opened=True, continued=False)
+        self._template = TemplateUse(template, None, kwargs, opened=True, continued=False, tools=tools.for_template())
         self._parent = parent
         self._truncate = body.truncation == "auto"
         self._room = context.engine.info.max_model_len - max(body.max_output_tokens or 0, 1)

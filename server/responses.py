@@ -28,12 +28,15 @@ from server.intake import read_object
 from server.logprobs import Spelling
 from server.names import new_id
 from server.report import report_of
-from server.response_body import as_chat, check_body
-from server.response_events import Answer, ResponseFormat
+from server.response_answer import Answer
+from server.response_body import as_chat, check_body, response_constraint
+from server.response_events import ResponseFormat
 from server.response_items import without_logprobs
 from server.response_prompt import ResponsePrompt, response_prompt
 from server.sse import EventStream
 from server.stored import RunningResponse, StoredResponse, Turn
+from server.tool_use import Calls
+from server.tools import response_tools
 from server.wire import ResponseBody
 
 
@@ -46,12 +49,15 @@ async def create(http: web.Request) -> web.StreamResponse:
     chat = as_chat(body)
     check_stream_options(chat)
     params = sampling.sampling_params(chat, context.engine.info, context.text.tokenizer)
+    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    calls = Calls(context, tools, template=None)
+    params = await calls.constrain(context, chat, params, response_constraint(body))
     terms = terms_of(context, http, chat, default_tokens=None)
-    prompt = await response_prompt(context, terms.tenant, body, terms.deadline)
+    prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
     [request] = engine_requests(context, chat, answer_id, [prompt.prompt], params, terms)
-    head = response_object.in_progress(body, answer_id, int(time.time()), model, request.params)
+    head = response_object.in_progress(body, answer_id, int(time.time()), model, request.params, tools)
     spelling = Spelling(context.text.tokenizer, body.return_tokens_as_token_ids)
-    answer = Answer(head, report_of(request), spelling if params.logprobs is not None else None)
+    answer = Answer(head, report_of(request), spelling if params.logprobs is not None else None, calls.reader())
     making = _Making(context, request, prompt, answer, RunningResponse(answer_id, head))
     headers = fields.ignored_header(ignored)
     with making.registered():
@@ -66,8 +72,9 @@ async def input_tokens(http: web.Request) -> web.Response:
     body, ignored = fields.read(await read_object(http, context), ResponseBody)
     context.served_name(body.model)
     ignored += check_body(body)
+    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     terms = terms_of(context, http, as_chat(body), default_tokens=None)
-    prompt = await response_prompt(context, terms.tenant, body, terms.deadline)
+    prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
     return json_response(count, fields.ignored_header(ignored))
 

@@ -198,12 +198,13 @@ class SafetensorsBody:
 
 
 def gathered(pieces: Iterable[Piece], least: int) -> Iterator[Piece]:
-    """The same bytes, with small pieces put together until they are `least` bytes."""
+    """The same bytes, with small pieces put together until they are `least` bytes. None is empty, which would be the
+    end of a body in chunks."""
     small: list[Piece] = []
     size = 0
     for piece in pieces:
         if len(piece) >= least:
-            if small:
+            if size:
                 yield b"".join(small)
                 small, size = [], 0
             yield piece
@@ -213,7 +214,7 @@ def gathered(pieces: Iterable[Piece], least: int) -> Iterator[Piece]:
         if size >= least:
             yield b"".join(small)
             small, size = [], 0
-    if small:
+    if size:
         yield b"".join(small)
 
 

@@ -82,6 +82,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     catalogue: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     return_hidden_states: bool | GeneratedStates | None = None
 
     continuation_of: str | None = None
@@ -109,6 +111,7 @@ PromptField = str | list[int | str | list[int]]
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     prompt: PromptField | None = None
+    suffix: str | None = None
     echo: bool = False
     logprobs: int | None = None
     continuation_fallback: str | list[int] | None = None
@@ -123,6 +126,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     continuation_fallback: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
 
 class ResponseBody(GenerationBody, frozen=True, kw_only=True):
@@ -195,6 +200,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tools: list[Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ import pytest
 from tests.test_end_to_end import Server
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("continuation.md", "beams.md", "hidden_states.md")
-SAMPLED = {"text", "content"}  # roundings, and so a near tie, may differ from one instruction set to another
+PAGES = ("continuation.md", "beams.md", "hidden_states.md", "structured_outputs.md")
+SAMPLED = {"text", "content", "arguments"}  # roundings, so a near tie, may differ between instruction sets
 
 
 def examples(page: str) -> list[tuple[str, Any]]:

@@ -108,26 +108,38 @@ class StepReader {
   int blocks_[2] = {0, 0};  // of rows 0-7 and 8-15 of the step
 };
 
+// A lane's part of an item's 16 query rows, as the matrix product takes it; asked for while the item before
+// it is finished.
+template <int D>
+struct QueryRows {
+  uint32_t q[D / 16][4];
+
+  __device__ void read(const AttentionArgs& a, const WorkItem& item, int head, int lane) {
+    const int rows = item.num_tokens * a.group;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + half * 8;
+      const bf16* source = static_cast<const bf16*>(a.q) + (item.first_token + row / a.group) * a.q_stride +
+                           (head * a.group + row % a.group) * D + lane % 4 * 2;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+        q[k][half] = row < rows ? *reinterpret_cast<const uint32_t*>(source + k * 16) : 0;
+        q[k][half + 2] = row < rows ? *reinterpret_cast<const uint32_t*>(source + k * 16 + 8) : 0;
+      }
+    }
+  }
+};
+
 // One warp's softmax state of 16 rows. A lane holds rows lane / 4 + {0, 8}: m[half], d[half] (its own
 // columns' part).
 template <int D, bool kSoftCap>
 class WarpState {
  public:
-  __device__ WarpState(const AttentionArgs& a, const WorkItem& item, int head, int lane) : lane_(lane) {
-    const int rows = item.num_tokens * a.group;
+  __device__ WarpState(const AttentionArgs& a, const WorkItem& item, const QueryRows<D>& queries, int lane)
+      : lane_(lane), q_(queries.q) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane / 4 + half * 8;
-      const int token = row / a.group;
-      position_[half] = item.first_position + min(token, item.num_tokens - 1);
-      const bf16* q = static_cast<const bf16*>(a.q) + (item.first_token + token) * a.q_stride +
-                      (head * a.group + row % a.group) * D + lane % 4 * 2;
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
-        q_[k][half] = row < rows ? *reinterpret_cast<const uint32_t*>(q + k * 16) : 0;
-        q_[k][half + 2] = row < rows ? *reinterpret_cast<const uint32_t*>(q + k * 16 + 8) : 0;
-      }
-    }
+    for (int half = 0; half < 2; ++half)
+      position_[half] = item.first_position + min((lane / 4 + half * 8) / a.group, item.num_tokens - 1);
   }
 
   // Adds the keys [token, token + 16) of the item, whose tiles are at `stage`.
@@ -218,8 +230,8 @@ class WarpState {
   }
 
   const int lane_;
+  const uint32_t (&q_)[D / 16][4];
   int position_[2];
-  uint32_t q_[D / 16][4];
   float o_[D / 8][4] = {};
   float m_[2] = {-INFINITY, -INFINITY};
   float d_[2] = {0.0f, 0.0f};
@@ -279,17 +291,20 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   const uint32_t ring_address = shared_address(ring);
 
   StepReader<D> reader(a, warp, lane, head);
+  WorkItem item = load_item(a.items, blockIdx.x);
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
   // before.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
+  if (item.num_tokens == 0) return;
+  QueryRows<D> queries;
+  queries.read(a, item, head, lane);
   int stage = 0;
-  for (int index = blockIdx.x; index >= 0;) {
-    const WorkItem item = load_item(a.items, index);
-    if (item.num_tokens == 0) break;
-    index = item.next;
-    WarpState<D, kSoftCap> state(a, item, head, lane);
+  for (;;) {
+    const bool last = item.next < 0;
+    const WorkItem next = last ? item : load_item(a.items, item.next);
+    WarpState<D, kSoftCap> state(a, item, queries, lane);
     // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.
     int held = -1;
     for (int token = item.kv_begin / kStepKeys * kStepKeys + warp * kStepKeys; token < item.kv_end;
@@ -305,11 +320,14 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     float* tile = held < 0 ? nullptr : reinterpret_cast<float*>(ring + held * S::kStageBytes);
     if (held >= 0) state.store(tile, scales[warp], item.num_tokens * a.group);
     if (lane == 0) shared_tiles[warp] = tile;
+    if (!last) queries.read(a, next, head, lane);
     __syncthreads();
     float* const tiles[kDecodeWarps] = {shared_tiles[0], shared_tiles[1], shared_tiles[2], shared_tiles[3]};
     finish_item<D>(a, item, head, tiles, scales);
     __syncthreads();
+    if (last) return;
     if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
+    item = next;
   }
 }
 

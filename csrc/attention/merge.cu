@@ -113,21 +113,38 @@ __device__ MergeEntry load_entry(const int4* merges, int index) {
   return {own.x, own.y, own.z, own.w, shared.x, shared.y, shared.z, shared.w};
 }
 
+// Whether a warp merges each of its rows.
 __device__ bool is_small(const MergeEntry& entry) {
   return entry.num_tokens == 1 && entry.num_states + entry.num_shared <= kFewStates;
 }
 
-// A warp per row.
-template <int D>
-__device__ void merge_small_entries(const AttentionArgs& a, const int4* merges, int num_merges) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int i = blockIdx.x * kWarps + warp; i < num_merges * a.group; i += gridDim.x * kWarps) {
-    const MergeEntry entry = load_entry(merges, i / a.group);
-    if (!is_small(entry)) continue;
-    const int row = i % a.group;
-    write_row<D>(a, entry, row, merge_row<D>(a, entry, row, 0, 1, lane), lane);
+// The small entries, a warp per row: the first entry of a warp is known before states are.
+class SmallEntries {
+ public:
+  __device__ SmallEntries(const AttentionArgs& a, const int4* merges)
+      : merges_(merges),
+        count_(__ldg(a.work_list) * a.group),
+        index_(static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) {
+    if (index_ < count_) entry_ = load_entry(merges, index_ / a.group);
   }
-}
+
+  template <int D>
+  __device__ void merge(const AttentionArgs& a) {
+    const int lane = threadIdx.x % 32;
+    while (index_ < count_) {
+      const int row = index_ % a.group;
+      if (is_small(entry_)) write_row<D>(a, entry_, row, merge_row<D>(a, entry_, row, 0, 1, lane), lane);
+      index_ += static_cast<int>(gridDim.x) * kWarps;
+      if (index_ < count_) entry_ = load_entry(merges_, index_ / a.group);
+    }
+  }
+
+ private:
+  const int4* const merges_;
+  const int count_;
+  int index_;
+  MergeEntry entry_{};
+};
 
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32)
@@ -136,9 +153,10 @@ __global__ void __launch_bounds__(kWarps * 32)
   // The product that follows may ask for its weights meanwhile.
   asm volatile("griddepcontrol.launch_dependents;");
   const int num_merges = __ldg(a.work_list);
+  SmallEntries small(a, merges);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  merge_small_entries<D>(a, merges, num_merges);
+  small.merge<D>(a);
   for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
     const MergeEntry entry = load_entry(merges, index);
     if (is_small(entry)) continue;

@@ -1,7 +1,6 @@
 #include "attention/shared_prefix.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace bequest {
 namespace {
@@ -20,74 +19,86 @@ int32_t common_units(const BlockTableRows& rows, int64_t s, int unit) {
   return static_cast<int32_t>(blocks * rows.block_size / unit);
 }
 
-// Neighbours that have been looked at together: the units that the best cut of them spares.
-struct Stretch {
-  int32_t first;
-  int32_t last;
-  int64_t spared = 0;
-  bool whole = true;  // is one run, or one sequence
-};
-
-// What neighbours have in common only shrinks when more of them are taken together. So stretches are joined
-// at the edge that has most in common, then at the next: a stretch is one run if that spares at least what
-// its two parts spare.
+// Finds the cut by looking at the sequences one after the other: the best cut of the first n of them ends
+// with a sequence by itself or with a run, whose length is what all of its neighbours have in common.
 class RunFinder {
  public:
-  explicit RunFinder(std::vector<int32_t> common) : common_(std::move(common)), joined_(common_.size()) {
-    const auto count = static_cast<int32_t>(common_.size()) + 1;
-    at_.resize(count);
-    for (int32_t s = 0; s < count; ++s) at_[s] = {s, s};
+  // common[s]: units of sequences s and s + 1.
+  explicit RunFinder(const std::vector<int32_t>& common)
+      : common_(common), spared_(common.size() + 2), run_start_(common.size() + 2, -1) {
+    for (int32_t last = 1; last <= static_cast<int32_t>(common.size()); ++last) {
+      lower_to(common_[last - 1], last - 1);
+      const int32_t count = last + 1;
+      spared_[count] = spared_[last];
+      for (const Level& level : levels_) {
+        const int64_t spared = level.value + int64_t{level.common} * last;
+        if (spared >= spared_[count] && spared > 0) {
+          spared_[count] = spared;
+          run_start_[count] = level.start;
+        }
+      }
+    }
   }
 
-  void join_all() {
-    std::vector<int32_t> edges(common_.size());
-    std::iota(edges.begin(), edges.end(), 0);
-    std::erase_if(edges, [&](int32_t edge) { return common_[edge] == 0; });
-    std::stable_sort(edges.begin(), edges.end(),
-                     [&](int32_t a, int32_t b) { return common_[a] > common_[b]; });
-    for (const int32_t edge : edges) join(edge);
+  std::vector<SharedRun> runs(int unit) const {
+    std::vector<SharedRun> found;
+    for (auto count = static_cast<int32_t>(common_.size()) + 1; count > 1;) {
+      const int32_t first = run_start_[count];
+      if (first < 0) {
+        --count;
+        continue;
+      }
+      const int32_t units = *std::min_element(common_.begin() + first, common_.begin() + count - 1);
+      found.push_back({first, count - first, units * unit});
+      count = first;
+    }
+    std::reverse(found.begin(), found.end());
+    return found;
   }
-
-  bool joined(int64_t edge) const { return joined_[edge] != 0; }
 
  private:
-  void join(int32_t edge) {
-    const Stretch left = at_[edge], right = at_[edge + 1];  // a stretch is kept at both of its ends
-    Stretch both{left.first, right.last, left.spared + right.spared, false};
-    const int64_t as_one = int64_t{common_[edge]} * (both.last - both.first);
-    if (as_one >= both.spared) {
-      both.spared = as_one;
-      both.whole = true;
-      joined_[edge] = 1;
-      for (const Stretch& part : {left, right})
-        if (!part.whole) std::fill(joined_.begin() + part.first, joined_.begin() + part.last, 1);
+  // Where a run may have begun that has `common` units up to the sequence looked at. Of all these places the
+  // best is known: what is spared before it and, with `common` more for each further sequence, in it.
+  struct Level {
+    int32_t common;
+    int32_t earliest;
+    int32_t start;
+    int64_t value;  // spared before `start`, less common * start
+  };
+
+  int64_t value(int32_t start, int32_t common) const { return spared_[start] - int64_t{common} * start; }
+
+  // Runs that go on have no more in common than `common`; one may begin at `start`.
+  void lower_to(int32_t common, int32_t start) {
+    if (common == 0) return levels_.clear();
+    Level level{common, start, start, value(start, common)};
+    while (!levels_.empty() && levels_.back().common >= common) {
+      const Level& higher = levels_.back();
+      const bool same = higher.common == common;  // then its best is known, which is the rule
+      for (int32_t s = same ? higher.start : level.earliest - 1; s >= higher.earliest; --s) {
+        if (value(s, common) >= level.value) level.start = s, level.value = value(s, common);
+        if (same) break;
+      }
+      level.earliest = higher.earliest;
+      levels_.pop_back();
     }
-    at_[both.first] = at_[both.last] = both;
+    levels_.push_back(level);
   }
 
-  const std::vector<int32_t> common_;  // [S - 1]
-  std::vector<uint8_t> joined_;        // [S - 1]
-  std::vector<Stretch> at_;            // [S]
+  const std::vector<int32_t>& common_;  // [S - 1]
+  std::vector<int64_t> spared_;         // [S + 1] units that the best cut of the first n sequences spares
+  std::vector<int32_t> run_start_;      // [S + 1] where its last run begins, -1: the last is by itself
+  std::vector<Level> levels_;           // growing in `common` and in `start`
 };
 
 }  // namespace
 
 std::vector<SharedRun> find_shared_runs(const BlockTableRows& rows, int unit) {
-  std::vector<SharedRun> runs;
-  if (rows.block_tables == nullptr || rows.num_sequences < 2) return runs;
+  if (rows.block_tables == nullptr || rows.num_sequences < 2) return {};
   std::vector<int32_t> common(rows.num_sequences - 1);
   for (int64_t s = 0; s + 1 < rows.num_sequences; ++s) common[s] = common_units(rows, s, unit);
-  if (std::all_of(common.begin(), common.end(), [](int32_t units) { return units == 0; })) return runs;
-
-  RunFinder finder(common);
-  finder.join_all();
-  for (int32_t first = 0; first + 1 < rows.num_sequences;) {
-    int32_t last = first, least = INT32_MAX;
-    while (last + 1 < rows.num_sequences && finder.joined(last)) least = std::min(least, common[last++]);
-    if (last > first) runs.push_back({first, last - first + 1, least * unit});
-    first = last + 1;
-  }
-  return runs;
+  if (std::all_of(common.begin(), common.end(), [](int32_t units) { return units == 0; })) return {};
+  return RunFinder(common).runs(unit);
 }
 
 }  // namespace bequest

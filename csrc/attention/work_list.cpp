@@ -16,14 +16,17 @@ static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts == 4,
 
 // Costs in quarters of a unit.
 constexpr int64_t kUnitCost = 4;
-constexpr int64_t kItemCost = 2;  // of starting and finishing a decode item, whatever its length
+constexpr int64_t kItemCost = 5;  // of starting and finishing a decode item, whatever its length
 constexpr int64_t kSnap = 32;     // a decode cut closer to a tile's edge than share / kSnap moves there
 constexpr int64_t kMinPrefillUnits = 4;  // a state costs more to store and merge than shorter pieces gain
 constexpr int kPrefillPiecesPerShare = 2;
 // A shared tile costs its sharers a state each, which fewer units do not pay for.
 constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
-// From here on reading shared keys again for every 16 rows costs more than a kernel of its own.
-constexpr int32_t kManySharedKeys = 32 * kUnitKeys;
+// Where workers have fewer units each, what they wait for is not bytes: sharing would only add states.
+constexpr int64_t kLeastShare = 4;
+// From so many units each on, reading shared keys again for every 16 rows costs more than a kernel of its
+// own.
+constexpr int64_t kPrefillShare = 8;
 
 // What a sequence shares: its first keys, and the states that a shared tile leaves for its rows.
 struct Share {
@@ -63,13 +66,23 @@ bool is_decode(const Step& step, int32_t query_len) {
 
 // Whether a run's keys are read by prefill tiles.
 bool is_for_prefill(const Step& step, const SharedRun& run) {
-  return step.layout.prefill_tokens > 0 && run.count * step.shape.group() > kDecodeRows &&
-         (step.layout.decode_tokens < 2 || run.num_keys >= kManySharedKeys);
+  const WorkListLayout& layout = step.layout;
+  if (layout.prefill_tokens == 0 || run.count * step.shape.group() <= kDecodeRows) return false;
+  const int64_t tiles = (run.count + layout.decode_tokens - 1) / layout.decode_tokens;
+  return layout.decode_tokens < 2 || tiles * (run.num_keys / kUnitKeys) >= kPrefillShare * layout.workers;
+}
+
+int64_t num_decode_units(const Step& step) {
+  int64_t keys = 0;
+  for (int64_t s = 0; s < step.batch.num_sequences; ++s)
+    if (is_decode(step, step.batch.query_start[s + 1] - step.batch.query_start[s]))
+      keys += step.batch.seq_lens[s];
+  return keys / kUnitKeys;
 }
 
 void find_shares(Step& step) {
   if (step.shape.dtype == DType::kF32 || !step.shape.causal || step.shape.window > 0) return;
-  if (step.layout.decode_tokens == 0) return;
+  if (step.layout.decode_tokens == 0 || num_decode_units(step) < kLeastShare * step.layout.workers) return;
   step.runs = find_shared_runs(step.batch, kUnitKeys);
   std::erase_if(step.runs, [&](const SharedRun& run) {
     return run.num_keys < kMinSharedKeys || (step.layout.decode_tokens < 2 && !is_for_prefill(step, run));

@@ -120,11 +120,12 @@ void bind_rows(py::module_& m) {
   });
   m.def("cuda_sample", [](Address logits, int dtype, int64_t stride, Address row_ids, Address positions,
                           int64_t num, int64_t vocab_size, int64_t num_rows, Address rows,
-                          Address last_tokens, Address tokens, Address bad, Address stream) {
-    cuda::sample({pointer<void>(logits), DType(dtype), stride, pointer<int32_t>(row_ids),
-                  pointer<int32_t>(positions), num, vocab_size, num_rows, pointer<cuda::SamplerRow>(rows),
-                  pointer<int32_t>(last_tokens), pointer<int32_t>(tokens), pointer<bool>(bad)},
-                 stream_of(stream));
+                          Address last_tokens, Address masks, Address tokens, Address bad, Address stream) {
+    cuda::sample(
+        {pointer<void>(logits), DType(dtype), stride, pointer<int32_t>(row_ids), pointer<int32_t>(positions),
+         num, vocab_size, num_rows, pointer<cuda::SamplerRow>(rows), pointer<int32_t>(last_tokens),
+         pointer<int32_t>(masks), pointer<int32_t>(tokens), pointer<bool>(bad)},
+        stream_of(stream));
   });
   m.def("cuda_logprobs", [](Address logits, int dtype, int64_t stride, int64_t num, int64_t vocab_size,
                             Address chosen, int64_t top, Address chosen_logprob, Address rank,

@@ -40,9 +40,9 @@ void bind_sampler(py::module_& m) {
       .def(
           "sample",
           [](Sampler& self, Address logits, int64_t stride, Address rows, Address positions, int64_t num,
-             Address tokens, Address bad) {
+             Address masks, Address tokens, Address bad) {
             self.sample({pointer<float>(logits), stride, pointer<int32_t>(rows), pointer<int32_t>(positions),
-                         num, pointer<int32_t>(tokens), pointer<bool>(bad)});
+                         num, pointer<int32_t>(masks), pointer<int32_t>(tokens), pointer<bool>(bad)});
           },
           py::call_guard<py::gil_scoped_release>());
 }

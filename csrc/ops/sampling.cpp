@@ -28,6 +28,22 @@ int32_t draw_filtered(const SamplingRowParams& p, const float* x, int32_t n, flo
   return draw(x, n, inverse_temperature, cutoff, find_first(x, n, max), key);
 }
 
+// -inf for every token of x [n] whose bit in `mask` is not set. Most words are all or nothing.
+void keep_masked(const int32_t* mask, float* x, int32_t n) {
+  constexpr float kMasked = -std::numeric_limits<float>::infinity();
+  for (int32_t begin = 0; begin < n; begin += 32) {
+    const auto word = static_cast<uint32_t>(mask[begin / 32]);
+    if (word == ~uint32_t{0}) continue;
+    const int32_t end = std::min(n, begin + 32);
+    if (word == 0) {
+      std::fill(x + begin, x + end, kMasked);
+      continue;
+    }
+    for (int32_t i = begin; i < end; ++i)
+      if ((word >> (i - begin) & 1) == 0) x[i] = kMasked;
+  }
+}
+
 }  // namespace
 
 Sampler::Sampler(int32_t num_rows, int32_t vocab_size) : vocab_size_(vocab_size) {
@@ -77,13 +93,14 @@ void Sampler::check_rows(const SampleParams& p) {
   }
 }
 
-std::optional<int32_t> Sampler::choose(const SamplingRow& row, const float* logits, int32_t position,
-                                       Scratch& scratch) {
+std::optional<int32_t> Sampler::choose(const SamplingRow& row, const float* logits, const int32_t* mask,
+                                       int32_t position, Scratch& scratch) {
   RowMax found = scan_max(logits, vocab_size_);
   if (!found.finite) return std::nullopt;
   const float* x = logits;
-  if (row.edits()) {
+  if (mask || row.edits()) {
     scratch.logits.assign(logits, logits + vocab_size_);
+    if (mask) keep_masked(mask, scratch.logits.data(), vocab_size_);
     row.edit(scratch.logits.data(), vocab_size_);
     x = scratch.logits.data();
     found = scan_max(x, vocab_size_);
@@ -97,11 +114,13 @@ std::optional<int32_t> Sampler::choose(const SamplingRow& row, const float* logi
 
 void Sampler::sample(const SampleParams& p) {
   check_rows(p);
+  const int64_t mask_words = (vocab_size_ + 31) / 32;
   const int workers = num_threads();
   if (static_cast<int>(scratch_.size()) < workers) scratch_.resize(workers);
   for_each_item(p.num, [&](int64_t i, int worker) {
     SamplingRow& row = *rows_[p.rows[i]];
-    const auto token = choose(row, p.logits + i * p.stride, p.positions[i], scratch_[worker]);
+    const int32_t* mask = p.masks ? p.masks + i * mask_words : nullptr;
+    const auto token = choose(row, p.logits + i * p.stride, mask, p.positions[i], scratch_[worker]);
     p.bad[i] = !token;
     p.tokens[i] = token.value_or(0);
     if (token) {

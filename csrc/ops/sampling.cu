@@ -71,16 +71,18 @@ __device__ void edit(RowCluster& logits, const SamplerRow& row) {
   __syncthreads();
 }
 
-// Logits into the slice, without those that are not allowed; the range of what was read, of this thread's
-// part.
+// Logits into the slice, without those that the row or the step's mask (null: none) does not allow; the range
+// of what was read, of this thread's part.
 template <class T>
-__device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row) {
+__device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
+                          const uint8_t* step_mask) {
   const auto* allowed =
       row.allowed >= 0 ? reinterpret_cast<const uint8_t*>(row.storage + row.allowed) : nullptr;
   RowRange range;
   const auto keep = [&](float (&x)[kUnit], int unit) {
     const int first = logits.begin() + unit * kUnit;
-    const unsigned mask = row.rule ? 0 : allowed ? allowed[first / kUnit] : 0xffu;
+    unsigned mask = row.rule ? 0 : allowed ? allowed[first / kUnit] : 0xffu;
+    if (step_mask) mask &= step_mask[first / kUnit];
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       if (first + i < logits.end()) range.add(x[i]);
@@ -229,9 +231,9 @@ __device__ RowCutoff find_kept(RowCluster& logits, const SamplerRow& row, const 
 
 template <class T>
 __device__ Choice choose_staged(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
-                                const RowDrawKey& key, int vocab) {
-  RowRange mine = stage(logits, from, aligned, row);
-  if (edits(row)) {
+                                const RowDrawKey& key, int vocab, const uint8_t* step_mask) {
+  RowRange mine = stage(logits, from, aligned, row, step_mask);
+  if (step_mask || edits(row)) {
     if (!logits.all_reduce(mine).finite()) return {0, true};
     if (row.rule != nullptr) admit_next_of_item(logits, from, row);
     edit(logits, row);
@@ -364,7 +366,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SamplePara
     }
     return;
   }
-  if (needs_staging(p.rows[row_id], vocab)) return;
+  if (p.masks || needs_staging(p.rows[row_id], vocab)) return;
   __shared__ SamplerRow row;
   copy_row(p.rows[row_id], row);
   const Input<T> in(p, item, row);
@@ -387,10 +389,12 @@ __global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParam
   for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
     const int row_id = p.row_ids[item];
     if (!is_open(p, row_id)) continue;
-    if (!needs_staging(p.rows[row_id], vocab)) continue;
+    if (!p.masks && !needs_staging(p.rows[row_id], vocab)) continue;
     copy_row(p.rows[row_id], row);
     const Input<T> in(p, item, row);
-    finish(p, logits, item, choose_staged(logits, in.logits, in.aligned, row, in.key, vocab));
+    const auto* step_mask =
+        p.masks ? reinterpret_cast<const uint8_t*>(p.masks + item * ceil_div(vocab, 32)) : nullptr;
+    finish(p, logits, item, choose_staged(logits, in.logits, in.aligned, row, in.key, vocab, step_mask));
   }
 }
 

@@ -1,8 +1,9 @@
 // Chooses the next token of each row.
 //
-// In this order: allowed tokens, the catalogue, bad words, tokens held back until min_tokens, logit bias;
-// repetition (prompt and outputs), frequency and presence (outputs) penalties; temperature; min_p, top_k,
-// top_p; the draw. Below a temperature of 1e-5 the best token is taken instead, the lowest id among equals.
+// In this order: allowed tokens, the step's mask, the catalogue, bad words, tokens held back until
+// min_tokens, logit bias; repetition (prompt and outputs), frequency and presence (outputs) penalties;
+// temperature; min_p, top_k, top_p; the draw. Below a temperature of 1e-5 the best token is taken instead,
+// the lowest id among equals.
 //
 // A row's token depends on its own logits, parameters, history and position alone, bit for bit.
 #pragma once
@@ -24,8 +25,9 @@ struct SampleParams {
   const int32_t* rows;       // [N] open rows, none twice
   const int32_t* positions;  // [N] absolute position of the sampled token: keys its random numbers
   int64_t num;               // N
-  int32_t* tokens;           // [N]; 0 where bad
-  bool* bad;  // [N]: NaN or +inf in the logits, or nothing left to sample; the row stays as it was
+  const int32_t* masks;  // [N, ceil(V / 32)] bit i % 32 of word i / 32: token i may be sampled; null: all may
+  int32_t* tokens;       // [N]; 0 where bad
+  bool* bad;             // [N]: NaN or +inf in the logits, or nothing left to sample; the row stays as it was
 };
 
 class Sampler {
@@ -55,8 +57,9 @@ class Sampler {
 
   SamplingRow& at(int32_t row);
   void check_rows(const SampleParams& p);
-  std::optional<int32_t> choose(const SamplingRow& row, const float* logits, int32_t position,
-                                Scratch& scratch);
+  // `mask` [ceil(V / 32)], or null.
+  std::optional<int32_t> choose(const SamplingRow& row, const float* logits, const int32_t* mask,
+                                int32_t position, Scratch& scratch);
 
   const int32_t vocab_size_;
   std::vector<std::optional<SamplingRow>> rows_;

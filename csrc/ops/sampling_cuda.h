@@ -81,6 +81,7 @@ struct SampleParams {
   int64_t num_rows;
   SamplerRow* rows;      // [num_rows]
   int32_t* last_tokens;  // [num_rows]
+  const int32_t* masks;  // [N, ceil(V / 32)] bit i % 32 of word i / 32: token i may be sampled; null: all may
   int32_t* tokens;       // [N]; 0 where bad
   bool* bad;  // [N]: NaN or +inf in the logits, nothing left to sample, or a closed row; the row stays as it
               // was

@@ -105,13 +105,13 @@ class PackedGroups:
 
 def pack_groups(groups: Sequence[BeamGroup]) -> PackedGroups:
     records = np.zeros(len(groups), GROUP_DTYPE)
-    num_slots = 0
     for i, group in enumerate(groups):
         assert 0 <= group.k <= MAX_CANDIDATES and group.num_rows >= 0, group
         if group.constraint is not None:
             records[i] = group.constraint.record
-        records[i]["k"] = group.k
-        records[i]["first_slot"] = num_slots
-        num_slots += group.num_rows * group.k
+    ks = [group.k for group in groups]
+    slots = np.cumsum([0, *(group.num_rows * group.k for group in groups)])
+    records["k"] = ks
+    records["first_slot"] = slots[:-1]
     group_start = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int32)
-    return PackedGroups(group_start, records, num_slots, max([1, *(group.k for group in groups)]))
+    return PackedGroups(group_start, records, int(slots[-1]), max([1, *ks]))

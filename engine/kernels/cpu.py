@@ -10,21 +10,19 @@ Host arrays (lengths, tables, rows) are int32, numpy or torch.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine import _C
+from engine.kernels.cpu_sampler import Sampler as Sampler
+from engine.kernels.cpu_sampler import logprobs as logprobs
 from engine.kernels.cpu_weights import _DTYPE_CODES, PackedWeight
 from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
 from engine.kernels.cpu_weights import pack_quantised as pack_quantised
 from engine.kernels.cpu_weights import pack_weight as pack_weight
 from engine.kernels.cpu_weights import pack_weights as pack_weights
 from engine.kernels.hidden_tap import LayerTap, tap_arguments
-from engine.types import BoolArray, FloatArray, IntArray, RowSpec
+from engine.kernels.host_arrays import HostInts, host_ints
 
 Error = _C.Error
 WITH_CUDA: bool = _C.with_cuda  # whether this build has the CUDA kernels
@@ -230,29 +228,7 @@ def _gated(gate_up: Tensor, activation: int) -> Tensor:
     return out
 
 
-# --- attention, cache, sampling ----------------------------------------------------------------------------------
-
-HostInts = npt.NDArray[np.int32] | Tensor
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _logit_stride(logits: Tensor) -> int:
-    """Elements between the rows of logits f32 [N, V]."""
-    stride = logits.stride()
-    assert logits.dtype == torch.float32 and stride[1] == 1
-    return stride[0]
-
-
-def _host_ints(array: HostInts) -> tuple[int, tuple[int, ...]]:
-    """Address and shape of a contiguous int32 host array."""
-    if isinstance(array, Tensor):
-        assert array.dtype == torch.int32 and array.is_contiguous() and array.device.type == "cpu"
-        return array.data_ptr(), tuple(array.shape)
-    assert array.dtype == np.int32 and array.flags.c_contiguous
-    return _address(array), array.shape
+# --- attention, cache ----------------------------------------------------------------------------------
 
 
 def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
@@ -302,7 +278,7 @@ def copy_blocks(kv_cache: Tensor, pairs: HostInts) -> None:
 
 def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: HostInts) -> None:
     """Copies blocks from one cache to another of the same block shape: pairs [C, 2] of (source, destination)."""
-    address, (num_pairs, two) = _host_ints(pairs)
+    address, (num_pairs, two) = host_ints(pairs)
     assert two == 2 and source_cache.is_contiguous() and destination_cache.is_contiguous()
     assert source_cache.shape[1:] == destination_cache.shape[1:] and source_cache.dtype == destination_cache.dtype
     _C.copy_blocks(
@@ -340,9 +316,9 @@ class AttentionPlan:
         causal: bool = True,
         window: int = 0,
     ) -> None:
-        starts, (num_starts,) = _host_ints(query_start)
-        lens, (num_sequences,) = _host_ints(seq_lens)
-        tables, (num_tables, max_blocks) = _host_ints(block_tables)
+        starts, (num_starts,) = host_ints(query_start)
+        lens, (num_sequences,) = host_ints(seq_lens)
+        tables, (num_tables, max_blocks) = host_ints(block_tables)
         assert num_starts == num_sequences + 1 and num_tables == num_sequences
         self._plan = _C.AttentionPlan(
             starts,
@@ -401,93 +377,3 @@ def paged_attention(
         plan._plan,
     )
     return out
-
-
-class Sampler:
-    """Chooses tokens for `num_rows` sampler rows, each opened with a sequence's parameters and history.
-
-    Masks and bias, penalties, temperature, min_p, top_k, top_p, draw. A row's token depends on its own logits,
-    parameters, history and position alone, bit for bit.
-    """
-
-    __slots__ = ("_sampler", "_vocab_size")
-
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
-        self._sampler = _C.Sampler(num_rows, vocab_size)
-        self._vocab_size = vocab_size
-
-    def open_row(self, spec: RowSpec) -> None:
-        params = spec.params
-        held_back = (*spec.held_back, *params.stop_token_ids) if params.min_tokens else ()
-        self._sampler.open_row(
-            spec.row,
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            params.presence_penalty,
-            params.frequency_penalty,
-            params.repetition_penalty,
-            spec.seed,
-            spec.choice,
-            params.min_tokens,
-            params.logit_bias,
-            params.allowed_token_ids,
-            params.bad_words,
-            held_back,
-            spec.prompt_token_ids,
-            spec.output_token_ids,
-        )
-
-    def close_row(self, row: int) -> None:
-        self._sampler.close_row(row)
-
-    def resolve(self, input_ids: IntArray) -> IntArray:
-        """A copy of input_ids [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
-        resolved = input_ids.copy()
-        address, (count,) = _host_ints(resolved)
-        self._sampler.resolve(address, count)
-        return resolved
-
-    def sample(self, logits: Tensor, rows: HostInts, positions: HostInts) -> tuple[IntArray, BoolArray]:
-        """Tokens [N] for logits f32 [N, V] of distinct rows [N], and which of them are bad.
-
-        positions [N] are those of the sampled tokens; they key the random numbers. Bad: NaN or +inf in the logits, or
-        nothing left to sample; the token is 0 and the row stays as it was.
-        """
-        address, (num,) = _host_ints(rows)
-        positions_address, positions_shape = _host_ints(positions)
-        assert logits.shape == (num, self._vocab_size) and positions_shape == (num,)
-        tokens = np.empty(num, np.int32)
-        bad = np.empty(num, np.bool_)
-        self._sampler.sample(
-            logits.data_ptr(), _logit_stride(logits), address, positions_address, num, _address(tokens), _address(bad)
-        )
-        return tokens, bad
-
-
-def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
-    """Log-softmax of logits f32 [N, V]: of the chosen tokens [N], their ranks [N], the best ids and values [N, top].
-
-    Rank is 1 + the number of greater logits; equal ones are listed by lower id. A row with NaN gives NaN.
-    """
-    num, vocab_size = logits.shape
-    chosen_address, chosen_shape = _host_ints(chosen)
-    assert chosen_shape == (num,)
-    chosen_logprob = np.empty(num, np.float32)
-    rank = np.empty(num, np.int32)
-    top_ids = np.empty((num, top), np.int32)
-    top_logprob = np.empty((num, top), np.float32)
-    _C.logprobs(
-        logits.data_ptr(),
-        _logit_stride(logits),
-        num,
-        vocab_size,
-        chosen_address,
-        top,
-        _address(chosen_logprob),
-        _address(rank),
-        _address(top_ids),
-        _address(top_logprob),
-    )
-    return chosen_logprob, rank, top_ids, top_logprob

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from engine import _C
-from engine.kernels.cpu import HostInts, _host_ints, _kv_sizes
+from engine.kernels.cpu import _kv_sizes
+from engine.kernels.host_arrays import HostInts, host_ints
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 
@@ -97,10 +98,10 @@ class CudaAttentionWorkspace:
         query_start [S + 1], seq_lens [S]: computed tokens after the step; a sequence of 0 tokens is padding.
         block_tables [S, MB].
         """
-        starts, (num_starts,) = _host_ints(query_start)
-        lens, (num_sequences,) = _host_ints(seq_lens)
-        tables, (num_tables, max_blocks) = _host_ints(block_tables)
-        buffer, (list_len,) = _host_ints(work_list)
+        starts, (num_starts,) = host_ints(query_start)
+        lens, (num_sequences,) = host_ints(seq_lens)
+        tables, (num_tables, max_blocks) = host_ints(block_tables)
+        buffer, (list_len,) = host_ints(work_list)
         assert num_starts == num_sequences + 1 == num_tables + 1 and list_len == self.list_len
         if self._block_size is None:
             tables = 0

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.catalogue import CatalogueRule
 from engine.kernels.cuda import logit_rows
+from engine.masks import mask_words
 from engine.types import IntArray, RowSpec, SamplingParams
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
@@ -206,11 +207,13 @@ class CudaSampler:
         positions: Tensor,
         tokens: Tensor | None = None,
         bad: Tensor | None = None,
+        masks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens int32 [N] for logits [N, V], float32 or bfloat16, of distinct rows, and which are bad, bool [N].
 
         rows and positions int32 [N] are on the device; row -1 is skipped (token 0, not bad). Bad: NaN or +inf in the
-        logits, nothing left to sample, or a closed row; the token is 0 and the row stays as it was. Flush first.
+        logits, nothing left to sample, or a closed row; the token is 0 and the row stays as it was. masks int32
+        [N, ceil(V / 32)] are on the device: tokens whose bit is not set are not sampled. Flush first.
         """
         num = logits.shape[0]
         assert not self._updates, "flush() the sampler first"
@@ -223,6 +226,9 @@ class CudaSampler:
         if bad is None:
             bad = torch.empty(num, dtype=torch.bool, device=self._device)
         assert tokens.shape == bad.shape == (num,) and tokens.dtype is torch.int32 and bad.dtype is torch.bool
+        if masks is not None:
+            assert masks.is_cuda and masks.dtype is torch.int32 and masks.is_contiguous()
+            assert masks.shape == (num, mask_words(self._vocab_size))
         _C.cuda_sample(
             address,
             dtype,
@@ -234,6 +240,7 @@ class CudaSampler:
             self.last_tokens.shape[0],
             self._rows.data_ptr(),
             self.last_tokens.data_ptr(),
+            0 if masks is None else masks.data_ptr(),
             tokens.data_ptr(),
             bad.data_ptr(),
             torch.cuda.current_stream().cuda_stream,

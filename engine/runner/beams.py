@@ -68,11 +68,12 @@ def unpack(
 ) -> tuple[BeamCandidates, ...]:
     """The candidates of each group from [G, K] arrays, which are padded with token -1; `bad` is [R]."""
     first = specs[0].first_sample
+    any_bad = bool(bad.any())
+    nums = np.count_nonzero(token >= 0, axis=1).tolist()
     parts = []
-    for g, spec in enumerate(specs):
-        num = int(np.count_nonzero(token[g] >= 0))
+    for g, (spec, num) in enumerate(zip(specs, nums, strict=True)):
         begin = spec.first_sample - first
-        spoilt = bool(bad[begin : begin + len(spec.scores)].any())
+        spoilt = any_bad and bool(bad[begin : begin + len(spec.scores)].any())
         parts.append(BeamCandidates(score[g, :num], row[g, :num], token[g, :num], logprob[g, :num], spoilt))
     return tuple(parts)
 

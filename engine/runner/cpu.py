@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.hidden import StepTaps
+from engine.hidden_values import StatesArray
 from engine.kernels import cpu as kernels
 from engine.kernels.hidden_tap import HiddenTap
 from engine.models.batch import ModelInput, ReadRows
@@ -49,14 +50,14 @@ class CpuRunner:
         prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         seconds = time.perf_counter() - started
-        states = () if plan.taps is None or tap is None else plan.taps.split(tap.ring.numpy())
+        states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
         return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, seconds, states)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""
 
     def _tap(self, taps: StepTaps) -> HiddenTap:
-        """Rows of memory that the result takes along: nothing is copied."""
+        """Rows of memory that the result takes along."""
         ring = torch.empty(taps.num_rows, self._model.config.hidden_size)
         return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
 
@@ -101,7 +102,7 @@ class CpuRunner:
         logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
         if len(rows) < len(which):
             logits = logits[torch.from_numpy(which)]  # [N, V]
-        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs)
+        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
         return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
 
     def _prompt_logprobs(self, spec: PromptLogprobSpec, hidden: torch.Tensor, read: ReadTokens | None) -> LogprobArrays:
@@ -121,3 +122,9 @@ class CpuRunner:
             np.concatenate([p.top_ids for p in parts]),
             np.concatenate([p.top for p in parts]),
         )
+
+
+def _states(taps: StepTaps, ring: StatesArray) -> tuple[StatesArray, ...]:
+    """Each sequence's in memory of its own: who reads slowly keeps no others'."""
+    parts = taps.split(ring)
+    return parts if len(parts) == 1 else tuple(part.copy() for part in parts)

@@ -20,6 +20,7 @@ from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.cuda_beams import CudaBeams
+from engine.runner.cuda_masks import DeviceMasks
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.cuda_states import StatesRing
@@ -91,6 +92,7 @@ class CudaRunner:
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
+        self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
         # All of the above was made on the default stream, which this runner's stream does not wait for.
@@ -119,6 +121,7 @@ class CudaRunner:
                 outputs = graph.outputs
             else:
                 outputs = self._forward(padded)
+            self._sample_masked(plan, outputs.logits)
             return self._collect(plan, began, outputs)
 
     def close(self) -> None:
@@ -167,11 +170,12 @@ class CudaRunner:
                 Field("tap_layers", (tokens, 2), torch.int64),
                 Field("sample_tokens", (samples,), torch.int32),
                 Field("sample_rows", (samples,), torch.int32),
+                Field("masked_rows", (samples,), torch.int32),
                 Field("sample_positions", (samples,), torch.int32),
                 Field("copies", (tokens, 2), torch.int32),
-                Field("updates", (_UPDATE_BYTES,), torch.uint8),
                 *lists,
                 Field("block_tables", (tokens, limits.max_blocks_per_sequence), torch.int32),
+                Field("updates", (_UPDATE_BYTES,), torch.uint8),
             ]
         )
 
@@ -193,6 +197,10 @@ class CudaRunner:
         arrays["sample_tokens"][num_samples : size.num_samples] = 0
         arrays["sample_rows"][:num_samples] = plan.sample_rows
         arrays["sample_rows"][num_samples : size.num_samples] = -1
+        if plan.masks is not None:
+            masked = slice(plan.masks.first_sample, plan.masks.first_sample + plan.masks.num_rows)
+            arrays["masked_rows"][: plan.masks.num_rows] = plan.sample_rows[masked]
+            arrays["sample_rows"][masked] = -1  # the graph leaves them to `_sample_masked`
         arrays["sample_positions"][:num_samples] = plan.sample_positions
         arrays["copies"][: len(plan.block_copies)] = plan.block_copies
         arrays["block_tables"][:num_sequences, : plan.block_tables.shape[1]] = plan.block_tables
@@ -218,7 +226,7 @@ class CudaRunner:
         travels = updates is not None and len(updates[0]) <= _UPDATE_BYTES
         if updates is not None and travels:
             arrays["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        self._staging.send(self._staging.used_bytes("block_tables", num_sequences))
+        self._staging.send(self._staging.used_bytes("block_tables", num_sequences), "updates" if travels else None)
         if updates is None:
             return
         staged = self._on_device("updates")
@@ -237,7 +245,7 @@ class CudaRunner:
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
         self._write_lists(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))
-        self._staging.send(self._staging.layout.num_bytes)
+        self._staging.send(self._staging.used_bytes("block_tables", 0))
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
@@ -266,6 +274,21 @@ class CudaRunner:
             self._results.bad[: size.num_samples],
         )
         return _Outputs(hidden, logits)
+
+    def _sample_masked(self, plan: StepPlan, logits: Tensor) -> None:
+        """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
+        if plan.masks is None:
+            return
+        num = plan.masks.num_rows
+        part = slice(plan.masks.first_sample, plan.masks.first_sample + num)
+        self._sampler.sample(
+            logits[part],
+            self._on_device("masked_rows")[:num],
+            self._on_device("sample_positions")[part],
+            self._results.tokens[part],
+            self._results.bad[part],
+            self._masks.send(plan.masks),
+        )
 
     def _bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
         return self._workspaces[window].bind(

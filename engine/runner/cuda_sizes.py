@@ -46,9 +46,9 @@ class Ladder:
         self._decode += [size for size in _BEAM_DECODE if size > max_num_seqs]
         self._mixed = mixed_ladder(max_num_batched_tokens)
         self._mixed_beams = [
-            StepSize(size, min(size, MAX_BEAM_WIDTH), prefill=True)
+            StepSize(size, min(size, MAX_BEAM_WIDTH + max_num_seqs), prefill=True)
             for size in _BEAM_MIXED
-            if size <= self._mixed[-1] and min(size, MAX_BEAM_WIDTH) > max_num_seqs
+            if max_num_seqs < size <= self._mixed[-1]
         ]
 
     def sizes(self) -> list[StepSize]:

@@ -1,8 +1,8 @@
 """Hidden states on a device: the ring that norms store them in, and their way to the host.
 
-Launched on the device thread, read elsewhere. Steps take turns in the two halves of the ring: the one before may still
-be on its way to the host, and the one before that has arrived, because its result came before this step was planned.
-The copy runs on a stream of its own, beside the next step.
+Launched on the device thread, read elsewhere. Steps take turns in the two halves of the ring and in two pinned buffers:
+the step before may still be on its way, and the one before that has been read, because its result came before this step
+was planned. The copy runs on a stream of its own, beside the next step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from engine.hidden_values import StatesArray
 from engine.kernels.hidden_tap import HiddenTap
 
 _TURNS = 2
-# A step with more hands its pinned memory on as it is, for it comes back soon; one with less is copied out of it, since
-# a generation may keep its rows for long.
-_MOST_COPIED = 1 << 22
 
 
 class PendingStates:
@@ -32,16 +29,17 @@ class PendingStates:
         self._copied = copied
 
     def read(self) -> tuple[StatesArray, ...]:
+        """Each sequence's in memory of its own: who reads slowly keeps no others'."""
         self._copied.synchronize()
         host = self._host if self._host.dtype is torch.float32 else self._host.view(torch.uint16)
-        rows = host.numpy()
-        return self._taps.split(rows.copy() if rows.nbytes <= _MOST_COPIED else rows)
+        return tuple(rows.copy() for rows in self._taps.split(host.numpy()))
 
 
 class StatesRing:
     def __init__(self, rows_per_step: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows_per_step = rows_per_step
         self._ring = torch.zeros(_TURNS * rows_per_step, hidden, dtype=dtype, device=device)
+        self._host = [torch.empty(0, hidden, dtype=dtype) for _ in range(_TURNS)]  # pinned; grows when it must
         self._stream = torch.cuda.Stream(device)
         self._turn = 0
 
@@ -61,13 +59,15 @@ class StatesRing:
 
     def send(self, taps: StepTaps) -> PendingStates:
         """Queues the copy of what the step, queued on the current stream, stores."""
-        first = self._turn * self._rows_per_step
-        self._turn = (self._turn + 1) % _TURNS
-        stored = self._ring[first : first + taps.num_rows]
-        host = torch.empty(stored.shape, dtype=stored.dtype, pin_memory=True)
+        turn, self._turn = self._turn, (self._turn + 1) % _TURNS
+        first, num_rows = turn * self._rows_per_step, taps.num_rows
+        if len(self._host[turn]) < num_rows:
+            most = min(self._rows_per_step, 1 << (num_rows - 1).bit_length())
+            self._host[turn] = torch.empty(most, self._ring.shape[1], dtype=self._ring.dtype, pin_memory=True)
+        host = self._host[turn][:num_rows]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            host.copy_(stored, non_blocking=True)
+            host.copy_(self._ring[first : first + num_rows], non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
         return PendingStates(taps, host, copied)

@@ -9,6 +9,7 @@ import torch
 
 from engine.kernels import cpu as kernels
 from engine.kernels.cpu_beams import constrain_row
+from engine.masks import StepMasks
 from engine.runner.catalogues import PlacedCatalogues
 from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
 
@@ -36,16 +37,26 @@ class RowSampler:
         return self._sampler.resolve(input_ids)
 
     def sample(
-        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, num_logprobs: int | None
+        self,
+        logits: torch.Tensor,
+        rows: IntArray,
+        positions: IntArray,
+        num_logprobs: int | None,
+        masks: StepMasks | None = None,
     ) -> tuple[IntArray, BoolArray, LogprobArrays | None]:
         """Tokens for logits [N, V]; 0 for row -1, a beam's, all of which come last.
 
-        The log-probabilities are the raw model's, whatever the row's parameters do.
+        The rows that `masks` is of are sampled when it is there. The log-probabilities are the raw model's, whatever
+        the row's parameters do.
         """
         num = len(rows) - int(np.count_nonzero(rows < 0))
         tokens, bad = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
-        if num:
-            tokens[:num], bad[:num] = self._sampler.sample(logits[:num], rows[:num], positions[:num])
+        first = num if masks is None else masks.first_sample
+        if first:
+            tokens[:first], bad[:first] = self._sampler.sample(logits[:first], rows[:first], positions[:first])
+        if masks is not None:
+            part = slice(first, num)
+            tokens[part], bad[part] = self._sampler.sample(logits[part], rows[part], positions[part], masks.wait())
         if num_logprobs is None:
             return tokens, bad, None
         return tokens, bad, self.logprobs(logits, tokens, num_logprobs)

@@ -27,7 +27,7 @@ class Field:
 
 
 class StagingLayout:
-    """Where each field lies. The last field should be the one that steps fill least: only what is used is copied."""
+    """Where each field lies. The fields that steps fill least should be the last: only what is used is copied."""
 
     def __init__(self, fields: list[Field]) -> None:
         self.places: dict[str, tuple[int, Field]] = {}
@@ -64,9 +64,12 @@ class Staging:
         self._sent[self._turn].synchronize()
         return self._arrays[self._turn]
 
-    def send(self, num_bytes: int) -> None:
-        """Queues the copy of the first `num_bytes` on the current stream."""
-        self.device_buffer[:num_bytes].copy_(self._pinned[self._turn][:num_bytes], non_blocking=True)
+    def send(self, num_bytes: int, rare: str | None = None) -> None:
+        """Queues the copy of the first `num_bytes`, and of a field that few steps fill, on the current stream."""
+        pinned = self._pinned[self._turn]
+        self.device_buffer[:num_bytes].copy_(pinned[:num_bytes], non_blocking=True)
+        if rare is not None:
+            self.layout.view(self.device_buffer, rare).copy_(self.layout.view(pinned, rare), non_blocking=True)
         self._sent[self._turn].record()
         self._turn = (self._turn + 1) % _TURNS
 

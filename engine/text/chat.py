@@ -14,6 +14,7 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from engine.errors import InvalidRequest, ModelError
+from engine.text import tool_prompt
 from engine.text.chat_sandbox import ChatEnvironment
 
 Message = Mapping[str, Any]
@@ -28,6 +29,7 @@ class ChatTemplate:
         self, source: str, bos_token: str | None = None, eos_token: str | None = None, tool_source: str | None = None
     ) -> None:
         self.source = source
+        self.tool_source = tool_source or source
         self._tokens = {
             name: token for name, token in (("bos_token", bos_token), ("eos_token", eos_token)) if token is not None
         }
@@ -58,6 +60,8 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         compiled = self._choose(template, tools)
+        if not compiled.knows_tools:
+            messages = tool_prompt.spelled_out(messages, tools or ())
         prepared = [_prepare(message, compiled) for message in messages]
         end_mark = _mark_end(prepared) if continue_final_message else None
         variables = {
@@ -87,6 +91,7 @@ class _Compiled:
     def __init__(self, environment: ChatEnvironment, source: str) -> None:
         self.render: Callable[[dict[str, Any]], str] = environment.compile_bounded(source)
         self.knows_developer = "developer" in source
+        self.knows_tools = "tools" in source
         self.reads_parts = any(map(_reads_content, environment.parse(source).find_all(nodes.For)))
         self.needs_parts = self.reads_parts and "is string" not in source
 

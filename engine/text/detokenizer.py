@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from copy import copy
 
 from engine.text.tokenizer import Tokenizer
 
@@ -28,24 +27,18 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 class IncrementalDetokenizer:
     """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left.
 
-    `steps(token_ids)` is the text of several steps.
+    `steps(token_ids)` is the text of several steps. `whole(token_ids)` is all text of an answer, and changes nothing.
+    REQUIRES for it: no step was made
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         kind: type[_ByteStream | _WindowStream] = _ByteStream if tokenizer.spelling.exact else _WindowStream
-        self._take(kind(tokenizer, prompt_token_ids, skip_special_tokens))
-
-    def _take(self, stream: _ByteStream | _WindowStream) -> None:
+        stream = kind(tokenizer, prompt_token_ids, skip_special_tokens)
         self.step: Callable[[int], str] = stream.step
         self.steps: Callable[[Sequence[int]], str] = stream.steps
         self.flush: Callable[[], str] = stream.flush
+        self.whole: Callable[[Sequence[int]], str] = stream.whole
         self._stream = stream
-
-    def sibling(self) -> IncrementalDetokenizer:
-        """Another answer to the same prompt. REQUIRES: this one has not begun."""
-        sibling = IncrementalDetokenizer.__new__(IncrementalDetokenizer)
-        sibling._take(self._stream.sibling())
-        return sibling
 
     @property
     def inside_character(self) -> bool:
@@ -68,15 +61,7 @@ class _ByteStream:
             if token_id not in self._hidden:
                 tail = self._bytes[token_id] + tail
         self._decode(tail)
-        self._tail = tail
         self._strip_space = tokenizer.spelling.strips_first_space and not tail
-
-    def sibling(self) -> _ByteStream:
-        sibling = copy(self)
-        sibling._decoder = _utf8_decoder("replace")
-        sibling._decode = sibling._decoder.decode
-        sibling._decode(self._tail)
-        return sibling
 
     def step(self, token_id: int) -> str:
         if token_id in self._hidden:
@@ -84,8 +69,15 @@ class _ByteStream:
         return self._strip(self._decode(self._bytes[token_id]))
 
     def steps(self, token_ids: Sequence[int]) -> str:
-        shown = [self._bytes[token_id] for token_id in token_ids if token_id not in self._hidden]
-        return self._strip(self._decode(b"".join(shown)))
+        return self._strip(self._decode(self._shown_bytes(token_ids)))
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        begun = self._decoder.getstate()[0]  # of a character, by the prompt
+        text = (begun + self._shown_bytes(token_ids)).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._strip_space else text
+
+    def _shown_bytes(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join([self._bytes[token_id] for token_id in token_ids if token_id not in self._hidden])
 
     def flush(self) -> str:
         return self._strip(self._decode(b"", True))
@@ -111,10 +103,12 @@ class _WindowStream:
         self._num_shown = len(self._window)  # tokens of the window whose text was shown
         self._shown = self._text(self._window).rstrip("\ufffd")
 
-    def sibling(self) -> _WindowStream:
-        sibling = copy(self)
-        sibling._window = list(self._window)
-        return sibling
+    def whole(self, token_ids: Sequence[int]) -> str:
+        before = self._window, self._num_shown, self._shown
+        self._window = list(self._window)
+        text = self.steps(token_ids) + self.flush()
+        self._window, self._num_shown, self._shown = before
+        return text
 
     def steps(self, token_ids: Sequence[int]) -> str:
         return "".join([self.step(token_id) for token_id in token_ids])

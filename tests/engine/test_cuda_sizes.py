@@ -17,7 +17,7 @@ def test_every_step_gets_the_smallest_size_that_holds_it(seqs: int, tokens: int)
         holding = [size for size in sizes if not size.prefill and size.num_tokens >= count]
         assert ladder.size_for(count, count, count, False) == min(holding, key=lambda size: size.num_tokens)
     for count in range(1, min(tokens, MOST_GRAPH_TOKENS) + 1):
-        for num_samples in (0, min(count, seqs), min(count, MAX_BEAM_WIDTH)):
+        for num_samples in (0, min(count, seqs), min(count, MAX_BEAM_WIDTH + seqs)):
             found = ladder.size_for(count, 0, num_samples, False)
             holding = [s for s in sizes if s.prefill and s.num_tokens >= count and s.num_samples >= num_samples]
             if num_samples <= seqs:

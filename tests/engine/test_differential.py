@@ -63,9 +63,9 @@ async def test_a_tiny_cache_preempts_and_nobody_notices() -> None:
     async with running(setup) as (engine, _):
         plan = engine.scheduler.plan
 
-        def counting(now: float):
+        def counting(now: float, behind: bool):
             nonlocal preempted
-            launch = plan(now)
+            launch = plan(now, behind)
             preempted += launch.num_preempted if launch else 0
             return launch
 
@@ -83,8 +83,8 @@ async def test_a_prompt_has_larger_steps_until_somebody_streams() -> None:
     async with running(Setup(chunk=8, chunk_alone=64)) as (engine, _):
         plan = engine.scheduler.plan
 
-        def recording(now: float):
-            launch = plan(now)
+        def recording(now: float, behind: bool):
+            launch = plan(now, behind)
             if launch:
                 steps.append(launch.plan.num_tokens)
             return launch

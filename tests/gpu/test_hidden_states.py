@@ -15,8 +15,8 @@ from tests.tiny_models import VOCAB_SIZE, make_reference
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (1, 2, 15, 16, 17, 41)
-# Relative to the largest value of a layer: some roundings to 8 bits, one after the other.
-BF16_TOLERANCE = 0.03
+# Relative to the largest value of a layer. Transformers' own states in bfloat16 lie up to 0.04 from those in float32.
+BF16_TOLERANCE = 0.06
 
 SCENARIOS: dict[str, dict[str, object]] = {
     "graphs": {},

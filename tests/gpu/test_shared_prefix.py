@@ -27,7 +27,8 @@ def check_shared(case: Case, common: list[int]) -> None:
 @pytest.mark.parametrize("keys", [63, 64, 127, 128, 129, 192, 704, 720, 2047, 2048, 2200])
 @pytest.mark.parametrize("count", [2, 3, 5, 33])
 def test_lengths_and_counts(count: int, keys: int, block_size: int) -> None:
-    check_shared(Case(sharers(count, keys), block_size=block_size), [keys] * count)
+    case = Case(sharers(count, keys), num_q_heads=32, num_kv_heads=16, block_size=block_size)
+    check_shared(case, [keys] * count)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -40,7 +41,8 @@ def test_heads(keys: int, heads: tuple[int, int], head_dim: int) -> None:
 
 @pytest.mark.parametrize("change", [{"window": 100}, {"soft_cap": 3.0}, {"causal": False}, {"dtype": torch.float32}])
 def test_masks_caps_and_dtypes(change: dict[str, object]) -> None:
-    check_shared(Case(sharers(20, 2500), **change), [2500] * 20)  # type: ignore[arg-type]
+    case = Case(sharers(20, 2500), num_q_heads=32, num_kv_heads=16, **change)  # type: ignore[arg-type]
+    check_shared(case, [2500] * 20)
 
 
 def test_groups_beside_others() -> None:
@@ -104,5 +106,6 @@ def test_a_graph_serves_steps_with_and_without_groups(most: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_small(head_dim: int) -> None:
     """Small enough for compute-sanitizer."""
-    check_shared(Case(sharers(9, 128), head_dim=head_dim), [128] * 9)
-    check_shared(Case(sharers(9, 2048), head_dim=head_dim), [2048] * 9)
+    for count in (16, 130):  # in decode and in prefill tiles
+        case = Case(sharers(count, 256), num_q_heads=64, num_kv_heads=32, head_dim=head_dim)
+        check_shared(case, [256] * count)

@@ -26,12 +26,18 @@ class ByteTokenizer:
     max_chars_per_token = 4
     special_ids = frozenset({BOS, EOS})
 
+    def __init__(self) -> None:
+        self.added: dict[str, int] = {}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+    def id_of(self, token: str) -> int | None:
+        return self.added.get(token)
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -42,6 +48,8 @@ class ByteTokenizer:
 
 class PlainTemplate:
     """One line per message."""
+
+    tool_source = ""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ async def refused(front: Front, path: str, body: Any, status: int = 400) -> dict
         ({"continuation_of": "p", "echo": True}, "echo", "invalid_value"),
         ({"continuation_of": "p", "prompt_logprobs": 0}, "prompt_logprobs", "invalid_value"),
         ({"continuation_of": "p", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "invalid_value"),
-        ({"continuation_of": "p", "suffix": "x"}, "suffix", "unsupported_parameter"),
+        ({"continuation_of": "p", "suffix": "x"}, "suffix", "invalid_value"),
         ({"continuation_of": "p", "continuation_at": "start"}, "continuation_at", "invalid_value"),
         ({"continuation_of": "p", "continuation_at": True}, "continuation_at", "invalid_type"),
         ({"continuation_of": "p", "continuation_at": 1.5}, "continuation_at", "invalid_type"),

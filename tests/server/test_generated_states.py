@@ -145,6 +145,16 @@ async def test_the_official_client_sees_them(front: Front) -> None:
     assert chunks[-2].hidden_states == [shown] and chunks[-1].usage is not None  # type: ignore[attr-defined]
 
 
+async def test_the_official_streaming_helper_goes_on_working(front: Front) -> None:
+    messages: Any = [{"role": "user", "content": "abc"}]
+    extra = {"return_hidden_states": {"positions": "all"}}
+    async with front.client().chat.completions.stream(
+        model="fake/model", messages=messages, extra_body=extra
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "".join(PIECES)
+
+
 async def test_beams_have_states(front: Front) -> None:
     content = await whole(front, use_beam_search=True, n=2, max_tokens=3, return_hidden_states=True)
     assert [choice["hidden_states"]["index"] for choice in content["choices"]] == [0, 1]

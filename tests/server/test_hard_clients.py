@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from server import protocol
-from server.app import _ROUTES
+from server.app import ROUTES
 from server.wire import ChatBody, CompletionBody, ResponseBody
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES
@@ -217,7 +217,7 @@ class Bodies:
 @pytest.mark.parametrize("seed", range(3))
 async def test_random_bodies_are_never_our_fault(front: Front, seed: int) -> None:
     bodies = Bodies(seed)
-    posts = sorted({path for method, path, _ in _ROUTES if method in ("POST", "PATCH") and "audio" not in path})
+    posts = sorted({path for method, path, _ in ROUTES if method in ("POST", "PATCH") and "audio" not in path})
     seen: dict[int, int] = {}
     for number in range(250):
         path = posts[number % len(posts)].replace("{id}", "x").replace("{id:.+}", "x")

@@ -180,6 +180,16 @@ async def test_an_answer_over_the_limit(start: Starter, fields: dict[str, Any], 
     assert answer.status == 200
 
 
+async def test_the_official_client_is_told_at_once(start: Starter) -> None:
+    front = await start(limited(FakeEngine(), max_request_bytes=ROW))
+    client, body = front.client(max_retries=2), {"input": "abc", "positions": "all"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.post("/hidden_states", body=body, cast_to=object)
+    assert caught.value.code == "answer_too_large" and "max-extraction-mb" in str(caught.value)
+    found: Any = await client.post("/hidden_states", body={"input": "abc"}, cast_to=object)
+    assert found["data"][0]["positions"] == [3]
+
+
 async def test_pooled_inputs_are_held_one_by_one(start: Starter) -> None:
     front = await start(limited(FakeEngine(), max_request_bytes=7 * ROW))
     answer, _ = await front.post(STATES, {"input": ["abcdef"] * 7, "positions": "all", "pooling": "mean"})
@@ -279,6 +289,7 @@ LARGE_STREAM = {
         ({**LARGE, "encoding_format": "base64"}, STATES),
         ({**LARGE, "encoding_format": "float"}, STATES),
         (LARGE_STREAM, COMPLETIONS),
+        ({**LARGE_STREAM, "stream": False}, COMPLETIONS),
     ],
 )
 async def test_a_reader_that_stops_is_dropped(

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from server.admission import Admission
-from server.app import _ROUTES
+from server.app import CONSOLE_ROUTES, ROUTES
 from server.console_routes import STATIC_PATHS
 from server.errors import ApiError
 from server.keys import Caller, KeyLimits, KeyRing
@@ -143,7 +143,7 @@ async def test_nothing_is_unguarded(start: Starter) -> None:
     front = await start(api_key=["k"])
     open_to_all = {"/health", "/live", "/metrics", *STATIC_PATHS}
     seen = set()
-    for method, path, _ in _ROUTES:
+    for method, path, _ in (*ROUTES, *CONSOLE_ROUTES):
         url = front.url + path.replace("{id}", "x").replace("{id:.+}", "x").replace("{name:.+}", "x")
         for headers in ({}, bearer("wrong"), {"Authorization": "Bearer"}, {"Authorization": "k"}):
             async with front.http.request(method, url, headers=headers) as answer:

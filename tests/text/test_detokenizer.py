@@ -11,8 +11,16 @@ from engine.text import IncrementalDetokenizer, TextBundle, Tokenizer
 
 
 def stream(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:
+    """The text of each step and of the flush; several steps at once, and all of them, must give the same."""
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip)
-    return [*map(detokenizer.step, output), detokenizer.flush()]
+    whole = [detokenizer.whole(output), detokenizer.whole(output)]
+    pieces = [*map(detokenizer.step, output), detokenizer.flush()]
+    assert whole == ["".join(pieces)] * 2
+    at_once = IncrementalDetokenizer(tokenizer, prompt, skip)
+    half = len(output) // 2
+    assert at_once.steps(output[:half]) == "".join(pieces[:half])
+    assert at_once.steps(output[half:]) + at_once.flush() == "".join(pieces[half:])
+    return pieces
 
 
 def settled_text(tokenizer: Tokenizer, prompt: list[int], skip: bool) -> str:

@@ -1,0 +1,116 @@
+"""Sampling and log-probabilities on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from engine import _C
+from engine.kernels.host_arrays import HostInts, host_ints, logit_stride
+from engine.kernels.host_arrays import address as address_of
+from engine.masks import mask_words
+from engine.types import BoolArray, FloatArray, IntArray, RowSpec
+
+
+class Sampler:
+    """Chooses tokens for `num_rows` sampler rows, each opened with a sequence's parameters and history.
+
+    Masks and bias, penalties, temperature, min_p, top_k, top_p, draw. A row's token depends on its own logits,
+    parameters, history and position alone, bit for bit.
+    """
+
+    __slots__ = ("_sampler", "_vocab_size")
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._sampler = _C.Sampler(num_rows, vocab_size)
+        self._vocab_size = vocab_size
+
+    def open_row(self, spec: RowSpec) -> None:
+        params = spec.params
+        held_back = (*spec.held_back, *params.stop_token_ids) if params.min_tokens else ()
+        self._sampler.open_row(
+            spec.row,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.repetition_penalty,
+            spec.seed,
+            spec.choice,
+            params.min_tokens,
+            params.logit_bias,
+            params.allowed_token_ids,
+            params.bad_words,
+            held_back,
+            spec.prompt_token_ids,
+            spec.output_token_ids,
+        )
+
+    def close_row(self, row: int) -> None:
+        self._sampler.close_row(row)
+
+    def resolve(self, input_ids: IntArray) -> IntArray:
+        """A copy of input_ids [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
+        resolved = input_ids.copy()
+        address, (count,) = host_ints(resolved)
+        self._sampler.resolve(address, count)
+        return resolved
+
+    def sample(
+        self, logits: Tensor, rows: HostInts, positions: HostInts, masks: IntArray | None = None
+    ) -> tuple[IntArray, BoolArray]:
+        """Tokens [N] for logits f32 [N, V] of distinct rows [N], and which of them are bad.
+
+        positions [N] are those of the sampled tokens; they key the random numbers. masks [N, ceil(V / 32)]: tokens
+        whose bit is not set are not sampled. Bad: NaN or +inf in the logits, or nothing left to sample; the token is 0
+        and the row stays as it was.
+        """
+        address, (num,) = host_ints(rows)
+        positions_address, positions_shape = host_ints(positions)
+        assert logits.shape == (num, self._vocab_size) and positions_shape == (num,)
+        tokens = np.empty(num, np.int32)
+        bad = np.empty(num, np.bool_)
+        masks_address = 0
+        if masks is not None:
+            masks_address, masks_shape = host_ints(masks)
+            assert masks_shape == (num, mask_words(self._vocab_size))
+        self._sampler.sample(
+            logits.data_ptr(),
+            logit_stride(logits),
+            address,
+            positions_address,
+            num,
+            masks_address,
+            address_of(tokens),
+            address_of(bad),
+        )
+        return tokens, bad
+
+
+def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
+    """Log-softmax of logits f32 [N, V]: of the chosen tokens [N], their ranks [N], the best ids and values [N, top].
+
+    Rank is 1 + the number of greater logits; equal ones are listed by lower id. A row with NaN gives NaN.
+    """
+    num, vocab_size = logits.shape
+    chosen_address, chosen_shape = host_ints(chosen)
+    assert chosen_shape == (num,)
+    chosen_logprob = np.empty(num, np.float32)
+    rank = np.empty(num, np.int32)
+    top_ids = np.empty((num, top), np.int32)
+    top_logprob = np.empty((num, top), np.float32)
+    _C.logprobs(
+        logits.data_ptr(),
+        logit_stride(logits),
+        num,
+        vocab_size,
+        chosen_address,
+        top,
+        address_of(chosen_logprob),
+        address_of(rank),
+        address_of(top_ids),
+        address_of(top_logprob),
+    )
+    return chosen_logprob, rank, top_ids, top_logprob

@@ -1,0 +1,54 @@
+"""Token masks of rows that follow a grammar: made on the host while the step's forward runs, needed when it samples.
+
+A plan names its constrained rows before the tokens they stand behind are known here. Its StepMasks is the one thing of
+a plan that comes later: the event loop asks for it as soon as those tokens are applied (engine/mask_maker.py), and the
+device thread waits for it between forward and sampling. Nothing waits the other way round: the step before is already
+queued or done, so that a launched step always ends. When the engine stops, masks that nobody will make allow anything.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from engine.types import IntArray
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask: bit i % 32 of word i / 32 says whether token i may come."""
+    return -(-vocab_size // 32)
+
+
+class StepMasks:
+    """The masks of samples [first_sample, first_sample + num_rows) of a step. Filled once, from another thread."""
+
+    __slots__ = ("_masks", "_ready", "first_sample", "num_rows", "vocab_size")
+
+    def __init__(self, first_sample: int, num_rows: int, vocab_size: int) -> None:
+        self.first_sample = first_sample
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self._ready = threading.Event()
+        self._masks: IntArray | None = None
+
+    def fill(self, masks: IntArray) -> None:
+        """`masks` [num_rows, words]."""
+        assert masks.shape == (self.num_rows, mask_words(self.vocab_size)) and masks.dtype == np.int32
+        if not self._ready.is_set():
+            self._masks = masks
+            self._ready.set()
+
+    def abandon(self) -> None:
+        """Nobody looks at what is sampled any more."""
+        self.fill(np.full((self.num_rows, mask_words(self.vocab_size)), -1, np.int32))
+
+    @property
+    def filled(self) -> bool:
+        return self._ready.is_set()
+
+    def wait(self) -> IntArray:
+        """[num_rows, words]; blocks until they are there."""
+        self._ready.wait()
+        assert self._masks is not None
+        return self._masks

@@ -1,0 +1,249 @@
+"""What the endpoints answer, as types: for /openapi.json alone. The handlers write the same objects by hand, since most
+of them are assembled from parts that are formatted once per request.
+
+Fields that depend on what was asked for have a default here; others are always there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class ErrorObject(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+    details: dict[str, Any]
+
+
+class Error(msgspec.Struct, kw_only=True):
+    error: ErrorObject
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class Continued(msgspec.Struct, kw_only=True):
+    """What a continuation took over and what it had to compute."""
+
+    parent: str
+    at: int
+    inherited_tokens: int
+    computed_tokens: int
+    source: Literal["blocks", "host", "prefix_cache", "recompute"]
+
+
+class Retained(msgspec.Struct, kw_only=True):
+    id: str
+    expires_at: int
+    tokens: int
+    blocks: int
+
+
+class _Generation(msgspec.Struct, kw_only=True):
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    continuation: Continued | None = None
+    retained: Retained | None = None
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+
+
+class Completion(_Generation, kw_only=True):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: int | str | None
+
+
+class ChatCompletion(_Generation, kw_only=True):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Response(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "failed", "in_progress", "cancelled"]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class HiddenStates(msgspec.Struct, kw_only=True):
+    """As JSON; `encoding_format: "safetensors"` is a file instead."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[dict[str, Any]]
+    usage: dict[str, Any]
+    computed_tokens: int
+
+
+class EmbeddingUsage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float | None] | str
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Deleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class ContinuationChoice(msgspec.Struct, kw_only=True):
+    index: int
+    tokens: int
+    blocks: int
+    shared_blocks: int
+
+
+class Continuation(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["continuation"]
+    request_id: str | None
+    created_at: int
+    expires_at: int | None
+    grade: Literal["running", "leased", "warm", "tokens"]
+    parent: str | None
+    at: int | None
+    children: int
+    choices: list[ContinuationChoice]
+
+
+class ContinuationList(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[Continuation]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Ttl(msgspec.Struct, kw_only=True):
+    """A lease from now on; null ends it."""
+
+    ttl: float | None
+
+
+class CatalogueItems(msgspec.Struct, kw_only=True):
+    """A catalogue as JSON: items are texts or lists of token ids."""
+
+    name: str
+    items: list[str | list[int]]
+
+
+class Catalogue(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["catalogue"]
+    name: str
+    items: int
+    depth: int
+
+
+class CatalogueList(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[Catalogue]
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+class Status(msgspec.Struct, kw_only=True):
+    status: Literal["ok"]
+
+
+class Version(msgspec.Struct, kw_only=True):
+    version: str

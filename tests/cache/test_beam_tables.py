@@ -1,0 +1,109 @@
+"""The tables of a group of beams: what one call does for all of them, against tables forked one by one. BS = 4."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from engine._C import BeamTables, BlockPool, BlockTable, Error, TokenList, prepare_batch
+from tests.cache.test_block_pool import write
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+def blocks_of(beams: BeamTables) -> list[list[int]]:
+    return [beams.blocks(beam) for beam in range(len(beams))]
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(60, 4)
+
+
+def start(pool: BlockPool, length: int) -> BeamTables:
+    first = BlockTable(pool)
+    write(first, 0, length)
+    beams = BeamTables(first)
+    assert not first.blocks and len(beams) == 1
+    return beams
+
+
+def test_heirs_share_and_the_last_one_takes_over(pool: BlockPool) -> None:
+    beams = start(pool, 6)
+    (whole, tail) = beams.blocks(0)
+    beams.reorder(ints(0, 0, 0), ints(7, 8, 9))
+    assert blocks_of(beams) == [[whole, tail]] * 3 and pool.ref_count(whole) == pool.ref_count(tail) == 3
+    assert beams.blocks_needed(6) == 3
+    pool.begin_plan()
+    copies = beams.try_prepare_write(6)
+    pool.end_plan()
+    assert copies is not None and [source for source, _ in copies] == [tail] * 3  # a source of this plan is not written
+    assert len({blocks[1] for blocks in blocks_of(beams)}) == 3
+    assert all(blocks[0] == whole for blocks in blocks_of(beams))
+    kept = beams.blocks(1)
+    beams.reorder(ints(1, 1), ints(1, 2))
+    assert blocks_of(beams) == [kept, kept] and pool.num_used == 2
+    beams.free()
+    assert len(beams) == 0 and pool.num_used == 0
+    pool.check()
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
+def test_no_beam_writes_what_another_sees(pool: BlockPool, length: int) -> None:
+    beams = start(pool, length)
+    draw = random.Random(length)
+    for position in range(length, length + 9):
+        width = draw.randint(1, 6)
+        parents = [draw.randrange(len(beams)) for _ in range(width)]
+        before = blocks_of(beams)
+        beams.reorder(ints(*parents), ints(*range(width)))
+        assert blocks_of(beams) == [before[parent] for parent in parents]
+        needed, free = beams.blocks_needed(position), pool.num_free
+        pool.begin_plan()
+        copies = beams.try_prepare_write(position)
+        pool.end_plan()
+        assert copies is not None and free - pool.num_free <= needed
+        written = [blocks[position // 4] for blocks in blocks_of(beams)]
+        assert len(set(written)) == width and all(pool.ref_count(block) == 1 for block in written)
+        pool.check()
+    shared = length // 4
+    assert pool.num_used <= shared + 6 * 4
+    beams.free()
+    assert pool.num_used == 0
+
+
+def test_nothing_changes_where_the_pool_has_too_few_blocks() -> None:
+    pool = BlockPool(4, 4)
+    beams = start(pool, 6)
+    beams.reorder(ints(0, 0, 0), ints(1, 2, 3))
+    before = blocks_of(beams)
+    assert beams.try_prepare_write(6) is None
+    assert blocks_of(beams) == before and pool.num_free == 1
+
+
+def test_a_batch_has_a_row_for_each_beam(pool: BlockPool) -> None:
+    beams = start(pool, 4)
+    beams.reorder(ints(0, 0), ints(70, 80))
+    pool.begin_plan()
+    beams.try_prepare_write(4)
+    pool.end_plan()
+    other = BlockTable(pool)
+    write(other, 0, 3)
+    batch = prepare_batch([beams, other], [TokenList(), TokenList([5, 6, 7])], [4, 0], [1, 3], [-1, -1])
+    assert batch.input_ids.tolist() == [70, 80, 5, 6, 7]
+    assert batch.positions.tolist() == [4, 4, 0, 1, 2]
+    assert batch.query_start.tolist() == [0, 1, 2, 5] and batch.seq_lens.tolist() == [5, 5, 3]
+    assert batch.block_tables.tolist() == [beams.blocks(0), beams.blocks(1), [*other.blocks, 0]]
+    assert batch.slot_mapping[:2].tolist() == [4 * beams.blocks(0)[1], 4 * beams.blocks(1)[1]]
+
+
+def test_wrong_parents_and_tokens(pool: BlockPool) -> None:
+    beams = start(pool, 4)
+    for parents, tokens in ((ints(1), ints(0)), (ints(-1), ints(0)), (ints(0), ints(-1)), (ints(0, 0), ints(1))):
+        with pytest.raises(Error):
+            beams.reorder(parents, tokens)
+    assert len(beams) == 1

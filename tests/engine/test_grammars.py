@@ -1,0 +1,210 @@
+"""Rows with a grammar in the engine: what they say is what the grammar describes, however the engine runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
+from engine.grammar import Grammar, GrammarError, GrammarSource, lark_of_any
+from engine.grammar_check import GrammarCheck
+from engine.llm import LLM
+from engine.types import Delta, OutputMode, Request, SamplingParams
+from tests.engine.grammar_world import (
+    EOS,
+    check_answers_follow_their_grammars,
+    logits_at,
+    random_engine,
+    random_schema,
+    tokenizer,
+    vocabulary,
+)
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 4},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def grammar(source: str | dict[str, object]) -> Grammar:
+    if isinstance(source, dict):
+        return Grammar(GrammarSource("json_schema", json.dumps(source)), vocabulary())
+    return Grammar(GrammarSource("regex", source), vocabulary())
+
+
+def request(number: int, rule: Grammar | None, **fields: object) -> Request:
+    params = SamplingParams(**{"max_tokens": 100, "seed": number, "grammar": rule, **fields})  # type: ignore[arg-type]
+    name = f"r{number}-{id(rule)}-{sorted(fields)}"
+    return Request(name, "t", (5, 6, 7, number % 50 + 20), params, output=OutputMode.FINAL)
+
+
+async def answer(engine: object, asked: Request) -> Delta:
+    [delta] = [delta async for delta in engine.generate(asked)]  # type: ignore[attr-defined]
+    return delta
+
+
+async def test_answers_to_200_random_schemas_are_valid() -> None:
+    draw = random.Random(7)
+    schemas = [random_schema(draw) for _ in range(200)]
+    rules = [grammar(schema) for schema in schemas]
+    check = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    whole = 0
+    async with random_engine() as engine:
+        asked = [request(i, rule, max_tokens=200, temperature=0.8) for i, rule in enumerate(rules)]
+        answers = await asyncio.gather(*(answer(engine, one) for one in asked))
+    for schema, delta in zip(schemas, answers, strict=True):
+        [choice] = delta.choices
+        if choice.finish_reason == "stop":
+            whole += 1
+            validator = jsonschema.Draft202012Validator(schema, format_checker=check)
+            validator.validate(json.loads(choice.text))
+    assert whole >= 190, f"only {whole} of 200 answers came to their end"
+
+
+@pytest.mark.parametrize("num_blocks", [2000, 12])
+async def test_the_plain_loop_and_preemption_change_nothing(num_blocks: int) -> None:
+    rule = grammar(PERSON)
+    told = []
+    for pipelined, blocks in ((True, 2000), (False, 2000), (True, num_blocks)):
+        async with random_engine(num_blocks=blocks, pipelined=pipelined) as engine:
+            asked = [request(i, rule if i % 3 else None, temperature=0.9, max_tokens=60) for i in range(9)]
+            answers = await asyncio.gather(*(answer(engine, one) for one in asked))
+            told.append([delta.choices[0].token_ids for delta in answers])
+    assert told[0] == told[1] == told[2]
+
+
+async def test_beside_penalties_choices_and_logprobs() -> None:
+    rule = grammar(PERSON)
+    async with random_engine() as engine:
+        fields = {"n": 5, "temperature": 1.0, "logprobs": 3, "presence_penalty": 0.5, "repetition_penalty": 1.1}
+        asked = request(3, rule, bad_words=((tokenizer().encode("a", False)[0],),), **fields)
+        delta = await answer(engine, asked)
+    assert len({choice.text for choice in delta.choices}) == 5
+    for choice in delta.choices:
+        jsonschema.validate(json.loads(choice.text), PERSON)
+        assert choice.logprobs is not None
+        for step, (token, told) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True)):
+            raw = logits_at(3, choice.index, len(asked.prompt_token_ids) + step).astype(np.float64)
+            raw -= np.log(np.exp(raw).sum())
+            assert abs(raw[token] - told.logprob) < 1e-3  # the model's own, before the mask
+            assert [token for token, _ in told.top] == np.argsort(-raw)[:3].tolist()
+
+
+async def test_the_end_token_comes_at_the_end_and_there_alone() -> None:
+    async with random_engine() as engine:
+        delta = await answer(engine, request(1, grammar("abc|abd"), ignore_eos=True))
+        [choice] = delta.choices
+        assert choice.text in ("abc", "abd") and choice.token_ids[-1] == EOS and choice.finish_reason == "stop"
+        cut = await answer(engine, request(2, grammar("[ab]{40}"), max_tokens=3))
+        assert cut.choices[0].finish_reason == "length" and EOS not in cut.choices[0].token_ids
+        with pytest.raises(InvalidRequest, match="Nothing is allowed to follow"):
+            await answer(engine, request(3, grammar("a"), min_tokens=9))
+        # The others were not touched by it.
+        assert (await answer(engine, request(4, grammar("yes|no")))).choices[0].text in ("yes", "no")
+
+
+async def test_stop_strings_cut_it() -> None:
+    async with random_engine() as engine:
+        delta = await answer(engine, request(1, grammar("[xy]{5}END[xy]+"), stop=("END",)))
+    assert re.fullmatch("[xy]{5}", delta.choices[0].text) and delta.choices[0].stop_reason == "END"
+
+
+async def test_a_grammar_that_grows_fails_its_request_alone() -> None:
+    blowing = grammar({"type": "string", "pattern": "^(.*a.{15}b.*)$", "maxLength": 100_000})
+    async with random_engine() as engine:
+        broken = asyncio.ensure_future(answer(engine, request(1, blowing)))
+        fine = asyncio.ensure_future(answer(engine, request(2, grammar(PERSON))))
+        with pytest.raises(GrammarTooLarge):
+            await broken
+        jsonschema.validate(json.loads((await fine).choices[0].text), PERSON)
+
+
+async def test_aborted_and_stopped_engines_do_not_hang() -> None:
+    rule = grammar("[ab]{500}")
+    async with random_engine() as engine:
+        tasks = [asyncio.ensure_future(answer(engine, request(i, rule, max_tokens=400))) for i in range(4)]
+        await asyncio.sleep(0.05)
+        tasks[0].cancel()
+        await asyncio.sleep(0.02)
+        await engine.stop()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, EngineDraining | asyncio.CancelledError) for result in results)
+
+
+@pytest.mark.parametrize("num_blocks", [400, 14])
+def test_on_a_model(num_blocks: int, tiny_model: Callable[[str], Path]) -> None:
+    config = EngineConfig(
+        model=str(tiny_model("llama")), device="cpu", block_size=16, max_model_len=160, num_blocks=num_blocks
+    )
+    with LLM(config) as llm:
+        check_answers_follow_their_grammars(llm)
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind, text, too_large",
+    [
+        ("json_schema", '{"type": "thing"}', False),
+        ("json_schema", '{"not": {"type": "string"}}', False),
+        ("json_schema", "[1", False),
+        ("regex", "(a", False),
+        ("regex", "(?=a)b", False),
+        ("lark", "start: missing", False),
+        ("json_schema", '{"type": "integer", "multipleOf": 829345351}', True),
+    ],
+)
+def test_errors_of_grammars(kind: str, text: str, too_large: bool) -> None:
+    with pytest.raises(GrammarError) as caught:
+        Grammar(GrammarSource(kind, text), vocabulary())  # type: ignore[arg-type]
+    assert caught.value.too_large == too_large and 5 < len(str(caught.value)) <= 500
+
+
+def test_bnf_is_taken_for_lark() -> None:
+    assert Grammar(GrammarSource("lark", lark_of_any('root ::= "a" root | "b"')), vocabulary())
+    with pytest.raises(GrammarError):
+        lark_of_any('root ::= "a')
+
+
+def test_special_tokens_are_no_text() -> None:
+    """A string that spells a special token is written out in others."""
+    handle = Grammar(GrammarSource("lark", 'start: "<|im_start|>x"'), vocabulary()).matcher()
+    ids = [token for part in ("<", "|", "im", "_", "start", "|", ">", "x") for token in tokenizer().encode(part, False)]
+    handle.advance(ids)
+    assert handle.error is None
+    handle.advance([EOS])
+    assert handle.error is None
+    wrong = Grammar(GrammarSource("lark", 'start: "<|im_start|>x"'), vocabulary()).matcher()
+    wrong.advance([1])  # the special token itself
+    assert wrong.error is not None
+
+
+def test_the_check_stops_what_does_not_end() -> None:
+    check = GrammarCheck(seconds=1.0)
+    bomb = "start: A\nA: /(.*a.{18})/ & /(.*b.{17})/ & /(.*c.{16}.*)/ & ~/(.*d.{15})/"
+    try:
+        check.check(GrammarSource("regex", "a+"))
+        with pytest.raises(GrammarError, match="seconds") as caught:
+            check.check(GrammarSource("lark", bomb))
+        assert caught.value.too_large
+        with pytest.raises(GrammarError, match="unclosed group"):
+            check.check(GrammarSource("regex", "(a"))
+        check.check(GrammarSource("json_schema", "{}", whitespace=" ?"))
+    finally:
+        check.close()

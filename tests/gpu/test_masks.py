@@ -1,0 +1,92 @@
+"""Masks on a GPU: the tokens of the CPU's sampler, and answers of a whole engine that follow their grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.grammar import GrammarSource
+from engine.kernels import cpu as kernels
+from engine.kernels.cuda_sampler import CudaSampler
+from engine.llm import LLM
+from engine.types import RowSpec, SamplingParams
+from tests.engine.grammar_world import check_answers_follow_their_grammars
+from tests.gpu.test_engine import config
+from tests.kernels.test_sampling_masks import packed
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 33, 1000, 151_936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9, "min_p": 0.01}, {"presence_penalty": 1.0, "min_tokens": 2}],
+)
+def test_masks_as_on_the_cpu(vocab: int, dtype: torch.dtype, fields: dict[str, object]) -> None:
+    num = 5
+    device, host = CudaSampler(num, vocab, DEVICE), kernels.Sampler(num, vocab)
+    for row in range(num):
+        params = SamplingParams(**{"max_tokens": 9, **fields})  # type: ignore[arg-type]
+        spec = RowSpec(row, params, seed=row, choice=0, prompt_token_ids=())
+        device.open_row(spec)
+        host.open_row(spec)
+    device.flush()
+    generator = np.random.default_rng(vocab)
+    rows = torch.arange(num, dtype=torch.int32)
+    differing = 0
+    for position in range(6):
+        logits = torch.from_numpy(generator.normal(size=(num, vocab)).astype(np.float32) * 3).to(dtype)
+        allowed = generator.random((num, vocab)) < [0.02, 0.5, 0.98][position % 3]
+        allowed[np.arange(num), generator.integers(0, vocab, num)] = True
+        allowed[num - 1] = position != 4  # nothing at all, once
+        masks = packed(allowed)
+        if position == 4:
+            masks[num - 1] = 0
+        positions = torch.full_like(rows, position)
+        expected, expected_bad = host.sample(logits.float(), rows, positions, masks)
+        tokens, bad = device.sample(
+            logits.to(DEVICE), rows.to(DEVICE), positions.to(DEVICE), masks=torch.from_numpy(masks).to(DEVICE)
+        )
+        assert bad.tolist() == expected_bad.tolist() and bad[num - 1].item() == (position == 4)
+        good = ~expected_bad
+        assert allowed[np.arange(num)[good], tokens.cpu().numpy()[good]].all()
+        differing += int((tokens.cpu().numpy() != expected).sum())
+        if differing:
+            return  # by a tie of floats: the histories are others from here on
+    assert differing == 0
+
+
+def test_rows_that_are_skipped_or_closed() -> None:
+    device = CudaSampler(2, 40, DEVICE)
+    device.open_row(RowSpec(0, SamplingParams(max_tokens=9, temperature=0), seed=0, choice=0, prompt_token_ids=()))
+    device.flush()
+    rows = torch.tensor([-1, 1, 0], dtype=torch.int32, device=DEVICE)
+    masks = torch.full((3, 2), 4, dtype=torch.int32, device=DEVICE)  # token 2 or 34
+    tokens, bad = device.sample(torch.zeros(3, 40, device=DEVICE), rows, torch.zeros_like(rows), masks=masks)
+    assert tokens.tolist() == [0, 0, 2] and bad.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("fields", [{}, {"enforce_eager": True}, {"pipelined": False}, {"num_blocks": 14}])
+def test_answers_follow_their_grammars(fields: dict[str, object], tiny_model: Callable[[str], Path]) -> None:
+    """Constrained and free rows in the same steps, of a model with random weights."""
+    shape = {"dtype": "bfloat16", "max_model_len": 160}
+    with LLM(config(tiny_model("llama-head-64"), **(shape | fields))) as llm:
+        check_answers_follow_their_grammars(llm)
+
+
+def test_graphs_and_the_plain_loop_give_the_same_tokens(tiny_model: Callable[[str], Path]) -> None:
+    told = []
+    for fields in ({}, {"pipelined": False}):
+        with LLM(config(tiny_model("llama-head-64"), dtype="float32", max_model_len=160, **fields)) as llm:
+            grammar = llm.grammar(GrammarSource("regex", "([a-z]{2,6} ){8}"))
+            params = SamplingParams(max_tokens=50, temperature=0.0, grammar=grammar)
+            answers = [llm.generate([[5 + i, 6, 7]], params, progress=False)[0] for i in range(4)]
+            told.append([answer.choices[0].token_ids for answer in answers])
+    assert told[0] == told[1]
