@@ -231,8 +231,8 @@ class AsyncEngine:
             return False
         return True
 
-    async def stop(self) -> None:
-        """Ends at once: open requests get an error, the device thread ends after what is launched."""
+    async def stop(self, grace: float = 10.0) -> None:
+        """Ends at once: open requests get an error; what is launched gets `grace` seconds."""
         if self.state == "ready":
             self.state = "draining"
         self._stopped = True
@@ -241,7 +241,7 @@ class AsyncEngine:
             self._timer.cancel()
         self._watchdog.stop()
         self._masks.stop()
-        await self._device.stop(0.5 if self.state == "dead" else 10.0)
+        await self._device.stop(grace)
         # Results of the last launched steps may still be queued on the loop.
         await asyncio.sleep(0)
 

@@ -81,7 +81,8 @@ class EngineLike(Protocol):
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 - the engine's to enforce
         """Takes no new work; True if everything that ran finished in time."""
 
-    async def stop(self) -> None: ...
+    async def stop(self, grace: float = 10.0) -> None:
+        """Open requests get an error; what the device works on gets `grace` seconds."""
 
     async def wait_dead(self) -> BaseException:
         """Returns when the engine has died, with what killed it."""

@@ -37,6 +37,7 @@ Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
 
 EXIT_OK, EXIT_FAILED = 0, 1
 _BACKLOG = 2048  # connections that arrive at once; a refused one costs its client a second
+_GRACE, _HURRY = 10.0, 0.5  # seconds that the device gets for its last steps; it may hang
 _LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
 
 
@@ -67,16 +68,19 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         runner = AppRunner(app, client_timeout=config.client_timeout)
         await runner.setup()
         informing: asyncio.Future[None] | None = None
+        code = EXIT_FAILED
         try:
             await web.SockSite(runner, listener, backlog=_BACKLOG).start()
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
             notifier.ready(_status(engine))
             informing = asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine)))
-            return await _until_end(engine, keys, notifier, config.drain_timeout)
+            code = await _until_end(engine, keys, notifier, config.drain_timeout)
+            return code
         finally:
             if informing is not None:
                 informing.cancel()
-            await engine.stop()  # tells what still runs, so that its streams end with an error and not with a cut
+            # Tells what still runs, so that its streams end with an error and not with a cut.
+            await engine.stop(_GRACE if code == EXIT_OK else _HURRY)
             await runner.cleanup()
 
 

@@ -53,7 +53,7 @@ async def engine_over(runner: PagedFakeRunner, step_timeout: float = 0.0) -> Asy
     try:
         yield engine
     finally:
-        await engine.stop()
+        await engine.stop(grace=0.5)
 
 
 def raise_error() -> None:

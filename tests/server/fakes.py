@@ -111,6 +111,7 @@ class FakeEngine(FakeRecords):
         self.runs: dict[str, Run] = {}
         self.num_steps = 0
         self.expected_tenants = 0
+        self.grace: float | None = None  # once it is stopped
         self.device_works = asyncio.Event()
         self.device_works.set()
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -190,7 +191,8 @@ class FakeEngine(FakeRecords):
             await asyncio.sleep(0.001)
         return False
 
-    async def stop(self) -> None:
+    async def stop(self, grace: float = 10.0) -> None:
+        self.grace = grace
         for run in list(self.runs.values()):
             run.sink(Delta(run.request.id, error=EngineDraining("The server is going down.")))
         self.runs.clear()
