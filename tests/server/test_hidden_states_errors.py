@@ -36,7 +36,7 @@ CHAT = "/v1/chat/completions"
         ({"input": [[]]}, "input[0]", "invalid_value"),
         ({"input": [258]}, "input[0]", "invalid_value"),
         ({"input": ["a", [1, -1]]}, "input[1][1]", "invalid_value"),
-        ({"input": {"a": 1}}, "input.a", "unknown_parameter"),
+        ({"input": {"a": 1}}, "input", "invalid_type"),
         ({"input": "x" * 600}, None, "context_length_exceeded"),
         ({"layers": [0, NUM_LAYERS + 1]}, "layers", "invalid_value"),
         ({"layers": [-NUM_LAYERS - 2]}, "layers", "invalid_value"),
