@@ -151,7 +151,8 @@ class CudaAttentionPlan:
         max_merges: int,
     ) -> None:
         for tensor in (work_list, block_tables):  # tables may be columns of a wider array
-            assert tensor.dtype == torch.int32 and tensor.is_cuda and tensor.stride(-1) == 1
+            assert tensor.dtype == torch.int32 and tensor.is_cuda
+            assert tensor.numel() == 0 or tensor.stride(-1) == 1, tensor.stride()
         assert work_list.shape == (workspace.list_len,) and work_list.data_ptr() % 16 == 0 and block_tables.dim() == 2
         self.workspace = workspace
         self.work_list = work_list
