@@ -54,9 +54,9 @@ class TimedRunner:
 def serve_timed(arguments: list[str]) -> None:
     """The server's process: all is real but the device."""
     from engine.build import CacheSizes, make_scheduler
+    from engine.draft import SchedulerLimits
     from engine.engine import AsyncEngine
     from engine.models.embedded import embedded_model_path
-    from engine.scheduler import SchedulerLimits
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.leases import LeaseTimes

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.build import CacheSizes, make_scheduler
+from engine.draft import SchedulerLimits
 from engine.outputs import ChoiceOutput
 from engine.results import apply_result
-from engine.scheduler import SchedulerLimits, pack_salt
+from engine.salt import pack_salt
 from engine.sequence import Group
 from engine.step import Launch
 from engine.types import Request, SamplingParams, StepResult
