@@ -60,7 +60,7 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         compiled = self._choose(template, tools)
-        if not compiled.knows_tools:
+        if not compiled.knows_tools and (tools or not compiled.knows_calls):
             messages = tool_prompt.spelled_out(messages, tools or ())
         prepared = [_prepare(message, compiled) for message in messages]
         end_mark = _mark_end(prepared) if continue_final_message else None
@@ -92,6 +92,7 @@ class _Compiled:
         self.render: Callable[[dict[str, Any]], str] = environment.compile_bounded(source)
         self.knows_developer = "developer" in source
         self.knows_tools = "tools" in source
+        self.knows_calls = "tool_calls" in source
         self.reads_parts = any(map(_reads_content, environment.parse(source).find_all(nodes.For)))
         self.needs_parts = self.reads_parts and "is string" not in source
 

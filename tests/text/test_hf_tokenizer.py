@@ -95,7 +95,7 @@ def test_a_template_file_wins_over_the_config(directory: Path) -> None:
 
 
 def test_what_is_missing_or_broken_is_a_model_error(directory: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither a model directory nor a \.gguf file"):
+    with pytest.raises(ModelError, match=r"neither a model directory nor a \.gguf or \.pt file"):
         load_text(directory / "nothing")
     write(directory, "tokenizer_config.json", ["not an object"])
     with pytest.raises(ModelError, match=r"tokenizer_config.json: must hold a JSON object"):
