@@ -1,4 +1,4 @@
-"""Errors that reach a client. The server turns each into API.md's JSON error; the message is complete in itself.
+"""Errors that reach a client. The server turns each into its JSON error; the message is complete in itself.
 
 EngineError
 ├── InvalidRequest            the client must change something (400)
