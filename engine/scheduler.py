@@ -69,7 +69,7 @@ class Scheduler:
         return self.waiting.num_waiting(tenant) + self.extractions.waiting.num_waiting(tenant)
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
-        """Queues a new request. REQUIRES: it fits the pool when it runs alone (`fits`)."""
+        """Queues a new request. REQUIRES: it fits the pool when it runs alone."""
         request = group.request
         salt = salt_of(request)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
