@@ -363,6 +363,8 @@ class Scheduler:
 
     def _admit_waiting(self, draft: Draft, before: Sequence | None = None) -> None:
         """Lets waiting sequences in, as their turns are; only those whose turn is before that of `before`, if given."""
+        if not len(self.waiting):
+            return  # most steps: what runs need not be counted
         slots = self.limits.max_num_seqs - self._slots_in_use(of_beams=False)
         beam_slots = self.limits.max_num_beams - self._slots_in_use(of_beams=True)
         while draft.budget > 0 and (sequence := self.waiting.head()) is not None:
