@@ -48,6 +48,12 @@ class JsonProtocol(RequestHandler):
             if self._head_timer is None:
                 self._await_head()
 
+    @property
+    def busy(self) -> bool:
+        """A request is being answered, or its answer has not left."""
+        unsent = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        return self._current_request is not None or unsent
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)

@@ -348,6 +348,22 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     )
 
 
+def late_copy(source: Tensor, destination: Tensor, flag: Tensor, value: int) -> None:
+    """Queues a copy that begins when `publish` has given the flag its value: source, pinned, and destination, on the
+    device, are int32 of as many words, a multiple of 4; flag int32 [1], pinned."""
+    words = source.numel()
+    assert not source.is_cuda and not flag.is_cuda and source.is_contiguous()
+    assert source.dtype == flag.dtype == torch.int32
+    place = _check(destination, torch.int32, words)
+    _C.cuda_late_copy(flag.data_ptr(), value, source.data_ptr(), place, 4 * words, _stream())
+
+
+def publish(flag: Tensor, value: int) -> None:
+    """Sets a flag in pinned memory, after everything this thread has written."""
+    assert flag.dtype == torch.int32 and not flag.is_cuda
+    _C.cuda_publish(flag.data_ptr(), value)
+
+
 def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray) -> None:
     """Copies blocks between a cache on the device and one in pinned host memory: pairs [C, 2], a host array.
 
