@@ -166,6 +166,7 @@ class AppRunner(web.AppRunner):
             request_factory=server.request_factory,
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # server/decoding.py
             client_timeout=self._client_timeout,
         )
 
