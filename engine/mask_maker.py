@@ -112,7 +112,8 @@ class _Worker:
 
     def _make(self, step: _Step) -> None:
         masks = step.masks
-        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size))
+        place = masks.place
+        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size)) if place is None else place
         try:
             self._filler.fill([matcher for matcher, _ in step.rows], filled)
         except Exception:

@@ -25,7 +25,7 @@ def mask_words(vocab_size: int) -> int:
 class StepMasks:
     """The masks of samples [first_sample, first_sample + num_rows) of a step. Filled once, from another thread."""
 
-    __slots__ = ("_lock", "_masks", "_ready", "_then", "first_sample", "num_rows", "vocab_size")
+    __slots__ = ("_lock", "_masks", "_place", "_ready", "_then", "first_sample", "num_rows", "vocab_size")
 
     def __init__(self, first_sample: int, num_rows: int, vocab_size: int) -> None:
         self.first_sample = first_sample
@@ -33,27 +33,37 @@ class StepMasks:
         self.vocab_size = vocab_size
         self._lock = threading.Lock()
         self._ready = threading.Event()
-        self._then: Callable[[IntArray], None] | None = None
         self._masks: IntArray | None = None
+        self._place: IntArray | None = None
+        self._then: Callable[[], None] | None = None
+
+    def send_to(self, place: IntArray, then: Callable[[], None]) -> None:
+        """Has the masks written to `place` [num_rows, words] and calls `then`, once: now, if they are there, or else on
+        the thread that fills them."""
+        with self._lock:
+            self._place, self._then = place, then
+            if self._masks is not None:
+                self._send(self._masks)
+
+    @property
+    def place(self) -> IntArray | None:
+        """Where they are best made."""
+        return self._place
 
     def fill(self, masks: IntArray) -> None:
         """`masks` [num_rows, words]."""
         assert masks.shape == (self.num_rows, mask_words(self.vocab_size)) and masks.dtype == np.int32
         with self._lock:
-            if self._ready.is_set():
-                return
-            self._masks = masks
-            if self._then is not None:
-                self._then(masks)
-            self._ready.set()
-
-    def when_filled(self, then: Callable[[IntArray], None]) -> None:
-        """Calls `then` with the masks, once: now, if they are there, or else on the thread that fills them."""
-        with self._lock:
             if self._masks is None:
-                self._then = then
-            else:
-                then(self._masks)
+                self._masks = masks
+                self._send(masks)
+                self._ready.set()
+
+    def _send(self, masks: IntArray) -> None:
+        if self._place is not None and self._then is not None:
+            if masks is not self._place:
+                np.copyto(self._place, masks)
+            self._then()
 
     def abandon(self) -> None:
         """Nobody looks at what is sampled any more."""

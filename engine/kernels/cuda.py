@@ -348,20 +348,24 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     )
 
 
-def late_copy(source: Tensor, destination: Tensor, flag: Tensor, value: int) -> None:
-    """Queues a copy that begins when `publish` has given the flag its value: source, pinned, and destination, on the
-    device, are int32 of as many words, a multiple of 4; flag int32 [1], pinned."""
-    words = source.numel()
-    assert not source.is_cuda and not flag.is_cuda and source.is_contiguous()
-    assert source.dtype == flag.dtype == torch.int32
-    place = _check(destination, torch.int32, words)
-    _C.cuda_late_copy(flag.data_ptr(), value, source.data_ptr(), place, 4 * words, _stream())
+class LateCopy:
+    """Copies from pinned memory to the device, int32 [N] both, that wait on the device until their content is there."""
 
+    def __init__(self, source: Tensor, destination: Tensor) -> None:
+        assert source.is_pinned() and source.is_contiguous() and source.dtype == torch.int32
+        self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._kept = (source, destination)
+        self._num_words = source.numel()
+        self._addresses = (source.data_ptr(), _check(destination, torch.int32, source.numel()))
 
-def publish(flag: Tensor, value: int) -> None:
-    """Sets a flag in pinned memory, after everything this thread has written."""
-    assert flag.dtype == torch.int32 and not flag.is_cuda
-    _C.cuda_publish(flag.data_ptr(), value)
+    def queue(self, num_words: int, value: int) -> None:
+        """Queues the copy of the first `num_words`, a multiple of 4, for when `value` is published."""
+        assert num_words <= self._num_words and num_words % 4 == 0
+        _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, _stream())
+
+    def publish(self, value: int) -> None:
+        """What this thread has written to the source may be copied. Any thread."""
+        _C.cuda_publish(self._flag.data_ptr(), value)
 
 
 def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,13 +48,15 @@ class DeviceMasks:
 
 
 class _Buffers:
+    """Pinned memory that takes turns, and the place on the device that all of it goes to."""
+
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
-        self._words = shape[1]
+        self._shape = shape
         size = -(-shape[0] * shape[1] // _VECTOR) * _VECTOR
         self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._pinned = torch.zeros(_TURNS, size, dtype=torch.int32, pin_memory=True)
-        self._arrays: IntArray = self._pinned.numpy()
-        self._flags = torch.zeros(_TURNS, dtype=torch.int32, pin_memory=True)
+        pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays: list[IntArray] = [buffer.numpy() for buffer in pinned]
+        self._copies = [kernels.LateCopy(buffer, self._on_device) for buffer in pinned]
         self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
         self._count = 0
 
@@ -63,15 +64,10 @@ class _Buffers:
         self._count = self._count % (2**31 - 1) + 1
         turn = self._count % _TURNS
         self._copied[turn].synchronize()
-        words = masks.num_rows * self._words
-        masks.when_filled(partial(self._write, turn, words, self._count))
-        whole = -(-words // _VECTOR) * _VECTOR
-        flag = self._flags[turn : turn + 1]
-        kernels.late_copy(self._pinned[turn, :whole], self._on_device[:whole], flag, self._count)
+        words = masks.num_rows * self._shape[1]
+        copy = self._copies[turn]
+        place = self._arrays[turn][:words].reshape(masks.num_rows, self._shape[1])
+        masks.send_to(place, partial(copy.publish, self._count))
+        copy.queue(-(-words // _VECTOR) * _VECTOR, self._count)
         self._copied[turn].record()
-        return self._on_device[:words].view(masks.num_rows, self._words)
-
-    def _write(self, turn: int, words: int, value: int, filled: IntArray) -> None:
-        """Any thread."""
-        np.copyto(self._arrays[turn, :words], filled.reshape(-1))
-        kernels.publish(self._flags[turn : turn + 1], value)
+        return self._on_device[:words].view(masks.num_rows, self._shape[1])
