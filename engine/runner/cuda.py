@@ -93,7 +93,7 @@ class CudaRunner:
         self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
-        self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
+        self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
