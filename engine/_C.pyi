@@ -336,6 +336,9 @@ def cuda_embedding(
 def cuda_copy_blocks(
     cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
 ) -> None: ...
+def cuda_copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> None:
+    """Between pinned host memory and the device's, or inside it; asynchronous."""
+
 def cuda_swap_blocks(
     source: int,
     source_blocks: int,

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.beams import GROUP_DTYPE, PackedGroups
 from engine.kernels.cuda import logit_rows
+from engine.kernels.streams import current_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,5 +145,5 @@ def beam_candidates_at(logits: Tensor, step: StepAddresses, memory: Tensor, out:
         out.logprob,
         out.bad,
         out.columns,
-        torch.cuda.current_stream().cuda_stream,
+        current_stream(),
     )

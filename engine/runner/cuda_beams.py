@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels import cuda_beams
 from engine.kernels.beams import GROUP_DTYPE, PackedGroups
+from engine.kernels.streams import copy_bytes
 from engine.runner.beams import Constraints, nodes_of, pack, scores_of, unpack
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.staging import Field, Staging, StagingLayout
@@ -70,8 +71,7 @@ class PendingCandidates:
 
     def send(self) -> None:
         """Queues the copy, behind the kernels that write it."""
-        used = self._places[-1]
-        self._host[:used].copy_(self._whole[:used], non_blocking=True)
+        copy_bytes(self._host.data_ptr(), self._whole.data_ptr(), self._places[-1])
 
     def read(self) -> tuple[BeamCandidates, ...]:
         """When the step has run."""
