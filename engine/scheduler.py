@@ -21,6 +21,7 @@ from functools import partial
 
 from engine import beam_groups
 from engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from engine.beam_answers import BeamAnswer
 from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
 from engine.capture import EncoderCapture, capture_of
@@ -128,7 +129,6 @@ class Scheduler:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
         self.extractions.release_memory(group)
-        beam_groups.release_ended(group)
         beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
@@ -192,9 +192,17 @@ class Scheduler:
         if not turn.done:
             beam_groups.reorder(group, search, turn)
             return
-        choices = beam_groups.choices_of(group, search, deadline)
+        answer = BeamAnswer(search, deadline)
+        group.search = None
+        if answer.beams and beam_groups.ends_as_one(group):
+            self.retention.keep_beams(group, beam_groups.estates_of(group, answer))
+            self._drop_search(group)
+            group.answer, group.num_finished = answer, 1
+            self.cache.release_cross(group)
+            return
+        choices = beam_groups.choices_of(group, answer)
         self._drop_search(group)
-        group.sequences, group.search = choices, None
+        group.sequences = choices
         self._running.update(dict.fromkeys(choices))
         for choice in choices:
             self.end(choice)
@@ -234,6 +242,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
+        if sequence.group.search is not None and draft.num_beams >= MAX_BEAM_WIDTH:
+            return False  # as many as a step ranks
         if sequence.group.beams is not None:
             return self._schedule_beams(draft, sequence, sequence.group.beams)
         if sequence.owing:
@@ -283,10 +293,7 @@ class Scheduler:
         return sequence in draft.used
 
     def _schedule_beams(self, draft: Draft, leader: Sequence, beams: BeamTables) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
-
-        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
-        """
+        """Gives every beam of a group its next token, or none; one wider than what is left has a step to itself."""
         if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
         position = leader.num_computed
@@ -348,7 +355,6 @@ class Scheduler:
         leader.table.free()
         leader.status = Status.FINISHED
         beam_groups.drop_beams(group)
-        beam_groups.release_ended(group)
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
