@@ -307,7 +307,7 @@ class AsyncEngine:
         if group.request.output is OutputMode.FINAL and not group.finished:
             return
         first = not group.delivered
-        choices = tuple([d for s in group.sequences if (d := s.output.take(first)) is not None])
+        choices = group.take_deltas(first)
         finished = group.finished
         if not choices and not finished:
             return
@@ -321,8 +321,7 @@ class AsyncEngine:
         settlement, states = Settlement(), None
         if finished:
             states = self._take_states(group)
-            cut = any(s.output.finish_reason == "length" for s in group.sequences)
-            settlement = self._close(group, "length" if cut else "stop")
+            settlement = self._close(group, "length" if group.cut_short else "stop")
         delta = Delta(
             group.request.id,
             choices,

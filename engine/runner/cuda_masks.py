@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cuda as kernels
+from engine.kernels.streams import record
 from engine.masks import StepMasks, mask_words
 from engine.types import IntArray
 
@@ -69,5 +70,5 @@ class _Buffers:
         place = self._arrays[turn][:words].reshape(masks.num_rows, self._shape[1])
         masks.send_to(place, partial(copy.publish, self._count))
         copy.queue(-(-words // _VECTOR) * _VECTOR, self._count)
-        self._copied[turn].record()
+        record(self._copied[turn])
         return self._on_device[:words].view(masks.num_rows, self._shape[1])
