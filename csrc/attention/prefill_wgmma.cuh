@@ -69,6 +69,13 @@ class RowTile {
   // Until no product with values is under way.
   __device__ __forceinline__ void wait_values() { wait_products<0>(o_); }
 
+  template <int kCount>
+  __device__ __forceinline__ static void cap(const AttentionArgs& a, float (&scores)[kCount]) {
+    if constexpr (kScores == Scores::kSoftCap)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] = score_in_log2<kScores>(scores[i], a);
+  }
+
   // Scores of keys a row does not see become -inf. `key`: the tile's first.
   template <int kCount>
   __device__ __forceinline__ void mask(float (&scores)[kCount], int key) const {
@@ -89,9 +96,6 @@ class RowTile {
   // must follow when o is at rest.
   template <int kCount>
   __device__ __forceinline__ void weigh(const AttentionArgs& a, float (&scores)[kCount]) {
-    if constexpr (kScores == Scores::kSoftCap)
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) scores[i] = score_in_log2<Scores::kSoftCap>(scores[i], a);
     const float factor = kScores == Scores::kPlain ? a.score_factor : 1.0f;
     move_reference(scores, factor);
 #pragma unroll
@@ -288,6 +292,7 @@ class Multiplier {
     commit_products();
     wait_products<0>(scores);
     release_keys();
+    Rows::cap(a_, scores);
     rows.mask(scores, key);
     rows.weigh(a_, scores);
   }
@@ -308,6 +313,7 @@ class Multiplier {
     is_product_pending_ = true;
     wait_products<1>(scores);
     release_keys();
+    Rows::cap(a_, scores);
     if constexpr (kMasked) rows.mask(scores, key);
     rows.weigh(a_, scores);
   }
