@@ -25,7 +25,7 @@ inline constexpr int kMultipliers = 2;      // warpgroups that multiply
 inline constexpr int kMultiplierRows = 64;  // of one of them
 inline constexpr int kTileKeys = 128;
 inline constexpr int kLog2UnitKeys = std::bit_width(static_cast<uint32_t>(kUnitKeys)) - 1;
-inline constexpr int kTasks = 2;
+inline constexpr int kTasks = 2;                           // that are published, with their queries
 inline constexpr int kTaskReaders = 3 + kMultipliers * 4;  // warps that read a published task
 
 struct PrefillTask {
@@ -33,7 +33,11 @@ struct PrefillTask {
   int32_t head;  // -1: there is no more work
 
   __device__ int first_key() const { return item.kv_begin / kUnitKeys * kUnitKeys; }
-  __device__ int num_tiles() const { return (item.kv_end - first_key() + kTileKeys - 1) / kTileKeys; }
+  __device__ int last_tile_key() const {
+    return first_key() + (item.kv_end - first_key() - 1) / kTileKeys * kTileKeys;
+  }
+  // Whether one unit holds all keys of its last tile.
+  __device__ bool has_narrow_end() const { return item.kv_end - last_tile_key() <= kUnitKeys; }
 };
 
 // A place in a ring of n buffers, and the parity of its current round.
@@ -51,8 +55,8 @@ struct Cursor {
 // "full": the buffer holds what it should; "empty": nobody needs it any more.
 template <int kStages>
 struct PrefillControl {
-  uint64_t queries_full[kMultipliers];
-  uint64_t queries_empty[kMultipliers];
+  uint64_t queries_full[kTasks][kMultipliers];
+  uint64_t queries_empty[kTasks][kMultipliers];
   uint64_t keys_full[kStages];
   uint64_t keys_empty[kStages];
   uint64_t values_full[kStages];
@@ -63,10 +67,6 @@ struct PrefillControl {
   PrefillTask tasks[kTasks];
 
   __device__ void init() {
-    for (int i = 0; i < kMultipliers; ++i) {
-      init_barrier(shared_address(&queries_full[i]), 1);
-      init_barrier(shared_address(&queries_empty[i]), 4);
-    }
     for (int i = 0; i < kStages; ++i) {
       init_barrier(shared_address(&keys_full[i]), 1);
       init_barrier(shared_address(&keys_empty[i]), kMultipliers * 4);
@@ -77,6 +77,10 @@ struct PrefillControl {
     for (int i = 0; i < kTasks; ++i) {
       init_barrier(shared_address(&task_full[i]), 1);
       init_barrier(shared_address(&task_empty[i]), kTaskReaders);
+      for (int j = 0; j < kMultipliers; ++j) {
+        init_barrier(shared_address(&queries_full[i][j]), 1);
+        init_barrier(shared_address(&queries_empty[i][j]), 4);
+      }
     }
     publish_barriers();
   }
@@ -91,7 +95,7 @@ struct PrefillBuffers {
   static constexpr int kTileBytes = kPanels * kTilePanelBytes;
   using Control = PrefillControl<kStages>;
 
-  alignas(1024) uint8_t queries[kMultipliers][kPanels * kQueryPanelBytes];
+  alignas(1024) uint8_t queries[kTasks][kMultipliers][kPanels * kQueryPanelBytes];
   alignas(1024) uint8_t keys[kStages][kTileBytes];
   alignas(1024) uint8_t values[kStages][kTileBytes];
   Control control;
@@ -253,12 +257,13 @@ __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers,
   auto& control = buffers.control;
   const int lane = threadIdx.x % 32;
   const int chunk = lane % kChunks;
-  const uint32_t target = shared_address(buffers.queries[multiplier]) + chunk / 8 * B::kQueryPanelBytes;
   const GroupDivider divider(a.group);
   TaskReader tasks(control);
-  uint32_t parity = 1;
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next(), parity ^= 1) {
-    wait(shared_address(&control.queries_empty[multiplier]), parity);
+  Cursor<kTasks> slot;
+  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next(), slot.advance()) {
+    wait(shared_address(&control.queries_empty[slot.index][multiplier]), slot.parity ^ 1);
+    const uint32_t target =
+        shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes;
     const bf16* source = static_cast<const bf16*>(a.q) + task.item.first_token * a.q_stride +
                          task.head * a.group * D + chunk * 8;
     const int rows = task.item.num_tokens * a.group;
@@ -272,7 +277,7 @@ __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers,
     wait_copies<0>();
     fence_async_proxy();
     __syncwarp();
-    if (lane == 0) arrive(shared_address(&control.queries_full[multiplier]));
+    if (lane == 0) arrive(shared_address(&control.queries_full[slot.index][multiplier]));
   }
 }
 
