@@ -80,6 +80,18 @@ __device__ inline void copy_box(const CUtensorMap& map, uint32_t destination, ui
       : "memory");
 }
 
+// True in one thread of a whole warp, and the compiler knows that it is one: around copy_box it then needs no
+// loop over threads.
+__device__ __forceinline__ bool is_elected() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, p;\n}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // --- registers ------------------------------------------------------------------------------------------
 
 // By all threads of a warpgroup.

@@ -2,11 +2,11 @@
 //
 // Each of its warps has a task of its own, so that none waits for another's memory:
 //
-//   warp 0     draws tickets, publishes items, asks the copy engine for keys and values, block by block
-//   warps 1, 2 copy the queries of one multiplying warpgroup each
-//   warp 3     zeroes the rows of values that hold no key of the item: what lies there may be NaN, and a
-//   weight
-//              of 0 would not hide it. Keys need no such care, their scores are replaced.
+//   warp 0  draws tickets, publishes them as tasks, asks the copy engine for keys, block by block
+//   warp 1  asks for values
+//   warp 2  copies queries
+//   warp 3  zeroes the rows of values that hold no key of the item: what lies there may be NaN, and a weight
+//           of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
 // All of them run ahead of the products as far as buffers allow, across items.
 #pragma once
@@ -128,115 +128,118 @@ class TaskReader {
   Cursor<kTasks> cursor_;
 };
 
-// Warp 0.
+// Brings an item's keys, or its values, to the stages of a ring. By a whole warp.
 template <int D>
-class KeyLoader {
+class TileLoader {
  public:
   using B = PrefillBuffers<D>;
 
-  __device__ KeyLoader(const AttentionArgs& a, const CUtensorMap& map, B& buffers)
+  // `first_row`: of kv head 0 in a block, as the map counts rows.
+  __device__ TileLoader(const AttentionArgs& a, const CUtensorMap& map,
+                        uint8_t (&tiles)[B::kStages][B::kTileBytes], int first_row)
       : a_(a),
         map_(map),
-        buffers_(buffers),
-        lane_(threadIdx.x % 32),
+        tiles_(tiles),
+        first_row_(first_row),
         log2_box_(min(a.log2_block_size, kLog2UnitKeys)),
         box_keys_(1 << log2_box_) {}
 
-  __device__ void run() {
-    const Tickets tickets(a_);
-    for (int ticket = tickets.first();;) {
-      publish(ticket);
-      if (ticket < 0) break;
-      int next = 0;
-      if (lane_ == 0) next = tickets.draw();
-      load(load_item(a_.items, ticket / a_.num_kv_heads), ticket % a_.num_kv_heads);
-      ticket = __shfl_sync(0xffffffffu, next, 0);
-    }
-    if (lane_ == 0) tickets.finish();
-  }
-
- private:
-  __device__ void publish(int ticket) {
-    auto& control = buffers_.control;
-    wait(shared_address(&control.task_empty[task_.index]), task_.parity ^ 1);
-    if (lane_ == 0) {
-      PrefillTask& task = control.tasks[task_.index];
-      if (ticket >= 0) task.item = load_item(a_.items, ticket / a_.num_kv_heads);
-      task.head = ticket < 0 ? -1 : ticket % a_.num_kv_heads;
-      arrive(shared_address(&control.task_full[task_.index]));
-    }
-    __syncwarp();
-    task_.advance();
-  }
-
-  __device__ void load(const WorkItem& item, int head) {
+  // A stage is full when its tile has landed; tiles with keys that are not the item's complete `edge`
+  // instead.
+  __device__ void load(const WorkItem& item, int head, uint64_t* full, uint64_t* edge, uint64_t* empty) {
     const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
-    const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
-    int id = block_id(item, table, first_key);
-    for (int key = first_key; key < item.kv_end; key += kTileKeys) {
+    const int head_row = first_row_ + head * a_.block_size;
+    int key = item.kv_begin / kUnitKeys * kUnitKeys;
+    int id = block_id(item, table, key);
+    for (; key < item.kv_end; key += kTileKeys) {
       const int next_id = block_id(item, table, key + kTileKeys);
-      load_tile(item, head, key, id);
+      const bool is_edge = key < item.kv_begin || key + kTileKeys > item.kv_end;
+      wait(shared_address(&empty[stage_.index]), stage_.parity ^ 1);
+      load_tile(item, key, id, head_row, shared_address(is_edge ? &edge[stage_.index] : &full[stage_.index]));
+      stage_.advance();
       id = next_id;
     }
   }
 
+ private:
   // The block of the lane's box in the tile at `key`.
   __device__ int block_id(const WorkItem& item, const int32_t* table, int key) const {
-    const int box_key = key + (lane_ << log2_box_);
+    const int box_key = key + (static_cast<int>(threadIdx.x) % 32 << log2_box_);
     const bool needed = box_key < min(item.kv_end, key + kTileKeys) && box_key + box_keys_ > item.kv_begin;
     return needed ? __ldg(table + (box_key >> a_.log2_block_size)) : 0;
   }
 
-  __device__ void load_tile(const WorkItem& item, int head, int key, int id) {
-    auto& control = buffers_.control;
+  // The boxes of the tile that hold keys of the item; `id`: the block of box `lane`.
+  __device__ void load_tile(const WorkItem& item, int key, int id, int head_row, uint32_t barrier) const {
+    const uint32_t target = shared_address(tiles_[stage_.index]);
     const int begin = max(item.kv_begin - key, 0) >> log2_box_;
     const int end = (min(item.kv_end - key, kTileKeys) + box_keys_ - 1) >> log2_box_;
-    const bool is_edge = key < item.kv_begin || key + kTileKeys > item.kv_end;
-    const uint32_t parity = stage_.parity ^ 1;
-    const Boxes boxes{begin, end, key & (a_.block_size - 1), id};
-    wait(shared_address(&control.keys_empty[stage_.index]), parity);
-    load_boxes(boxes, buffers_.keys[stage_.index], &control.keys_full[stage_.index], head * a_.block_size);
-    wait(shared_address(&control.values_empty[stage_.index]), parity);
-    load_boxes(boxes, buffers_.values[stage_.index],
-               is_edge ? &control.edge_landed[stage_.index] : &control.values_full[stage_.index],
-               (a_.num_kv_heads + head) * a_.block_size);
-    stage_.advance();
-  }
-
-  struct Boxes {
-    int begin, end;  // which of the tile's
-    int offset;      // of the tile's first key in its block
-    int id;          // the block of box `lane`
-  };
-
-  // `head_row`: the head's first row in a block.
-  __device__ void load_boxes(const Boxes& boxes, uint8_t* tile, uint64_t* full, int head_row) const {
-    const uint32_t barrier = shared_address(full);
-    if (lane_ == 0)
-      arrive_expecting(barrier, (boxes.end - boxes.begin) * B::kPanels * (box_keys_ * kPanelRowBytes));
-    for (int box = boxes.begin; box < boxes.end; ++box) {
-      const int block = __shfl_sync(0xffffffffu, boxes.id, box);
-      const int row = head_row + ((boxes.offset + (box << log2_box_)) & (a_.block_size - 1));
-      if (lane_ == 0) {
+    if (is_elected()) arrive_expecting(barrier, (end - begin) * B::kPanels * (box_keys_ * kPanelRowBytes));
+    for (int first = begin; first < end; first += kBoxes) {
+      int blocks[kBoxes];
 #pragma unroll
-        for (int panel = 0; panel < B::kPanels; ++panel)
-          copy_box(map_,
-                   shared_address(tile) + panel * B::kTilePanelBytes + (box << log2_box_) * kPanelRowBytes,
-                   barrier, panel * kPanelColumns, row, block);
-      }
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(0xffffffffu, id, first + i);
+      if (is_elected())
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+          const int at = (first + i) << log2_box_;
+          const int row = head_row + ((key + at) & (a_.block_size - 1));
+          if (first + i < end)
+#pragma unroll
+            for (int panel = 0; panel < B::kPanels; ++panel)
+              copy_box(map_, target + panel * B::kTilePanelBytes + at * kPanelRowBytes, barrier,
+                       panel * kPanelColumns, row, blocks[i]);
+        }
+      __syncwarp();
     }
-    __syncwarp();
   }
+
+  static constexpr int kBoxes = 4;  // at a time
 
   const AttentionArgs& a_;
   const CUtensorMap& map_;
-  B& buffers_;
-  const int lane_;
+  uint8_t (&tiles_)[B::kStages][B::kTileBytes];
+  const int first_row_;
   const int log2_box_;
   const int box_keys_;  // keys that one copy brings
-  Cursor<kTasks> task_;
   Cursor<B::kStages> stage_;
 };
+
+// Warp 0: draws tickets, publishes them as tasks and loads their keys.
+template <int D>
+__device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+  auto& control = buffers.control;
+  const Tickets tickets(a);
+  TileLoader<D> loader(a, map, buffers.keys, 0);
+  Cursor<kTasks> slot;
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  for (int ticket = tickets.first();; slot.advance()) {
+    const int head = ticket < 0 ? -1 : ticket % a.num_kv_heads;
+    WorkItem item{};
+    if (ticket >= 0) item = load_item(a.items, ticket / a.num_kv_heads);
+    wait(shared_address(&control.task_empty[slot.index]), slot.parity ^ 1);
+    if (is_first_lane) {
+      control.tasks[slot.index] = {item, head};
+      arrive(shared_address(&control.task_full[slot.index]));
+    }
+    __syncwarp();
+    if (ticket < 0) break;
+    if (is_first_lane) ticket = tickets.draw();  // back before the keys are asked for
+    loader.load(item, head, control.keys_full, control.keys_full, control.keys_empty);
+    ticket = __shfl_sync(0xffffffffu, ticket, 0);
+  }
+  if (is_first_lane) tickets.finish();
+}
+
+// Warp 1.
+template <int D>
+__device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+  auto& control = buffers.control;
+  TileLoader<D> loader(a, map, buffers.values, a.num_kv_heads * a.block_size);
+  TaskReader tasks(control);
+  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
+    loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty);
+}
 
 // row / group for rows of a tile, without a division.
 class GroupDivider {
@@ -249,9 +252,9 @@ class GroupDivider {
   const int group_, reciprocal_;
 };
 
-// Warps 1 and 2: the queries of warpgroup `multiplier`, a tile of zeros below the item's last row.
+// Warp 2: the queries, zeros below the item's last row.
 template <int D>
-__device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers, int multiplier) {
+__device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
   using B = PrefillBuffers<D>;
   constexpr int kChunks = D / 8;
   auto& control = buffers.control;
@@ -261,23 +264,30 @@ __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers,
   TaskReader tasks(control);
   Cursor<kTasks> slot;
   for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next(), slot.advance()) {
-    wait(shared_address(&control.queries_empty[slot.index][multiplier]), slot.parity ^ 1);
-    const uint32_t target =
-        shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes;
     const bf16* source = static_cast<const bf16*>(a.q) + task.item.first_token * a.q_stride +
                          task.head * a.group * D + chunk * 8;
     const int rows = task.item.num_tokens * a.group;
+    for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+      wait(shared_address(&control.queries_empty[slot.index][multiplier]), slot.parity ^ 1);
+      const uint32_t target =
+          shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes;
 #pragma unroll 4
-    for (int i = lane / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
-      const int row = multiplier * kMultiplierRows + i;
-      copy_16_async(target + panel_offset(i, chunk % 8),
-                    source + divider.token(row) * a.q_stride + divider.head(row) * D, row < rows);
+      for (int i = lane / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
+        const int row = multiplier * kMultiplierRows + i;
+        copy_16_async(target + panel_offset(i, chunk % 8),
+                      source + divider.token(row) * a.q_stride + divider.head(row) * D, row < rows);
+      }
+      commit_copies();
     }
-    commit_copies();
-    wait_copies<0>();
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) arrive(shared_address(&control.queries_full[slot.index][multiplier]));
+    for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+      if (multiplier == 0)
+        wait_copies<1>();
+      else
+        wait_copies<0>();
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) arrive(shared_address(&control.queries_full[slot.index][multiplier]));
+    }
   }
 }
 
@@ -312,13 +322,16 @@ __device__ void clear_edges(PrefillBuffers<D>& buffers) {
 // A launch of Tickets' blocks; by the whole warpgroup.
 template <int D>
 __device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
-  const int warp = threadIdx.x / 32;
-  if (warp == 0)
-    KeyLoader<D>(a, map, buffers).run();
-  else if (warp == 3)
-    clear_edges<D>(buffers);
-  else
-    load_queries<D>(a, buffers, warp - 1);
+  switch (threadIdx.x / 32) {
+    case 0:
+      return load_keys<D>(a, map, buffers);
+    case 1:
+      return load_values<D>(a, map, buffers);
+    case 2:
+      return load_queries<D>(a, buffers);
+    default:
+      return clear_edges<D>(buffers);
+  }
 }
 
 }  // namespace bequest
