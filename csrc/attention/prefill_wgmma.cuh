@@ -64,9 +64,9 @@ class Multiplier {
       // The next item's first scores beside the last product of this one.
       wait_queries();
       if (finished.has_narrow_end())
-        add_tile<true, kUnitKeys>(softmax, rows, scores, task.first_key());
+        add_tile<kUnitKeys>(softmax, rows, scores, task.first_key());
       else
-        add_tile<true, kTileKeys>(softmax, rows, scores, task.first_key());
+        add_tile<kTileKeys>(softmax, rows, scores, task.first_key());
     }
     end(rows, finished, scales);
   }
@@ -75,11 +75,6 @@ class Multiplier {
   // From the weights of an item's first tile to those of its last, which the accumulator then has taken.
   __device__ __forceinline__ void attend(Softmax& softmax, Accumulator& rows, float (&scores)[kTileKeys / 2],
                                          const PrefillTask& task) {
-    const WorkItem& item = task.item;
-    const int first_token = min(divider_.token(index_ * kMultiplierRows), item.num_tokens - 1);
-    // Tiles in [plain_begin, plain_end) are seen by every row.
-    const int plain_begin = max(item.kv_begin, item.first_position + item.num_tokens - a_.window);
-    const int plain_end = min(item.kv_end, item.first_position + first_token + 1);
     int key = task.first_key();
     const int last_key = task.last_tile_key();
     const bool has_narrow_tile = task.has_narrow_end() && key < last_key;
@@ -89,13 +84,10 @@ class Multiplier {
       rows.take(softmax, scores);
       if (key == last_wide_key) break;
       key += kTileKeys;
-      if (key >= plain_begin && key + kTileKeys <= plain_end)
-        add_tile<false, kTileKeys>(softmax, rows, scores, key);
-      else
-        add_tile<true, kTileKeys>(softmax, rows, scores, key);
+      add_tile<kTileKeys>(softmax, rows, scores, key);
     }
     float narrow_scores[kUnitKeys / 2];
-    if (has_narrow_tile) add_tile<true, kTileKeys>(softmax, rows, narrow_scores, last_key);
+    if (has_narrow_tile) add_tile<kTileKeys>(softmax, rows, narrow_scores, last_key);
     release(control_.queries_empty[queries_.index][index_]);
     queries_.advance();
     if (has_narrow_tile) {
@@ -119,7 +111,7 @@ class Multiplier {
   }
 
   // The weights of the next tile, beside the product with the values, kValueKeys of them, of the one before.
-  template <bool kMasked, int kValueKeys, int kCount>
+  template <int kValueKeys, int kCount>
   __device__ __forceinline__ void add_tile(Softmax& softmax, Accumulator& rows, float (&scores)[kCount],
                                            int key) {
     wait(shared_address(&control_.keys_full[keys_.index]), keys_.parity);
@@ -132,7 +124,7 @@ class Multiplier {
     wait_products<1>(scores);
     release_keys();
     Softmax::cap(a_, scores);
-    if constexpr (kMasked) softmax.mask(scores, key);
+    softmax.mask(scores, key);
     softmax.weigh(a_, scores);
   }
 

@@ -23,6 +23,9 @@ class RowSoftmax {
  public:
   __device__ __forceinline__ RowSoftmax(const AttentionArgs& a, const WorkItem& item, int multiplier,
                                         const GroupDivider& divider) {
+    const int first_token = min(divider.token(multiplier * kMultiplierRows), item.num_tokens - 1);
+    all_begin_ = max(item.kv_begin, item.first_position + item.num_tokens - a.window);
+    all_end_ = min(item.kv_end, item.first_position + first_token + 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = min(divider.token(multiplier_row(multiplier) + half * 8), item.num_tokens - 1);
@@ -44,6 +47,7 @@ class RowSoftmax {
   // Scores of keys a row does not see become -inf. `key`: the tile's first.
   template <int kCount>
   __device__ __forceinline__ void mask(float (&scores)[kCount], int key) const {
+    if (key >= all_begin_ && key + kCount * 2 <= all_end_) return;
     // Relative to the lane's first key, so that each comparison is with a constant.
     const int origin = key + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -104,7 +108,8 @@ class RowSoftmax {
     has_moved_ = __any_sync(0xffffffffu, grows[0] || grows[1]);
   }
 
-  int key_begin_[2], key_end_[2];  // what the rows see
+  int key_begin_[2], key_end_[2];  // what a row sees
+  int all_begin_, all_end_;        // what all rows see
   float m_[2], d_[2];
   float shrink_[2];
   bool has_moved_ = false;
