@@ -185,8 +185,8 @@ class Multiplier {
   const GroupDivider divider_;
   bool is_product_pending_ = false;
   Cursor<kTasks> queries_;
-  Cursor<B::kStages> keys_;
-  Cursor<B::kStages> values_;
+  Cursor<B::kKeyStages> keys_;
+  Cursor<B::kValueStages> values_;
 };
 
 template <int D, Scores kScores>

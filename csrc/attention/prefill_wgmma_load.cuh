@@ -53,23 +53,25 @@ struct Cursor {
 };
 
 // "full": the buffer holds what it should; "empty": nobody needs it any more.
-template <int kStages>
+template <int kKeyStages, int kValueStages>
 struct PrefillControl {
   uint64_t queries_full[kTasks][kMultipliers];
   uint64_t queries_empty[kTasks][kMultipliers];
-  uint64_t keys_full[kStages];
-  uint64_t keys_empty[kStages];
-  uint64_t values_full[kStages];
-  uint64_t values_empty[kStages];
-  uint64_t edge_landed[kStages];  // values of which some rows have to be zeroed before they are full
+  uint64_t keys_full[kKeyStages];
+  uint64_t keys_empty[kKeyStages];
+  uint64_t values_full[kValueStages];
+  uint64_t values_empty[kValueStages];
+  uint64_t edge_landed[kValueStages];  // values of which some rows have to be zeroed before they are full
   uint64_t task_full[kTasks];
   uint64_t task_empty[kTasks];
   PrefillTask tasks[kTasks];
 
   __device__ void init() {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kKeyStages; ++i) {
       init_barrier(shared_address(&keys_full[i]), 1);
       init_barrier(shared_address(&keys_empty[i]), kMultipliers * 4);
+    }
+    for (int i = 0; i < kValueStages; ++i) {
       init_barrier(shared_address(&values_full[i]), 1);
       init_barrier(shared_address(&values_empty[i]), kMultipliers * 4);
       init_barrier(shared_address(&edge_landed[i]), 1);
@@ -88,16 +90,16 @@ struct PrefillControl {
 
 template <int D>
 struct PrefillBuffers {
-  static constexpr int kStages = 2;
+  static constexpr int kKeyStages = 2, kValueStages = 2;
   static constexpr int kPanels = D / kPanelColumns;
   static constexpr int kQueryPanelBytes = kMultiplierRows * kPanelRowBytes;
   static constexpr int kTilePanelBytes = kTileKeys * kPanelRowBytes;
   static constexpr int kTileBytes = kPanels * kTilePanelBytes;
-  using Control = PrefillControl<kStages>;
+  using Control = PrefillControl<kKeyStages, kValueStages>;
 
   alignas(1024) uint8_t queries[kTasks][kMultipliers][kPanels * kQueryPanelBytes];
-  alignas(1024) uint8_t keys[kStages][kTileBytes];
-  alignas(1024) uint8_t values[kStages][kTileBytes];
+  alignas(1024) uint8_t keys[kKeyStages][kTileBytes];
+  alignas(1024) uint8_t values[kValueStages][kTileBytes];
   Control control;
 };
 
@@ -129,14 +131,14 @@ class TaskReader {
 };
 
 // Brings an item's keys, or its values, to the stages of a ring. By a whole warp.
-template <int D>
+template <int D, int kStages>
 class TileLoader {
  public:
   using B = PrefillBuffers<D>;
 
   // `first_row`: of kv head 0 in a block, as the map counts rows.
   __device__ TileLoader(const AttentionArgs& a, const CUtensorMap& map,
-                        uint8_t (&tiles)[B::kStages][B::kTileBytes], int first_row)
+                        uint8_t (&tiles)[kStages][B::kTileBytes], int first_row)
       : a_(a),
         map_(map),
         tiles_(tiles),
@@ -198,11 +200,11 @@ class TileLoader {
 
   const AttentionArgs& a_;
   const CUtensorMap& map_;
-  uint8_t (&tiles_)[B::kStages][B::kTileBytes];
+  uint8_t (&tiles_)[kStages][B::kTileBytes];
   const int first_row_;
   const int log2_box_;
   const int box_keys_;  // keys that one copy brings
-  Cursor<B::kStages> stage_;
+  Cursor<kStages> stage_;
 };
 
 // Warp 0: draws tickets, publishes them as tasks and loads their keys.
@@ -210,7 +212,7 @@ template <int D>
 __device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
   const Tickets tickets(a);
-  TileLoader<D> loader(a, map, buffers.keys, 0);
+  TileLoader<D, PrefillBuffers<D>::kKeyStages> loader(a, map, buffers.keys, 0);
   Cursor<kTasks> slot;
   const bool is_first_lane = threadIdx.x % 32 == 0;
   for (int ticket = tickets.first();; slot.advance()) {
@@ -235,7 +237,8 @@ __device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, Prefil
 template <int D>
 __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
-  TileLoader<D> loader(a, map, buffers.values, a.num_kv_heads * a.block_size);
+  TileLoader<D, PrefillBuffers<D>::kValueStages> loader(a, map, buffers.values,
+                                                        a.num_kv_heads * a.block_size);
   TaskReader tasks(control);
   for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
     loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty);
@@ -298,7 +301,7 @@ __device__ void clear_edges(PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
   const int lane = threadIdx.x % 32;
   TaskReader tasks(control);
-  Cursor<B::kStages> stage;
+  Cursor<B::kValueStages> stage;
   uint32_t parities = 0;  // bit i: of edge_landed[i]
   for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
     for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
