@@ -118,7 +118,9 @@ def choices_of(group: Group, answer: BeamAnswer) -> list[Sequence]:
         choice.num_output = len(generated)
         choice.planned_len = len(tokens)
         # Beams that were given up on the way have states that nobody wants: those of the best are computed at the end.
-        choice.capture = choices[0].capture.sibling() if choices and choices[0].capture else capture_of(group.request)
+        # An encoder's are all the same, and may be here already.
+        first = choices[0].capture if choices else leader.capture
+        choice.capture = capture_of(group.request) if first is None else first.sibling()
         choices.append(choice)
     return choices
 

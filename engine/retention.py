@@ -97,7 +97,7 @@ class Retention:
         """
         request = group.request
         parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
-        if request.keep_record:
+        if request.keep_record and not request.encodes_only:  # of those nothing is left that could go on
             self._check_name(request)
             record = Record(
                 id=request.id,

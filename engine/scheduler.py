@@ -24,7 +24,7 @@ from engine._C import BeamTables, BlockPool, BlockTable, TokenList
 from engine.beam_answers import BeamAnswer
 from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
-from engine.capture import capture_of
+from engine.capture import EncoderCapture, capture_of
 from engine.draft import Draft, SchedulerLimits
 from engine.extraction import Extractions
 from engine.fairness import Account, FairQueue, turn
@@ -76,7 +76,7 @@ class Scheduler:
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
-        else:
+        if request.params.beams is None or request.states_of_encoder:
             leader.capture = capture_of(request)
         leader.begin()
         if request.extracts:
@@ -161,7 +161,7 @@ class Scheduler:
         alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
         self.extractions.end(draft, fill, extracted, most=most, alone=alone, extracting=bool(extracting))
         self.cache.end_plan()
-        if not draft.chunks:
+        if not draft.chunks and not draft.encoders:
             return None
         moves = BlockMoves(*self.cache.take_swaps(), draft.copies)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
@@ -278,6 +278,8 @@ class Scheduler:
         The first come first: for their blocks the sequence itself may have to give way.
         """
         capture, num_there = sequence.capture, min(sequence.num_computed, sequence.planned_len)
+        if isinstance(capture, EncoderCapture):
+            return draft.read_encoder(sequence, self.limits)
         assert capture is not None
         count = min(capture.goal_len - sequence.num_computed, draft.budget)
         if count > 0 and draft.state_rows >= capture.num_layers and len(draft.chunks) < self.limits.max_chunks:
@@ -338,7 +340,8 @@ class Scheduler:
         first = group.sequences[0]
         self._drop_search(group)
         prompt = TokenList(group.request.prompt_token_ids)
-        group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
+        table = BlockTable(self.pool, first.salt)
+        group.sequences = [Sequence(group, 0, prompt, table, first.salt, first.output, capture=first.capture)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
         group.first_token_at = None  # whoever cuts it now gets nothing
         group.sequences[0].begin()
@@ -409,31 +412,42 @@ class Scheduler:
         return True
 
     def _slots_in_use(self, of_beams: bool) -> int:
-        return sum(_slots_of(s) for s in self._running if (s.group.search is not None) is of_beams)
+        return sum(s.num_slots for s in self._running if (s.group.search is not None) is of_beams)
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
 
         Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
+        group = sequence.group
+        if group.request.encodes_only:  # it needs no blocks
+            if not draft.read_encoder(sequence, self.limits):
+                return False
+            self._enter(sequence, draft.now)
+            return True
         if (placement := self._place(sequence)) is None:
             return False
-        if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
+        if placement.runs_encoder and not draft.takes_encoder(group.request.encoder, self.limits):
             placement.drop()
             return False
+        if group.admitted_at is None:
+            group.cached_tokens = placement.computed
+            group.inheritance = self.cache.report(placement, sequence)
+        self._enter(sequence, draft.now)
+        slots = self.cache.settle(placement, sequence)
+        if slots is not None:
+            draft.add_encoder(sequence, slots)
+        scheduled = self._schedule_chunk(draft, sequence)
+        placement.release_lender()
+        return scheduled
+
+    def _enter(self, sequence: Sequence, now: float) -> None:
         self._queue_of(sequence).pop(sequence)
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        group = sequence.group
-        draft.encoders += self.cache.settle(placement, sequence)
-        if group.admitted_at is None:
-            group.admitted_at = draft.now
-            group.cached_tokens = placement.computed
-            group.inheritance = self.cache.report(placement, sequence)
-        scheduled = self._schedule_chunk(draft, sequence)
-        placement.release_lender()
-        return scheduled
+        if sequence.group.admitted_at is None:
+            sequence.group.admitted_at = now
 
     def _place(self, sequence: Sequence) -> Placement | None:
         """Where it starts from, with room for it; None if there is none."""
@@ -488,11 +502,3 @@ class Scheduler:
             group.sequences.append(child)
             self._running[child] = None
         return list(group.sequences)
-
-
-def _slots_of(sequence: Sequence) -> int:
-    """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
-    group = sequence.group
-    if sequence.extracts or sequence.owing:
-        return 0  # it samples nothing
-    return 1 if group.forked and group.search is None else group.num_slots

@@ -168,6 +168,13 @@ class Sequence:
         return self.capture.num_owed(num_computed) + max(0, self.capture.goal_len - num_computed)
 
     @property
+    def num_slots(self) -> int:
+        """Running slots it takes; the first of a group takes those that its group is going to need."""
+        if self.extracts or self.owing:
+            return 0  # it samples nothing
+        return 1 if self.group.forked and self.group.search is None else self.group.num_slots
+
+    @property
     def wants_sample(self) -> bool:
         """Whether completing the pending tokens should sample one more."""
         return self.planned_len < self.most_len
@@ -218,6 +225,8 @@ class Group:
     @property
     def growth(self) -> int:
         """Blocks that each of its running sequences may need next."""
+        if self.request.encodes_only:
+            return 0
         return 1 if self.beams is None else len(self.beams)
 
     @property
@@ -227,9 +236,10 @@ class Group:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of both prompts, if it has two; audio has no tokens."""
+        """Of both prompts, if it has two and both are read; audio has no tokens."""
         encoder = self.request.encoder
-        return len(self.request.prompt_token_ids) + (0 if encoder is None else len(encoder.token_ids))
+        decoder = 0 if self.request.encodes_only else len(self.request.prompt_token_ids)
+        return decoder + (0 if encoder is None else len(encoder.token_ids))
 
     @property
     def completion_tokens(self) -> int:

@@ -124,7 +124,7 @@ class CudaRunner:
         with self._scope:
             began = torch.cuda.Event(enable_timing=True)
             began.record(self._stream)
-            prefill = self._write_lists(plan)
+            prefill = self._write_lists(plan if plan.num_tokens else None)
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
@@ -137,7 +137,10 @@ class CudaRunner:
                 kernels.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
             if plan.encoders:
                 assert self._encoders is not None
-                self._encoders.run(plan.encoders)
+                self._encoders.run(plan.encoders, () if plan.taps is None else plan.taps.encoders, self._states.rows)
+            if not plan.num_tokens:  # encoders were all there was to do
+                states = None if plan.taps is None else self._states.send(plan.taps)
+                return self._results.send(plan.step, began, 0, None, (), None, states)
             if graph is not None:
                 graph.graph.replay()
                 outputs = graph.outputs

@@ -19,7 +19,7 @@ from engine.draft import SchedulerLimits
 from engine.encoder import EncoderInput
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from engine.extraction import ExtractionLimits
-from engine.hidden import HiddenStatesParams, Span, present_positions
+from engine.hidden import present_positions
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
@@ -28,6 +28,7 @@ from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
 from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
 from tests.engine.beam_oracle import expected_beams
+from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request
 from tests.engine.paged_fake import (
     CROSS,
@@ -35,6 +36,7 @@ from tests.engine.paged_fake import (
     NUM_LAYERS,
     VOCAB,
     PagedFakeRunner,
+    expected_encoder_states,
     expected_states,
     expected_tokens,
 )
@@ -72,13 +74,6 @@ class Shape:
         if most_encoder:
             limits = replace(limits, max_num_encoder_tokens=draw.choice([1, 20, 64, 1000]))
         return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
-
-
-def draw_states(draw: random.Random, num_prompt: int) -> HiddenStatesParams:
-    position = draw.randrange(num_prompt)
-    positions = draw.choice(["last", "all", Span(position), (position, -1), (-1, 0, position)])
-    layers = tuple(draw.randint(0, NUM_LAYERS) for _ in range(draw.randint(1, 3)))
-    return HiddenStatesParams(layers, positions, include_prompt=draw.random() < 0.5)
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,8 @@ class World:
             self.promises[group] = Promise(min(asked.lineage.at, estate.computed, most))
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         self.open.append(group)
-        self.known.append((asked.tenant, asked.id))
+        if not asked.encodes_only:
+            self.known.append((asked.tenant, asked.id))
 
     def draw_request(self) -> Request | None:
         draw = self.draw
@@ -183,10 +179,10 @@ class World:
             temperature=1 if sampled else 0,
             seed=draw.randrange(100),
         )
-        states = draw_states(draw, len(prompt)) if draw.random() < 0.4 else None
-        if states is not None and params.max_tokens == 0:
-            params = replace(params, n=1)
-        return request(prompt, params, hidden_states=states, **fields)
+        if draw.random() >= 0.4:
+            return request(prompt, params, **fields)
+        params = replace(params, n=1) if params.max_tokens == 0 else params
+        return with_states(draw, request(prompt, params, **fields))
 
     def draw_beams(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
         """A group of beams, if it could run alone: others are refused before they get here."""
@@ -197,8 +193,8 @@ class World:
         params = SamplingParams(
             max_tokens=most, n=draw.randint(1, width), min_tokens=draw.choice([0, 0, most // 2]), beams=beams
         )
-        states = draw_states(draw, len(prompt)) if draw.random() < 0.2 else None
-        asked = request(prompt, params, output=OutputMode.FINAL, hidden_states=states, **fields)
+        asked = request(prompt, params, output=OutputMode.FINAL, **fields)
+        asked = with_states(draw, asked) if draw.random() < 0.2 else asked
         if self.scheduler.most_blocks_of_beams(asked, beams) > self.scheduler.blocks_beside_leases:
             return None
         return asked
@@ -352,12 +348,18 @@ class World:
         for s in group.sequences:
             assert s.capture is not None
             tokens = s.tokens.to_list()
-            first = 0 if wanted.include_prompt or group.request.extracts else s.num_prompt
-            positions = first + present_positions(wanted.positions, len(tokens) - first)
             states = s.capture.states(s.choice, INFO)
-            assert states.positions.tolist() == positions.tolist()
             encoder = group.request.encoder
             read = () if encoder is None else encoder.token_ids
+            if wanted.stack == "encoder":
+                positions = present_positions(wanted.positions, len(read))
+                assert states.positions.tolist() == positions.tolist()
+                assert (states.assemble() == expected_encoder_states(read, positions.tolist(), wanted.layers)).all()
+                self.seen["states of an encoder"] += 1
+                continue
+            first = 0 if wanted.include_prompt or group.request.extracts else s.num_prompt
+            positions = first + present_positions(wanted.positions, len(tokens) - first)
+            assert states.positions.tolist() == positions.tolist()
             expected = expected_states(tokens, positions.tolist(), wanted.layers, read).reshape(states.shape)
             assert (states.assemble() == expected).all()
         self.seen["extracted" if group.request.extracts else "with states"] += 1
@@ -422,7 +424,8 @@ class World:
         assert total <= self.shape.limits.max_num_encoder_tokens or len(plan.encoders) == 1
         for group in self.open:
             holds = any(s.status is Status.RUNNING or len(s.table) for s in group.sequences)
-            assert (group.cross is not None) == (holds and group.request.encoder is not None)
+            reads = group.request.encoder is not None and not group.request.encodes_only
+            assert (group.cross is not None) == (holds and reads)
             if group.cross is not None and group.request.encoder is not None:
                 assert len(group.cross.table) == -(-group.request.encoder.length // self.shape.block_size)
                 self.seen["shared"] += not group.runs or group.cross.table.num_shared > 0
