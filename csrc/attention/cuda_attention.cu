@@ -87,7 +87,7 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
     if (launches.prefill) launch_prefill_any<D>(p, a, scores, stream);
     if (launches.decode) launch_decode<D>(a, p.lists.workers, scores, stream);
   });
-  const int merge_blocks = std::min(launches.max_merges, 2 * p.lists.workers);
+  const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
 }
 

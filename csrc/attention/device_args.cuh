@@ -55,6 +55,14 @@ __device__ inline WorkItem load_item(const int4* items, int index) {
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
+// The worker that this block of a decode grid (workers, NKV) is a part of. A multiprocessor has two blocks,
+// half a grid apart; the second half counts backwards, so that the first workers, which have the wide tiles,
+// do not meet there.
+__device__ inline int worker_of_block() {
+  const int x = static_cast<int>(blockIdx.x);
+  return 2 * blockIdx.y < gridDim.y ? x : static_cast<int>(gridDim.x) - 1 - x;
+}
+
 // Scores leave the tensor cores as q · k and enter the softmax in powers of two.
 template <Scores kScores>
 __device__ inline float score_in_log2(float dot, const AttentionArgs& a) {
