@@ -27,18 +27,21 @@ class Probe:
 
 
 class DeviceThread:
-    """Runs a Runner. `on_result` and `on_failure` are called on the event loop, results in the order of the plans."""
+    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
         on_result: Callable[[StepResult], None],
+        on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        """`on_computed`: the device is done with the oldest step, whose result takes a while to read."""
         self._runner = runner
         self._loop = loop
         self._on_result = on_result
+        self._on_computed = on_computed
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
@@ -82,8 +85,11 @@ class DeviceThread:
             while (step := self._launched.get()) is not None:
                 if isinstance(step, Probe):
                     self._post(step.passed, None)
-                else:
-                    self._post(self._on_result, step.wait())
+                    continue
+                if step.slow_to_read:
+                    step.wait_computed()
+                    self._post(self._on_computed, None)
+                self._post(self._on_result, step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
 
