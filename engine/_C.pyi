@@ -572,8 +572,9 @@ class BeamTables:
         `first` + i, where `first` is returned."""
     def take_ended(self, place: int) -> BlockTable:
         """The table of an ended beam, which is not here any more then."""
-    def ended_epochs(self, places: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]) -> BeamEpochs:
-        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i]."""
+    def epochs(self, places: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]) -> BeamEpochs:
+        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i]; a place of -(r + 1) is
+        running beam r."""
     def ended_blocks(self) -> list[list[int]]:
         """Of each place; empty where the table was taken."""
     def free(self) -> None:

@@ -77,9 +77,10 @@ class AsyncEngine:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._masks = MaskMaker()
-        self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._die)
+        self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
+        self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
@@ -274,7 +275,7 @@ class AsyncEngine:
 
     def _launch_steps(self) -> None:
         while len(self._launched) < self._depth:
-            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > 0)
+            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > self._num_computed)
             if launch is None:
                 return
             self._launched.append(launch)
@@ -282,12 +283,17 @@ class AsyncEngine:
             self._device.launch(launch.plan)
             self._watchdog.launched()
 
+    def _on_computed(self, _: None) -> None:
+        self._num_computed += 1
+        self._pump()
+
     def _on_result(self, result: StepResult) -> None:
         if self.state == "dead" or self._stopped:
             return
         try:
             now = self._clock()
             launch = self._launched.popleft()
+            self._num_computed = max(0, self._num_computed - 1)
             self._watchdog.returned(len(self._launched))
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"

@@ -59,6 +59,12 @@ async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[b
     decoder = Decoder(request.headers.get("Content-Encoding", ""))
     chunks = request.content.iter_any()
     received = 0
+    if request.content.is_eof() and request.content.exception() is None:  # a short one: nobody is waited for
+        data = request.content.read_nowait()
+        limit.check(len(data))
+        if data:
+            yield data
+        return
     while True:
         try:
             async with asyncio.timeout_at(due):

@@ -338,7 +338,7 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     _C.cuda_copy_blocks(
         kv_cache.data_ptr(),
         kv_cache.shape[0],
-        kv_cache[0].nbytes,
+        kv_cache.nbytes // kv_cache.shape[0],
         _check(pairs, torch.int32, num_pairs, 2),
         num_pairs,
         _stream(),

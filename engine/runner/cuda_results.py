@@ -54,6 +54,13 @@ class PendingResults:
         self._num_logprobs = num_logprobs
         self._prompt = prompt
 
+    @property
+    def slow_to_read(self) -> bool:
+        return self._states is not None
+
+    def wait_computed(self) -> None:
+        self._copied.synchronize()
+
     def wait(self) -> StepResult:
         self._copied.synchronize()
         num, top = self._num_samples, self._num_logprobs

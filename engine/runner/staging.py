@@ -54,6 +54,7 @@ class Staging:
     def __init__(self, layout: StagingLayout, device: torch.device) -> None:
         self.layout = layout
         self.device_buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
         self._pinned = [torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
         self._arrays = [{name: layout.view(buffer, name).numpy() for name in layout.places} for buffer in self._pinned]
         self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
