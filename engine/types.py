@@ -431,3 +431,4 @@ class ModelInfo:
     hidden_size: int = 0  # H
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
+    kv_cache_dtype: str = ""

@@ -12,7 +12,7 @@ namespace {
 constexpr float kLog2E = 1.44269504f;
 
 AttentionArgs make_args(const CudaAttentionParams& p) {
-  const size_t key_offset = p.layout.keys(p.layer, 0) * size_of(p.dtype);
+  const size_t key_offset = p.layout.keys(p.layer, 0) * size_of(p.kv_dtype);
   AttentionArgs a{};
   a.q = p.q;
   a.out = p.out;
@@ -36,8 +36,9 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   a.num_kv_heads = static_cast<int32_t>(p.layout.num_kv_heads);
   a.group = a.num_q_heads / a.num_kv_heads;
   a.window = p.window > 0 ? p.window : INT_MAX / 2;
-  a.score_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
+  a.score_factor = p.key_scale * (p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E);
   a.cap_factor = p.soft_cap * kLog2E;
+  a.value_scale = p.value_scale;
   a.bias = p.bias;
   a.bias_reach = p.bias_reach;
   a.far_position = p.causal ? 0 : kFarPosition;
@@ -57,6 +58,7 @@ void dispatch_head_dim(int head_dim, F&& f) {
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }
 
+template <class Cache>
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
                  cudaStream_t stream) {
   check(a.block_size >= 8 && std::has_single_bit(static_cast<uint32_t>(a.block_size)),
@@ -69,9 +71,9 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
       AttentionArgs prefill = a;
       prefill.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
       prefill.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
-      launch_prefill<D>(prefill, p.lists.blocks, scores, stream);
+      launch_prefill<D, Cache>(prefill, p.lists.blocks, scores, stream);
     }
-    if (launches.decode) launch_decode<D>(a, p.lists.workers, scores, stream);
+    if (launches.decode) launch_decode<D, Cache>(a, p.lists.workers, scores, stream);
   });
   const int merge_blocks = std::min(launches.max_merges, 2 * p.lists.workers);
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
@@ -86,10 +88,15 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
   check(p.bias == nullptr || (p.soft_cap == 0.0f && p.bias_reach >= 0 && p.bias_reach < kFarPosition),
         "a bias has a reach, and no soft cap beside it");
   check(p.bias == nullptr || !p.causal || p.window > 0, "a bias needs a window where the mask is causal");
+  check(p.kv_dtype == p.dtype || p.kv_dtype == DType::kF8E4M3, "the cache has the dtype of q, or is fp8");
+  check(p.key_scale > 0.0f && p.value_scale > 0.0f, "scales of keys and values must be positive");
   const AttentionArgs a = make_args(p);
-  if (p.dtype == DType::kBF16) return launch_bf16(p, launches, a, stream);
+  if (p.dtype == DType::kBF16) {
+    if (p.kv_dtype == DType::kBF16) return launch_bf16<Bf16Cache>(p, launches, a, stream);
+    return launch_bf16<Fp8Cache>(p, launches, a, stream);
+  }
   check(p.dtype == DType::kF32, "attention is for bf16 and f32");
-  if (launches.decode) launch_f32(a, p.lists.blocks, stream);
+  if (launches.decode) launch_f32(a, p.kv_dtype, p.lists.blocks, stream);
 }
 
 }  // namespace bequest
