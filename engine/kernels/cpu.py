@@ -350,7 +350,8 @@ def paged_attention(
     q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32, bf16 or fp8; K and V are
     what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
     [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the query's, within [-R, R]; a causal plan
-    then needs a window, however wide, because without one sequences may share tiles. Bit for bit, a row depends on its own q and on the keys it sees alone.
+    then needs a window, however wide, because without one sequences may share tiles.
+    Bit for bit, a row depends on its own q and on the keys it sees alone.
     """
     shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
     assert q.shape == shape

@@ -176,7 +176,8 @@ def paged_attention(
     q [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D]; both of the workspace's dtype, or
     the cache fp8. K and V are what the cache holds times their scales. With a soft cap c > 0 a score s becomes
     c * tanh(s / c); with a bias float32 [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the
-    query's, within [-R, R]; where it is causal the workspace then needs a window, however wide. Rows of `out` that belong to no sequence stay as they are.
+    query's, within [-R, R]; where it is causal the workspace then needs a window, however wide.
+    Rows of `out` that belong to no sequence stay as they are.
     """
     workspace = plan.workspace
     num_tokens = q.shape[0]
