@@ -31,16 +31,18 @@ def check_admissible(request: Request, info: ModelInfo, scheduler: Scheduler, ma
 
 
 def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: ModelInfo) -> None:
-    if max(wanted.layers) > info.num_layers:
+    most = info.num_layers_of(wanted.stack)
+    if max(wanted.layers) > most:
+        stack = "model" if info.encoder is None else wanted.stack
         raise InvalidRequest(
-            f"Layer {max(wanted.layers)} is not there: this model has the layers 0 to {info.num_layers}.",
+            f"Layer {max(wanted.layers)} is not there: this {stack} has the layers 0 to {most}.",
             param="layers",
-            details={"num_layers": info.num_layers},
+            details={"num_layers": most},
         )
-    if request.extracts:
-        if request.params.n > 1:
-            raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
-        select_positions(wanted.positions, len(request.prompt_token_ids))
+    if request.extracts and request.params.n > 1:
+        raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
+    if request.extracts or request.states_of_encoder:
+        select_positions(wanted.positions, request.states_lens[0])
 
 
 def _check_queue(request: Request, scheduler: Scheduler, max_queued: int) -> None:

@@ -27,17 +27,20 @@ class Probe:
 
 
 class DeviceThread:
-    """Runs a Runner. `on_result` and `on_failure` are called on the event loop, results in the order of the plans."""
+    """Runs a Runner. `on_result` and `on_failure` are called on the event loop, results in the order of the plans;
+    `on_arrival` before that, on the thread that has the result."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
+        on_arrival: Callable[[StepResult], None],
         on_result: Callable[[StepResult], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._runner = runner
         self._loop = loop
+        self._on_arrival = on_arrival
         self._on_result = on_result
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
@@ -67,7 +70,7 @@ class DeviceThread:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._post(self._on_result, step)
+                    self._arrived(step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -83,9 +86,13 @@ class DeviceThread:
                 if isinstance(step, Probe):
                     self._post(step.passed, None)
                 else:
-                    self._post(self._on_result, step.wait())
+                    self._arrived(step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
+
+    def _arrived(self, result: StepResult) -> None:
+        self._on_arrival(result)
+        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

@@ -21,9 +21,10 @@ from functools import partial
 
 from engine import beam_groups
 from engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from engine.beam_answers import BeamAnswer
 from engine.beams import Alternatives, BeamSearch, Turn
 from engine.cache import KvCache, Placement
-from engine.capture import capture_of
+from engine.capture import EncoderCapture, capture_of
 from engine.draft import Draft, SchedulerLimits
 from engine.extraction import Extractions
 from engine.fairness import Account, FairQueue, turn
@@ -75,7 +76,7 @@ class Scheduler:
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
-        else:
+        if request.params.beams is None or request.states_of_encoder:
             leader.capture = capture_of(request)
         leader.begin()
         if request.extracts:
@@ -128,7 +129,6 @@ class Scheduler:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
         self.extractions.release_memory(group)
-        beam_groups.release_ended(group)
         beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
@@ -161,7 +161,7 @@ class Scheduler:
         alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
         self.extractions.end(draft, fill, extracted, most=most, alone=alone, extracting=bool(extracting))
         self.cache.end_plan()
-        if not draft.chunks:
+        if not draft.chunks and not draft.encoders:
             return None
         moves = BlockMoves(*self.cache.take_swaps(), draft.copies)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
@@ -192,9 +192,17 @@ class Scheduler:
         if not turn.done:
             beam_groups.reorder(group, search, turn)
             return
-        choices = beam_groups.choices_of(group, search, deadline)
+        answer = BeamAnswer(search, deadline)
+        group.search = None
+        if answer.beams and beam_groups.ends_as_one(group):
+            self.retention.keep_beams(group, beam_groups.estates_of(group, answer))
+            self._drop_search(group)
+            group.answer, group.num_finished = answer, 1
+            self.cache.release_cross(group)
+            return
+        choices = beam_groups.choices_of(group, answer)
         self._drop_search(group)
-        group.sequences, group.search = choices, None
+        group.sequences = choices
         self._running.update(dict.fromkeys(choices))
         for choice in choices:
             self.end(choice)
@@ -234,6 +242,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
+        if sequence.group.search is not None and draft.num_beams >= MAX_BEAM_WIDTH:
+            return False  # as many as a step ranks
         if sequence.group.beams is not None:
             return self._schedule_beams(draft, sequence, sequence.group.beams)
         if sequence.owing:
@@ -267,6 +277,8 @@ class Scheduler:
         The first come first: for their blocks the sequence itself may have to give way.
         """
         capture, num_there = sequence.capture, min(sequence.num_computed, sequence.planned_len)
+        if isinstance(capture, EncoderCapture):
+            return draft.read_encoder(sequence, self.limits)
         assert capture is not None
         count = min(capture.goal_len - sequence.num_computed, draft.budget)
         if count > 0 and draft.state_rows >= capture.num_layers and len(draft.chunks) < self.limits.max_chunks:
@@ -281,10 +293,7 @@ class Scheduler:
         return sequence in draft.used
 
     def _schedule_beams(self, draft: Draft, leader: Sequence, beams: BeamTables) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
-
-        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
-        """
+        """Gives every beam of a group its next token, or none; one wider than what is left has a step to itself."""
         if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
         position = leader.num_computed
@@ -330,7 +339,8 @@ class Scheduler:
         first = group.sequences[0]
         self._drop_search(group)
         prompt = TokenList(group.request.prompt_token_ids)
-        group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
+        table = BlockTable(self.pool, first.salt)
+        group.sequences = [Sequence(group, 0, prompt, table, first.salt, first.output, capture=first.capture)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
         group.first_token_at = None  # whoever cuts it now gets nothing
         group.sequences[0].begin()
@@ -345,7 +355,6 @@ class Scheduler:
         leader.table.free()
         leader.status = Status.FINISHED
         beam_groups.drop_beams(group)
-        beam_groups.release_ended(group)
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
@@ -402,31 +411,42 @@ class Scheduler:
         return True
 
     def _slots_in_use(self, of_beams: bool) -> int:
-        return sum(_slots_of(s) for s in self._running if (s.group.search is not None) is of_beams)
+        return sum(s.num_slots for s in self._running if (s.group.search is not None) is of_beams)
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
 
         Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
+        group = sequence.group
+        if group.request.encodes_only:  # it needs no blocks
+            if not draft.read_encoder(sequence, self.limits):
+                return False
+            self._enter(sequence, draft.now)
+            return True
         if (placement := self._place(sequence)) is None:
             return False
-        if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
+        if placement.runs_encoder and not draft.takes_encoder(group.request.encoder, self.limits):
             placement.drop()
             return False
+        if group.admitted_at is None:
+            group.cached_tokens = placement.computed
+            group.inheritance = self.cache.report(placement, sequence)
+        self._enter(sequence, draft.now)
+        slots = self.cache.settle(placement, sequence)
+        if slots is not None:
+            draft.add_encoder(sequence, slots)
+        scheduled = self._schedule_chunk(draft, sequence)
+        placement.release_lender()
+        return scheduled
+
+    def _enter(self, sequence: Sequence, now: float) -> None:
         self._queue_of(sequence).pop(sequence)
         self._swapped.pop(sequence, None)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
-        group = sequence.group
-        draft.encoders += self.cache.settle(placement, sequence)
-        if group.admitted_at is None:
-            group.admitted_at = draft.now
-            group.cached_tokens = placement.computed
-            group.inheritance = self.cache.report(placement, sequence)
-        scheduled = self._schedule_chunk(draft, sequence)
-        placement.release_lender()
-        return scheduled
+        if sequence.group.admitted_at is None:
+            sequence.group.admitted_at = now
 
     def _place(self, sequence: Sequence) -> Placement | None:
         """Where it starts from, with room for it; None if there is none."""
@@ -481,11 +501,3 @@ class Scheduler:
             group.sequences.append(child)
             self._running[child] = None
         return list(group.sequences)
-
-
-def _slots_of(sequence: Sequence) -> int:
-    """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
-    group = sequence.group
-    if sequence.extracts or sequence.owing:
-        return 0  # it samples nothing
-    return 1 if group.forked and group.search is None else group.num_slots

@@ -263,7 +263,10 @@ def _log_memory(wish: CacheWish, plan: CachePlan, num_host: int, loaded: LoadedM
 def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int:
     """Rows of hidden states in so much memory; room for all layers of a token in any case."""
     config = loaded.config
-    return max(num_bytes // (config.hidden_size * dtype.itemsize), config.num_layers + 1)
+    layers = config.num_layers
+    if isinstance(config, EncoderDecoderConfig):
+        layers = max(layers, config.encoder.num_layers)
+    return max(num_bytes // (config.hidden_size * dtype.itemsize), layers + 1)
 
 
 def _info(
@@ -314,6 +317,7 @@ def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | No
         num_mels=encoder.num_mels,
         num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
         frames_per_position=encoder.frames_per_state,
+        num_layers=encoder.num_layers,
     )
 
 
