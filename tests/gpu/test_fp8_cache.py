@@ -114,9 +114,10 @@ def test_shared_prefixes(count: int, keys: int, head_dim: int) -> None:
     check(case, common=(keys,) * count)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("lens", "dtype"), [*((lens, dtype) for lens in LENS for dtype in DTYPES), ("long", torch.bfloat16)], ids=str
+)
 @pytest.mark.parametrize("soft_cap", [0.0, 3.0])
-@pytest.mark.parametrize("lens", [*LENS, "long"])
 def test_scales(lens: str, soft_cap: float, dtype: torch.dtype) -> None:
     """Of decode and prefill, of whole tiles and of those that are merged."""
     scales = KvScales(key=0.037, value=7.3)
