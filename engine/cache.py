@@ -181,8 +181,9 @@ class KvCache:
 
     def release_cross(self, group: Group) -> None:
         """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
-        keeps = any(s.status is Status.WAITING and len(s.table) for s in group.sequences)
-        if group.cross is None or group.runs or keeps:
+        if group.cross is None or group.runs:
+            return
+        if any(s.status is Status.WAITING and len(s.table) for s in group.sequences):
             return
         self.cross.let_go(group.cross)
         group.cross = None

@@ -27,12 +27,14 @@ class Probe:
 
 
 class DeviceThread:
-    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans."""
+    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; only
+    `on_arrival` before that, on the thread that has the result."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
+        on_arrival: Callable[[StepResult], None],
         on_result: Callable[[StepResult], None],
         on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
@@ -40,6 +42,7 @@ class DeviceThread:
         """`on_computed`: the device is done with the oldest step, whose result takes a while to read."""
         self._runner = runner
         self._loop = loop
+        self._on_arrival = on_arrival
         self._on_result = on_result
         self._on_computed = on_computed
         self._on_failure = on_failure
@@ -70,7 +73,7 @@ class DeviceThread:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._post(self._on_result, step)
+                    self._arrived(step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -89,9 +92,13 @@ class DeviceThread:
                 if step.slow_to_read:
                     step.wait_computed()
                     self._post(self._on_computed, None)
-                self._post(self._on_result, step.wait())
+                self._arrived(step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
+
+    def _arrived(self, result: StepResult) -> None:
+        self._on_arrival(result)
+        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

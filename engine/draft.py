@@ -48,7 +48,7 @@ class Draft:
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    num_beams: int = 0
+    num_beams: int = 0  # of the step, no more than the widest group may have
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
     encoders: list[EncoderRun] = field(default_factory=list)
@@ -98,6 +98,7 @@ class Draft:
         self.chunks.append(Chunk(sequence, begin, count, tapped, read_only))
         self.used.add(sequence)
         self.budget -= count
+        self.num_beams += sequence.group.search is not None  # the first of a group: it may be ranked in this step
         sequence.group.account.served += count
 
     def add_beams(self, leader: Sequence, num_beams: int) -> None:

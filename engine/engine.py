@@ -75,9 +75,9 @@ class AsyncEngine:
         self._seed = seed
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._device = DeviceThread(runner, self._loop, self._on_result, self._on_computed, self._die)
-        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._masks = MaskMaker()
+        self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
+        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
         self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
@@ -276,10 +276,9 @@ class AsyncEngine:
             if launch is None:
                 return
             self._launched.append(launch)
+            self._masks.add(launch)
             self._device.launch(launch.plan)
             self._watchdog.launched()
-            self._masks.add(launch)
-            self._masks.ask()
 
     def _on_computed(self, _: None) -> None:
         self._num_computed += 1
@@ -296,11 +295,9 @@ class AsyncEngine:
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
-            self._masks.ask()  # the device may be waiting for them
             self._launch_steps()
             for group, error in applied.failed:
                 self._fail(group, error)
-            self._masks.ask()
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)
@@ -313,7 +310,7 @@ class AsyncEngine:
         if group.request.output is OutputMode.FINAL and not group.finished:
             return
         first = not group.delivered
-        choices = tuple([d for s in group.sequences if (d := s.output.take(first)) is not None])
+        choices = group.take_deltas(first)
         finished = group.finished
         if not choices and not finished:
             return
@@ -327,8 +324,7 @@ class AsyncEngine:
         settlement, states = Settlement(), None
         if finished:
             states = self._take_states(group)
-            cut = any(s.output.finish_reason == "length" for s in group.sequences)
-            settlement = self._close(group, "length" if cut else "stop")
+            settlement = self._close(group, "length" if group.cut_short else "stop")
         delta = Delta(
             group.request.id,
             choices,

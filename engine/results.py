@@ -117,7 +117,7 @@ def _finish_owing(scheduler: Scheduler, sequence: Sequence) -> None:
 def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
     params = sequence.group.request.params
-    if sequence.matcher is not None and (why := sequence.matcher.error) is not None:
+    if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
         return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     narrow = params.allowed_token_ids is not None or params.grammar is not None

@@ -15,6 +15,7 @@ import numpy as np
 from engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
 from engine.beams import BeamSearch
 from engine.encoder import EncoderSpec
+from engine.grammar import GrammarMatcher
 from engine.hidden import EncoderTap, Indices, StepTaps, TapSpec
 from engine.masks import StepMasks
 from engine.sampler_rows import SamplerRows
@@ -75,7 +76,7 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
-    masked: tuple[tuple[Sequence, int], ...] = ()  # as plan.masks, with the position of the sampled token
+    masked: tuple[GrammarMatcher, ...] = ()  # as plan.masks
     tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
     encoded: tuple[tuple[Group, Indices], ...] = ()  # as plan.taps.encoders, likewise
 
@@ -148,7 +149,7 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
-            masks=_masks_of(masked, len(outcome.sampled)),
+            masks=_masks_of(outcome.sampled, len(masked)),
             taps=_taps(outcome, len(batch.input_ids), runs) if outcome.tapped or read else None,
             encoders=tuple(run.spec for run in runs),
             cross_tables=cross_tables,
@@ -203,8 +204,8 @@ class StepMaker:
             choice.note_sampling()
 
 
-def _masked_last(outcome: _Outcome) -> tuple[tuple[Sequence, int], ...]:
-    """Moves the samples of rows with a grammar behind the others; returns them with the positions they sample."""
+def _masked_last(outcome: _Outcome) -> tuple[GrammarMatcher, ...]:
+    """Moves the samples of rows with a grammar behind the others; returns their matchers."""
     masked = [s.matcher is not None for s in outcome.sampled]
     if not any(masked):
         return ()
@@ -212,16 +213,15 @@ def _masked_last(outcome: _Outcome) -> tuple[tuple[Sequence, int], ...]:
     outcome.sampled = [outcome.sampled[i] for i in order]
     outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]
     outcome.positions = [outcome.positions[i] for i in order]
-    first = masked.count(False)
-    return tuple(zip(outcome.sampled[first:], outcome.positions[first:], strict=True))
+    return tuple(s.matcher for s in outcome.sampled if s.matcher is not None)
 
 
-def _masks_of(masked: tuple[tuple[Sequence, int], ...], num_sampled: int) -> StepMasks | None:
-    if not masked:
+def _masks_of(sampled: list[Sequence], num_masked: int) -> StepMasks | None:
+    if not num_masked:
         return None
-    grammar = masked[0][0].group.request.params.grammar
+    grammar = sampled[-1].group.request.params.grammar
     assert grammar is not None
-    return StepMasks(num_sampled - len(masked), len(masked), grammar.vocabulary.vocab_size)
+    return StepMasks(len(sampled) - num_masked, num_masked, grammar.vocabulary.vocab_size)
 
 
 def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:

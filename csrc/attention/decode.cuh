@@ -12,6 +12,7 @@
 #include "attention/device_args.cuh"
 #include "attention/launch.cuh"
 #include "attention/tensor_core.cuh"
+#include "attention/wide_tile.cuh"
 
 namespace bequest {
 
@@ -296,8 +297,12 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
 
-  StepReader<D> reader(a, warp, lane, head);
   WorkItem item = load_item(a.items, blockIdx.x);
+  if constexpr (kScores != Scores::kBias) {  // where there is a bias nothing is shared
+    static_assert(S::kBlockBytes >= WideShape<D>::kBlockBytes);
+    if (item.num_tokens * a.group > kDecodeRows) return attend_wide_items<D, kScores>(a, item, head, shared);
+  }
+  StepReader<D> reader(a, warp, lane, head);
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
   // before.
   asm volatile("griddepcontrol.wait;" ::: "memory");

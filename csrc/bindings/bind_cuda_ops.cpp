@@ -116,6 +116,9 @@ void bind_blocks(py::module_& m) {
     cuda::copy_blocks({pointer<void>(cache), num_blocks, block_bytes, pointer<int32_t>(pairs), num_pairs},
                       stream_of(stream));
   });
+  m.def("cuda_copy_bytes", [](Address destination, Address source, size_t num_bytes, Address stream) {
+    cuda::copy_bytes(pointer<void>(destination), pointer<void>(source), num_bytes, stream_of(stream));
+  });
   m.def(
       "cuda_swap_blocks",
       [](Address source, int64_t source_blocks, Address destination, int64_t destination_blocks,

@@ -21,6 +21,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.cpu_activations import ACTIVATION_CODES
 from engine.kernels.hidden_tap import LayerTap, tap_arguments
+from engine.kernels.streams import current_stream as _stream
 from engine.types import IntArray
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
@@ -28,10 +29,6 @@ _NO_CACHE = (0, 0, 0, 0, 0)
 
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-
-
-def _stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
 
 
 def _check(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:

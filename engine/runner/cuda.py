@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.kernels import cuda as kernels
 from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
 from engine.kernels.cuda_sampler import CudaSampler
+from engine.kernels.streams import StreamScope
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.models.encoder_decoder import EncoderDecoder
@@ -79,6 +80,7 @@ class CudaRunner:
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
+        self._scope = StreamScope(self._stream)
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
         self._workspaces = {window: self._workspace(causal=True, window=window) for window in config.windows}
@@ -93,7 +95,7 @@ class CudaRunner:
         self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
-        self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
+        self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
@@ -119,9 +121,9 @@ class CudaRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResults:
-        with torch.cuda.stream(self._stream):
+        with self._scope:
             began = torch.cuda.Event(enable_timing=True)
-            began.record()
+            began.record(self._stream)
             prefill = self._write_lists(plan if plan.num_tokens else None)
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)

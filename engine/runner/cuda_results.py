@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cuda import DeviceLogprobs
+from engine.kernels.streams import copy_bytes, record
 from engine.runner.cuda_beams import PendingCandidates
 from engine.runner.cuda_states import PendingStates
 from engine.runner.staging import Field, StagingLayout
@@ -129,9 +130,9 @@ class ResultBuffers:
         last = "bad" if num_logprobs is None else "top"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
-        self._pinned[turn][:used].copy_(self._device_buffer[:used], non_blocking=True)
+        copy_bytes(self._pinned[turn].data_ptr(), self._device_buffer.data_ptr(), used)
         copied = torch.cuda.Event(enable_timing=True)
-        copied.record()
+        record(copied)
         return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
 
     def _view(self, name: str) -> Tensor:

@@ -6,12 +6,15 @@ turns, because a copy out of one may still be under way when the next step is wr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from engine.kernels.streams import copy_bytes, record
 
 _ALIGNMENT = 256
 _TURNS = 3  # one on its way, one behind it, one being written
@@ -31,18 +34,18 @@ class StagingLayout:
 
     def __init__(self, fields: list[Field]) -> None:
         self.places: dict[str, tuple[int, Field]] = {}
+        self.sizes: dict[str, int] = {}  # in bytes
         offset = 0
         for field in fields:
             self.places[field.name] = (offset, field)
-            size = int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize
+            size = self.sizes[field.name] = math.prod(field.shape) * field.dtype.itemsize
             offset += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.num_bytes = offset
 
     def view(self, buffer: Tensor, name: str) -> Tensor:
         """The field as a tensor over a buffer of bytes."""
         offset, field = self.places[name]
-        size = int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize
-        return buffer[offset : offset + size].view(field.dtype).view(field.shape)
+        return buffer[offset : offset + self.sizes[name]].view(field.dtype).view(field.shape)
 
 
 class Staging:
@@ -54,6 +57,8 @@ class Staging:
         self._pinned = [torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
         self._arrays = [{name: layout.view(buffer, name).numpy() for name in layout.places} for buffer in self._pinned]
         self._sent = [torch.cuda.Event() for _ in range(_TURNS)]
+        self._addresses = [buffer.data_ptr() for buffer in self._pinned]
+        self._device_address = self.device_buffer.data_ptr()
         self._turn = 0
 
     def on_device(self, name: str) -> Tensor:
@@ -66,14 +71,15 @@ class Staging:
 
     def send(self, num_bytes: int, rare: str | None = None) -> None:
         """Queues the copy of the first `num_bytes`, and of a field that few steps fill, on the current stream."""
-        pinned = self._pinned[self._turn]
-        self.device_buffer[:num_bytes].copy_(pinned[:num_bytes], non_blocking=True)
+        pinned = self._addresses[self._turn]
+        copy_bytes(self._device_address, pinned, num_bytes)
         if rare is not None:
-            self.layout.view(self.device_buffer, rare).copy_(self.layout.view(pinned, rare), non_blocking=True)
-        self._sent[self._turn].record()
+            offset, size = self.layout.places[rare][0], self.layout.sizes[rare]
+            copy_bytes(self._device_address + offset, pinned + offset, size)
+        record(self._sent[self._turn])
         self._turn = (self._turn + 1) % _TURNS
 
     def used_bytes(self, last: str, rows: int) -> int:
         """Bytes up to and with the first `rows` rows of the last field."""
         offset, field = self.layout.places[last]
-        return offset + rows * int(np.prod(field.shape[1:], dtype=np.int64)) * field.dtype.itemsize
+        return offset + rows * (self.layout.sizes[last] // field.shape[0])

@@ -46,6 +46,7 @@ def test_the_worlds_see_everything() -> None:
         assert seen[event] > 0, event
     for event in ("NaN", "forgotten", "not prolonged", "beams", "searched", "cut", "extracted", "with states"):
         assert seen[event] > 0, event
+    assert 0 < seen["answered as one"] < seen["searched"]
 
 
 @pytest.mark.parametrize("seed", range(200, 200 + RUNS))

@@ -319,7 +319,11 @@ class World:
         prompt, params = group.request.prompt_token_ids, group.request.params
         if params.beams is not None:
             expected = [tokens for tokens, _ in expected_beams(group.request)]
-            assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
+            if group.answer is not None:
+                assert group.answer.token_ids == expected
+                self.seen["answered as one"] += 1
+            else:
+                assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
             self.seen["searched"] += 1
             return
         assert [s.choice for s in group.sequences] == list(range(params.n))
@@ -384,7 +388,7 @@ class World:
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
                 running += not (s.group.request.extracts or s.owing) and s.group.search is None
-                for table in blocks_of_beams(s.group) or [blocks]:
+                for table in blocks_of_beams(s.group, ended=False) or [blocks]:
                     assert len(table) * self.shape.block_size >= s.num_computed
                 assert s.num_computed <= s.planned_len
             else:
@@ -401,11 +405,10 @@ class World:
         for group in groups:
             assert len(group.sequences) == 1 and group.sequences[0].row == NO_ROW
             assert group.search is not None and group.request.params.beams is not None
-            own = [*blocks_of_beams(group), *(table.blocks for table in group.ended_beams.values())]
+            own = blocks_of_beams(group)
             distinct = {block for table in own for block in table}
             assert len(distinct) <= self.scheduler.most_blocks_of_beams(group.request, group.request.params.beams)
             if group.beams is None:
-                assert not group.ended_beams
                 continue
             assert len(group.beams) == group.search.num_running
             assert not group.sequences[0].table.blocks
@@ -441,7 +444,6 @@ class World:
         """Every reference is a sequence's, a group's on its encoder input, a beam's or a lease's."""
         tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
         tables += [group.cross.table for group in self.open if group.cross is not None]
-        tables += [table for group in self.open for table in group.ended_beams.values()]
         beams = [blocks for group in self.open for blocks in blocks_of_beams(group)]
         owners = Counter(block for blocks in [*(table.blocks for table in tables), *beams] for block in blocks)
         for pool, sign in ((self.pool, 1), (self.host, -1)):
@@ -486,5 +488,9 @@ class World:
         return content
 
 
-def blocks_of_beams(group: Group) -> list[list[int]]:
-    return [] if group.beams is None else [group.beams.blocks(beam) for beam in range(len(group.beams))]
+def blocks_of_beams(group: Group, ended: bool = True) -> list[list[int]]:
+    """Of the running beams, and of those that have `ended`."""
+    if group.beams is None:
+        return []
+    running = [group.beams.blocks(beam) for beam in range(len(group.beams))]
+    return running + group.beams.ended_blocks() if ended else running
