@@ -27,7 +27,7 @@ class Probe:
 
 
 class DeviceThread:
-    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; only
+    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
     `on_arrival` before that, on the thread that has the result."""
 
     def __init__(

@@ -32,6 +32,7 @@ from engine.hidden_values import ExtractedStates
 from engine.mask_maker import MaskMaker
 from engine.observation import EngineLoad, Observer
 from engine.outputs import ChoiceOutput
+from engine.pace import Pace
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
 from engine.salt import salt_of
@@ -83,6 +84,7 @@ class AsyncEngine:
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
+        self._paces = {extracts: Pace() for extracts in (False, True)}
         self._deadlines: list[tuple[float, str]] = []  # heap
         self._timer: asyncio.TimerHandle | None = None
         self._pump_pending = False
@@ -105,7 +107,8 @@ class AsyncEngine:
             raise EngineDead("The engine has failed and this server is restarting.")
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
-        check_admissible(request, self.info, self.scheduler, self._max_queued)
+        pace = self._paces[request.extracts]
+        check_admissible(request, self.info, self.scheduler, self._max_queued, pace, self._clock())
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
         self._charge_for_states(group)
@@ -389,6 +392,7 @@ class AsyncEngine:
         if settlement.retained is not None:
             self._arm_timer()
         del self._groups[group.request.id]
+        self._paces[group.request.extracts].departed(self._clock())
         if not self._groups:
             self._idle.set()
         if self.observer is not None:

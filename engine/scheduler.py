@@ -189,8 +189,8 @@ class Scheduler:
         self._take_turn(group, group.search, group.search.cut(), deadline=True)
 
     def _take_turn(self, group: Group, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
-        beam_groups.keep_ended(group, turn)
         if not turn.done:
+            beam_groups.keep_ended(group, turn)
             beam_groups.reorder(group, search, turn)
             return
         answer = BeamAnswer(search, deadline)
@@ -201,6 +201,7 @@ class Scheduler:
             group.answer, group.num_finished = answer, 1
             self.cache.release_cross(group)
             return
+        beam_groups.keep_ended(group, turn)
         choices = beam_groups.choices_of(group, answer)
         self._drop_search(group)
         group.sequences = choices
