@@ -342,6 +342,8 @@ def cuda_embedding(
 def cuda_copy_blocks(
     cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
 ) -> None: ...
+def cuda_late_copy(flag: int, value: int, source: int, destination: int, num_bytes: int, stream: int) -> None: ...
+def cuda_publish(flag: int, value: int) -> None: ...
 def cuda_copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> None:
     """Between pinned host memory and the device's, or inside it; asynchronous."""
 
@@ -576,8 +578,9 @@ class BeamTables:
         `first` + i, where `first` is returned."""
     def take_ended(self, place: int) -> BlockTable:
         """The table of an ended beam, which is not here any more then."""
-    def ended_epochs(self, places: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]) -> BeamEpochs:
-        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i]."""
+    def epochs(self, places: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]) -> BeamEpochs:
+        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i]; a place of -(r + 1) is
+        running beam r."""
     def ended_blocks(self) -> list[list[int]]:
         """Of each place; empty where the table was taken."""
     def free(self) -> None:

@@ -27,21 +27,24 @@ class Probe:
 
 
 class DeviceThread:
-    """Runs a Runner. `on_result` and `on_failure` are called on the event loop, results in the order of the plans;
-    `on_arrival` before that, on the thread that has the result."""
+    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
+    `on_arrival` on the thread that has the result, with whether that has nothing to do until the next one comes."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
-        on_arrival: Callable[[StepResult], None],
+        on_arrival: Callable[[StepResult, bool], None],
         on_result: Callable[[StepResult], None],
+        on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        """`on_computed`: the device is done with the oldest step, whose result takes a while to read."""
         self._runner = runner
         self._loop = loop
         self._on_arrival = on_arrival
         self._on_result = on_result
+        self._on_computed = on_computed
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
@@ -70,7 +73,8 @@ class DeviceThread:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._arrived(step)
+                    self._on_arrival(step, False)
+                    self._post(self._on_result, step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -85,14 +89,15 @@ class DeviceThread:
             while (step := self._launched.get()) is not None:
                 if isinstance(step, Probe):
                     self._post(step.passed, None)
-                else:
-                    self._arrived(step.wait())
+                    continue
+                if step.slow_to_read:
+                    step.wait_computed()
+                    self._post(self._on_computed, None)
+                result = step.wait()
+                self._post(self._on_result, result)
+                self._on_arrival(result, True)
         except BaseException as error:
             self._post(self._on_failure, error)
-
-    def _arrived(self, result: StepResult) -> None:
-        self._on_arrival(result)
-        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

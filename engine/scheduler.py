@@ -23,12 +23,13 @@ from engine import beam_groups
 from engine._C import BeamTables, BlockPool, BlockTable, TokenList
 from engine.beam_answers import BeamAnswer
 from engine.beams import Alternatives, BeamSearch, Turn
-from engine.cache import KvCache, Placement
+from engine.cache import KvCache
 from engine.capture import EncoderCapture, capture_of
 from engine.draft import Draft, SchedulerLimits
 from engine.extraction import Extractions
 from engine.fairness import Account, FairQueue, turn
 from engine.outputs import ChoiceOutput
+from engine.placing import Placer
 from engine.retention import Retention
 from engine.salt import salt_of
 from engine.sampler_rows import SamplerRows
@@ -50,7 +51,7 @@ class Scheduler:
         self.extractions = Extractions(limits.extraction)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
-        self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
+        self._placer = Placer(cache)
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Scheduler:
             self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
             self._queue_of(sequence).drop(sequence)
-            self._swapped.pop(sequence, None)
+            self._placer.forget(sequence)
         self._rows.release(sequence)
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
@@ -188,8 +189,8 @@ class Scheduler:
         self._take_turn(group, group.search, group.search.cut(), deadline=True)
 
     def _take_turn(self, group: Group, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
-        beam_groups.keep_ended(group, turn)
         if not turn.done:
+            beam_groups.keep_ended(group, turn)
             beam_groups.reorder(group, search, turn)
             return
         answer = BeamAnswer(search, deadline)
@@ -200,6 +201,7 @@ class Scheduler:
             group.answer, group.num_finished = answer, 1
             self.cache.release_cross(group)
             return
+        beam_groups.keep_ended(group, turn)
         choices = beam_groups.choices_of(group, answer)
         self._drop_search(group)
         group.sequences = choices
@@ -322,12 +324,10 @@ class Scheduler:
         if sequence.group.search is not None and sequence.group.forked:
             self._restart(sequence.group)
             return True
-        if self.cache.try_swap_out(sequence):
-            self._swapped[sequence] = None
-        elif sequence.may_owe_blocks:
-            return False
-        else:
-            self._drop_blocks(sequence)
+        if not self._placer.swap_out(sequence):
+            if sequence.may_owe_blocks:
+                return False
+            self._placer.drop_blocks(sequence)
         del self._running[sequence]
         self._rows.release(sequence)
         self._enqueue(sequence)
@@ -355,11 +355,6 @@ class Scheduler:
         leader.table.free()
         leader.status = Status.FINISHED
         beam_groups.drop_beams(group)
-
-    def _drop_blocks(self, sequence: Sequence) -> None:
-        sequence.table.free()
-        sequence.num_computed = 0
-        self.cache.release_cross(sequence.group)
 
     # --- waiting sequences ---------------------------------------------------------------------------------------
 
@@ -424,7 +419,7 @@ class Scheduler:
                 return False
             self._enter(sequence, draft.now)
             return True
-        if (placement := self._place(sequence)) is None:
+        if (placement := self._placer.place(sequence, self._running)) is None:
             return False
         if placement.runs_encoder and not draft.takes_encoder(group.request.encoder, self.limits):
             placement.drop()
@@ -442,53 +437,11 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         self._queue_of(sequence).pop(sequence)
-        self._swapped.pop(sequence, None)
+        self._placer.forget(sequence)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
         if sequence.group.admitted_at is None:
             sequence.group.admitted_at = now
-
-    def _place(self, sequence: Sequence) -> Placement | None:
-        """Where it starts from, with room for it; None if there is none."""
-        placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed + sum(s.group.growth for s in self._running)):
-            return placement
-        if not self._running and self._make_room_alone(placement, sequence):
-            return placement
-        if placement.table is not sequence.table:
-            placement.drop()
-        if self._running or any(s.may_owe_blocks for s in self._swapped):
-            return None
-        return self._place_anew(sequence)
-
-    def _make_room_alone(self, placement: Placement, sequence: Sequence) -> bool:
-        """Alone it must be able to run. Luxuries are then the copy of a partly filled block, unless a lease promises
-        it, and what other waiting sequences left here and on the host when they were swapped out."""
-        if placement.lease is None and self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
-            return True
-        for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence and not other.may_owe_blocks:
-                del self._swapped[other]
-                self._drop_blocks(other)
-                if placement.lost_cross(sequence):
-                    return False
-                if self.cache.make_room(placement.needed):
-                    return True
-        return False
-
-    def _place_anew(self, sequence: Sequence) -> Placement | None:
-        """What it has, or would share, is in the way of leases that should move to the host: they move first."""
-        self._swapped.pop(sequence, None)
-        self._drop_blocks(sequence)
-        cross = self.cache.cross.num_blocks(sequence.group.request.encoder)
-        self.cache.make_room(self.blocks_for(len(sequence.tokens)) + cross)
-        placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed):
-            return placement
-        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
-            return placement
-        placement.drop()
-        return None
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, or all choices of its group when its prefill ends here and they part ways."""

@@ -6,7 +6,7 @@ beam, or in the end of a request that wanted only its prompt computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -238,8 +238,11 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
 
 
-def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
-    return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
+_NO_PAIRS = np.empty((0, 2), np.int32)
+
+
+def _pairs(pairs: BlockPairs) -> IntArray:
+    return np.asarray(pairs, dtype=np.int32) if pairs else _NO_PAIRS
 
 
 def _taps(outcome: _Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from aiohttp import web
@@ -172,6 +173,10 @@ class CompletionChunks(Chunks):
 def _scores(choice: ChoiceDelta) -> dict[str, float]:
     """Of a choice that has ended, where it has any."""
     total, score = choice.cumulative_logprob, choice.beam_score
-    if score is not None and total is not None:
-        return {"cumulative_logprob": finite_sum(total), "beam_score": finite_sum(score)}
-    return {} if total is None else {"cumulative_logprob": finite_sum(total)}
+    if total is None:
+        return {}
+    if score is None:
+        return {"cumulative_logprob": finite_sum(total)}
+    if isfinite(total) and isfinite(score):  # nearly always
+        return {"cumulative_logprob": total, "beam_score": score}
+    return {"cumulative_logprob": finite_sum(total), "beam_score": finite_sum(score)}

@@ -45,7 +45,7 @@ template <int D, class Cache>
 class StepReader {
  public:
   __device__ StepReader(const AttentionArgs& a, int warp, int lane, int head)
-      : a_(a), warp_(warp), lane_(lane), item_(blockIdx.x) {
+      : a_(a), warp_(warp), lane_(lane), item_(worker_of_block()) {
     keys_ = static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
     enter_item();
   }
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
 
-  WorkItem item = load_item(a.items, blockIdx.x);
+  WorkItem item = load_item(a.items, worker_of_block());
   if constexpr (kScores != Scores::kBias) {  // where there is a bias nothing is shared
     static_assert(S::kBlockBytes >= WideShape<D>::kBlockBytes);
     if (item.num_tokens * a.group > kDecodeRows)

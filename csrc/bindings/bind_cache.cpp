@@ -271,9 +271,9 @@ void bind_beam_tables(py::module_& m) {
           py::arg("rows"))
       .def("take_ended", &BeamTables::take_ended, py::arg("place"))
       .def(
-          "ended_epochs",
+          "epochs",
           [](const BeamTables& beams, const Ints& places, const Ints& num_tokens) {
-            return beams.ended_epochs(span_of(places), span_of(num_tokens));
+            return beams.epochs(span_of(places), span_of(num_tokens));
           },
           py::arg("places"), py::arg("num_tokens"))
       .def("ended_blocks", &ended_blocks)

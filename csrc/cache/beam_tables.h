@@ -37,8 +37,9 @@ class BeamTables {
   int32_t end(std::span<const int32_t> rows);
   // The table of an ended beam, which is not here any more then.
   BlockTable take_ended(int32_t place);
-  // The blocks of the first num_tokens[i] positions of the ended beam at places[i], to be adopted later.
-  BeamEpochs ended_epochs(std::span<const int32_t> places, std::span<const int32_t> num_tokens) const;
+  // The blocks of the first num_tokens[i] positions of the ended beam at places[i], or of running beam r for
+  // a place of -(r + 1), to be adopted later.
+  BeamEpochs epochs(std::span<const int32_t> places, std::span<const int32_t> num_tokens) const;
 
   // Gives back all blocks; there are no beams then, running or ended.
   void free();
@@ -51,6 +52,8 @@ class BeamTables {
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
+  const BlockTable& at_place(int32_t place) const;
+
   std::vector<BlockTable> tables_;
   std::vector<std::optional<BlockTable>> ended_;
   std::vector<int32_t> tokens_;

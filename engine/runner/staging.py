@@ -54,15 +54,17 @@ class Staging:
     def __init__(self, layout: StagingLayout, device: torch.device) -> None:
         self.layout = layout
         self.device_buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
         self._pinned = [torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
         self._arrays = [{name: layout.view(buffer, name).numpy() for name in layout.places} for buffer in self._pinned]
+        self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
         self._sent = [torch.cuda.Event() for _ in range(_TURNS)]
         self._addresses = [buffer.data_ptr() for buffer in self._pinned]
         self._device_address = self.device_buffer.data_ptr()
         self._turn = 0
 
     def on_device(self, name: str) -> Tensor:
-        return self.layout.view(self.device_buffer, name)
+        return self._on_device[name]
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays of the next step, to be written in place; waits until their last copy is done."""

@@ -125,7 +125,7 @@ def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> 
     with pytest.raises(Error, match="taken once"):
         beams.take_ended(2)
     with pytest.raises(Error, match="were taken"):
-        beams.ended_epochs(ints(2), ints(7))
+        beams.epochs(ints(2), ints(7))
     taken.free()
     with pytest.raises(Error, match="not among the beams"):
         beams.end(ints(1))
@@ -138,12 +138,13 @@ def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> 
 def test_epochs_of_ended_beams_are_those_of_their_tables(pool: BlockPool, length: int) -> None:
     beams = start(pool, 8)
     beams.end(ints(0, 0))
-    epochs = beams.ended_epochs(ints(1, 0), ints(length, 8))
-    tables = [beams.take_ended(1), beams.take_ended(0)]
+    epochs = beams.epochs(ints(1, 0, -1), ints(length, 8, length))
+    tables = [beams.take_ended(1), beams.take_ended(0), beams.fork(0)]
     tables[0].truncate(length)
-    assert len(epochs) == 2 and [epochs[i] for i in range(2)] == [table.epochs() for table in tables]
+    tables[2].truncate(length)
+    assert len(epochs) == 3 and [epochs[i] for i in range(3)] == [table.epochs() for table in tables]
     with pytest.raises(IndexError):
-        epochs[2]
+        epochs[3]
     assert epochs.num_left(pool) == sum(map(len, tables))
     beams.free()
     for table in tables:
