@@ -183,6 +183,10 @@ class GrammarMatcher:
         self.ended = False  # nobody looks at what is sampled from now on
         self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into
 
+    @property
+    def done(self) -> bool:
+        return self.ended or self.failed is not None
+
     def count_sampling(self) -> int:
         """A step is launched that samples for it; how many did before."""
         self._num_sampled += 1
@@ -202,8 +206,8 @@ class GrammarMatcher:
 class GrammarMasks:
     """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
 
-    def __init__(self) -> None:
-        self._threads = llguidance.LLExecutor(max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1)))
+    def __init__(self, num_threads: int) -> None:
+        self._threads = llguidance.LLExecutor(num_threads)
 
     def advance(self, sampled: Sequence[tuple[GrammarMatcher, int | None]]) -> None:
         """By a token each; None: nothing could be sampled."""
@@ -212,25 +216,29 @@ class GrammarMasks:
             matcher.num_seen += 1
             if token is None or matcher.ends_with(token):
                 matcher.ended = True
-            elif not matcher.ended:
+            elif not matcher.done:
                 moves.append((matcher.handle, token))
         if moves:
             consume_token_par(self._threads, moves)  # one call: each hands the interpreter over, and has to get it back
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
         """`masks` [len(matchers), words]."""
-        live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.ended]
+        live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.done]
         if live:
             fill_next_token_bitmask_par(self._threads, live, masks)
         words = masks.view(np.uint32)
         for row, matcher in enumerate(matchers):
-            if matcher.ended:
-                words[row] = 0xFFFFFFFF
-            elif matcher.handle.is_error():
+            if not matcher.done and matcher.handle.is_error():
                 matcher.failed = _first_line(matcher.handle.get_error())
-                words[row] = 0
+            if matcher.done:
+                words[row] = 0 if matcher.failed is not None else 0xFFFFFFFF
             else:
                 matcher.allow_every_end(words[row])
+
+
+def mask_threads() -> int:
+    """How many make the masks of a step."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1))
 
 
 def _serialised(source: GrammarSource) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.grammar import GrammarMasks, GrammarMatcher
+from engine.grammar import GrammarMasks, GrammarMatcher, mask_threads
 from engine.masks import StepMasks, mask_words
 from engine.step import Launch
 from engine.types import IntArray, StepResult
@@ -38,7 +38,7 @@ class _Step:
 
     @property
     def ready(self) -> bool:
-        return all(matcher.ended or matcher.num_seen >= needed for matcher, needed in self.rows)
+        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Worker:
 
     def __init__(self, work: queue.SimpleQueue[_Step | _Returned | None]) -> None:
         self._work = work
-        self._filler = GrammarMasks()
+        self._filler = GrammarMasks(mask_threads())
         self._due: deque[_Step] = deque()  # whose masks are not made, in the order of the steps
         self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
 
@@ -103,11 +103,17 @@ class _Worker:
         masks, result = returned.step.masks, returned.result
         part = slice(masks.first_sample, masks.first_sample + masks.num_rows)
         sampled = zip(returned.step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
-        self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
+        try:
+            self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
+        except Exception as error:
+            log.exception("matchers could not be moved; their requests fail")
+            for matcher, _ in returned.step.rows:
+                matcher.failed = repr(error)
 
     def _make(self, step: _Step) -> None:
         masks = step.masks
-        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size))
+        place = masks.place
+        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size)) if place is None else place
         try:
             self._filler.fill([matcher for matcher, _ in step.rows], filled)
         except Exception:

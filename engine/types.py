@@ -427,10 +427,18 @@ class BeamCandidates:
 
 
 class PendingStep(Protocol):
-    """A step that is queued on a device."""
+    """A step that is queued on a device. Called from another thread than the one that launched it."""
+
+    @property
+    def slow_to_read(self) -> bool:
+        """Whether reading its results takes so long that the device should not wait for that."""
+        ...
+
+    def wait_computed(self) -> None:
+        """Blocks until the device has done what later steps wait for."""
 
     def wait(self) -> StepResult:
-        """Blocks until it is done. Called once, from another thread than the one that launched it."""
+        """Blocks until it is done. Called once."""
 
 
 class Runner(Protocol):

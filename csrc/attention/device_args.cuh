@@ -1,6 +1,8 @@
 // What the attention kernels are given, and how they read it.
 #pragma once
 
+#include <cuda.h>
+
 #include <climits>
 #include <cstdint>
 
@@ -135,6 +137,10 @@ template <int D>
 void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
 template <int D>
 void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream);
+// On Hopper, without a bias; `map` as of kv_tensor_map().
+template <int D>
+void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+                          cudaStream_t stream);
 void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream);
 void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream);
 

@@ -7,6 +7,7 @@
 #include "cache/kv_copy_cuda.h"
 #include "ops/activation_cuda.h"
 #include "ops/gather_cuda.h"
+#include "ops/late_copy_cuda.h"
 #include "ops/layer_norm_cuda.h"
 #include "ops/logprobs_cuda.h"
 #include "ops/norm_cuda.h"
@@ -130,6 +131,16 @@ void bind_blocks(py::module_& m) {
       py::call_guard<py::gil_scoped_release>());
 }
 
+void bind_late_copy(py::module_& m) {
+  m.def("cuda_late_copy", [](Address flag, uint32_t value, Address source, Address destination,
+                             int64_t num_bytes, Address stream) {
+    cuda::late_copy(
+        {pointer<uint32_t>(flag), value, pointer<void>(source), pointer<void>(destination), num_bytes},
+        stream_of(stream));
+  });
+  m.def("cuda_publish", [](Address flag, uint32_t value) { cuda::publish(pointer<uint32_t>(flag), value); });
+}
+
 void bind_rows(py::module_& m) {
   m.attr("cuda_sampler_row_bytes") = sizeof(cuda::SamplerRow);
   m.attr("cuda_row_update_bytes") = sizeof(cuda::RowUpdate);
@@ -163,6 +174,7 @@ void bind_rows(py::module_& m) {
 void bind_cuda_ops(py::module_& m) {
   bind_layers(m);
   bind_blocks(m);
+  bind_late_copy(m);
   bind_rows(m);
 }
 

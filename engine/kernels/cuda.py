@@ -345,6 +345,26 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     )
 
 
+class LateCopy:
+    """Copies from pinned memory to the device, int32 [N] both, that wait on the device until their content is there."""
+
+    def __init__(self, source: Tensor, destination: Tensor) -> None:
+        assert source.is_pinned() and source.is_contiguous() and source.dtype == torch.int32
+        self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._kept = (source, destination)
+        self._num_words = source.numel()
+        self._addresses = (source.data_ptr(), _check(destination, torch.int32, source.numel()))
+
+    def queue(self, num_words: int, value: int) -> None:
+        """Queues the copy of the first `num_words`, a multiple of 4, for when `value` is published."""
+        assert num_words <= self._num_words and num_words % 4 == 0
+        _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, _stream())
+
+    def publish(self, value: int) -> None:
+        """What this thread has written to the source may be copied. Any thread."""
+        _C.cuda_publish(self._flag.data_ptr(), value)
+
+
 def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray) -> None:
     """Copies blocks between a cache on the device and one in pinned host memory: pairs [C, 2], a host array.
 

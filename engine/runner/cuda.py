@@ -17,6 +17,7 @@ from engine.kernels import cuda as kernels
 from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.kernels.streams import StreamScope
+from engine.masks import StepMasks
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.models.encoder_decoder import EncoderDecoder
@@ -128,6 +129,9 @@ class CudaRunner:
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
+            plain = graph is not None and _is_plain(plan)
+            if not plain:
+                self._masks.settle()
             self._stage(plan, padded)
             if len(plan.swaps_out):
                 self._host_cache.swap_out(plan.swaps_out)
@@ -146,7 +150,8 @@ class CudaRunner:
                 outputs = graph.outputs
             else:
                 outputs = self._forward(padded)
-            self._sample_masked(plan, outputs.logits)
+            if plan.masks is not None:
+                self._sample_masked(plan, plan.masks, outputs.logits, plain)
             return self._collect(plan, began, outputs)
 
     def close(self) -> None:
@@ -323,19 +328,17 @@ class CudaRunner:
             self._timestamps.record(rows, tokens)
         return _Outputs(hidden, logits)
 
-    def _sample_masked(self, plan: StepPlan, logits: Tensor) -> None:
+    def _sample_masked(self, plan: StepPlan, masks: StepMasks, logits: Tensor, plain: bool) -> None:
         """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
-        if plan.masks is None:
-            return
-        num = plan.masks.num_rows
-        part = slice(plan.masks.first_sample, plan.masks.first_sample + num)
+        num = masks.num_rows
+        part = slice(masks.first_sample, masks.first_sample + num)
         self._sampler.sample(
             logits[part],
             self._on_device("masked_rows")[:num],
             self._on_device("sample_positions")[part],
             self._results.tokens[part],
             self._results.bad[part],
-            self._masks.send(plan.masks),
+            self._masks.send(masks, plain),
         )
 
     def _bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
@@ -376,6 +379,14 @@ class CudaRunner:
             torch.cat([p.top_ids for p in parts]).cpu().numpy(),
             torch.cat([p.top for p in parts]).cpu().numpy(),
         )
+
+
+def _is_plain(plan: StepPlan) -> bool:
+    """A step that is its graph and nothing else."""
+    moves = len(plan.swaps_out) + len(plan.swaps_in) + len(plan.block_copies)
+    rows = len(plan.open_rows) + len(plan.close_rows)
+    told = plan.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
+    return not (moves or rows or told or plan.encoders)
 
 
 def _exact(plan: StepPlan) -> StepSize:

@@ -54,6 +54,13 @@ class PendingResults:
         self._num_logprobs = num_logprobs
         self._prompt = prompt
 
+    @property
+    def slow_to_read(self) -> bool:
+        return self._states is not None
+
+    def wait_computed(self) -> None:
+        self._copied.synchronize()
+
     def wait(self) -> StepResult:
         self._copied.synchronize()
         num, top = self._num_samples, self._num_logprobs
@@ -90,6 +97,7 @@ class ResultBuffers:
         self._arrays = [
             {name: self._layout.view(buffer, name).numpy() for name in self._layout.places} for buffer in self._pinned
         ]
+        self._views = {name: self._layout.view(self._device_buffer, name) for name in self._layout.places}
         self._turn = 0
 
     @property
@@ -129,4 +137,4 @@ class ResultBuffers:
         return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
 
     def _view(self, name: str) -> Tensor:
-        return self._layout.view(self._device_buffer, name)
+        return self._views[name]

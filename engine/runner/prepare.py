@@ -44,6 +44,9 @@ _CPU_BATCHED_TOKENS = 256
 _CPU_TOKENS_ALONE = 512
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
 _CPU_TOKENS_EXTRACTING = 64
+# The same on a GPU, in multiply-adds: twelve milliseconds of an H200. Short steps of a large model cost throughput.
+_CUDA_WORK_EXTRACTING = 4.2e12
+_CUDA_LEAST_EXTRACTING = 256
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
@@ -211,8 +214,14 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         plan.num_lease_blocks,
         tokens,
         states,
+        max_num_tokens_extracting=_tokens_extracting(loaded, tokens),
         max_num_encoder_tokens=encoder_tokens,
     )
+
+
+def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
+    tokens = max(int(_CUDA_WORK_EXTRACTING / loaded.num_parameters), _CUDA_LEAST_EXTRACTING)
+    return min(1 << (tokens.bit_length() - 1), most)
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:

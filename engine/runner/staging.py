@@ -57,6 +57,7 @@ class Staging:
         self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
         self._pinned = [torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
         self._arrays = [{name: layout.view(buffer, name).numpy() for name in layout.places} for buffer in self._pinned]
+        self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
         self._sent = [torch.cuda.Event() for _ in range(_TURNS)]
         self._addresses = [buffer.data_ptr() for buffer in self._pinned]
         self._device_address = self.device_buffer.data_ptr()

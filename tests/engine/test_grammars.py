@@ -193,7 +193,7 @@ def test_special_tokens_are_no_text() -> None:
 
 
 def follows(rule: Grammar, token_ids: list[int]) -> bool:
-    masks, matcher = GrammarMasks(), rule.matcher()
+    masks, matcher = GrammarMasks(1), rule.matcher()
     for token in token_ids:
         masks.advance([(matcher, token)])
     masks.fill([matcher], np.empty((1, mask_words(rule.vocabulary.vocab_size)), np.int32))
@@ -206,7 +206,7 @@ def test_a_vocabulary_with_rows_that_no_token_has() -> None:
     rule = Grammar(GrammarSource("regex", ".*"), wide)
     assert wide.handle_for(rule.source) is wide._quick
     mask = np.empty((1, mask_words(wide.vocab_size)), np.int32)
-    GrammarMasks().fill([rule.matcher()], mask)
+    GrammarMasks(1).fill([rule.matcher()], mask)
     allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert allowed[: tokenizer().vocab_size].sum() > 40_000 and not allowed[tokenizer().vocab_size :].any()
 
