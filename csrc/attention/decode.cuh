@@ -42,15 +42,6 @@ class StepReader {
     enter_item();
   }
 
-  // Asks for what the ring comes to after the first item, so that it is near by then. The result is nothing.
-  __device__ int look_ahead() const {
-    if (item_ < 0) return 0;
-    const WorkItem item = load_item(a_.items, item_);
-    const int token = item.kv_begin / kStepKeys * kStepKeys + warp_ * kStepKeys;
-    const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
-    return token < item.kv_end ? __ldg(table + (token >> a_.log2_block_size)) : 0;
-  }
-
   // One group of copies, empty behind the last step.
   __device__ void read_step(uint32_t stage) {
     if (token_ < end_) {
@@ -312,11 +303,9 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     if (item.num_tokens * a.group > kDecodeRows) return attend_wide_items<D, kScores>(a, item, head, shared);
   }
   StepReader<D> reader(a, warp, lane, head);
-  const int ahead = reader.look_ahead();
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
   // before.
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("" ::"r"(ahead));
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
   if (item.num_tokens == 0) return;

@@ -26,20 +26,13 @@ struct LaneState {
   float m = -INFINITY;
   float d = 0.0f;
 
-  __device__ void load(const AttentionArgs& a, int64_t state, int lane, bool in_bf16) {
+  __device__ void load(const AttentionArgs& a, int64_t state, int lane) {
     const float2 scales = a.state_scales[state];
     m = scales.x;
     d = scales.y;
-    const float* first = a.state_values + state * D;
-    if (in_bf16) {
-      const auto* values = reinterpret_cast<const __nv_bfloat162*>(first) + lane;
+    const auto* values = reinterpret_cast<const float2*>(a.state_values + state * D) + lane;
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) o[i] = __bfloat1622float2(values[32 * i]);
-    } else {
-      const auto* values = reinterpret_cast<const float2*>(first) + lane;
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) o[i] = values[32 * i];
-    }
+    for (int i = 0; i < kPairs; ++i) o[i] = values[32 * i];
   }
 
   __device__ void merge(const LaneState& other) {
@@ -70,8 +63,7 @@ __device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entr
       const int shared = index - entry.num_states;
       const int first_row =
           shared < 0 ? entry.state_row + index * rows : entry.shared_row + shared * entry.shared_stride;
-      states[u].load(a, static_cast<int64_t>(first_row + row) * a.num_kv_heads + blockIdx.y, lane,
-                     shared >= 0 && entry.shared_in_bf16);
+      states[u].load(a, static_cast<int64_t>(first_row + row) * a.num_kv_heads + blockIdx.y, lane);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) total.merge(states[u]);

@@ -128,12 +128,10 @@ class WideRows {
         }
   }
 
-  // Multiplies the values and writes the rows' states: o in bf16, as many bytes as the output would have.
-  // What is rounded is one of many states of a row, each with its share of the weight.
+  // Multiplies the values and writes the rows' states.
   __device__ void store_states(const AttentionArgs& a, const WorkItem& item, int head,
-                               uint8_t* memory) const {
-    const uint32_t values = shared_address(memory) + S::kKeyBytes + lane_offset_rows_first<D>(lane_);
-    uint8_t* const tile = memory + 2 * S::kKeyBytes;  // of the queries, whose rows only this warp has read
+                               uint32_t shared) const {
+    const uint32_t values = shared + S::kKeyBytes + lane_offset_rows_first<D>(lane_);
 #pragma unroll
     for (int column = 0; column < D; column += 64) {
       float o[kTiles][8][4] = {};
@@ -152,38 +150,20 @@ class WideRows {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int half = 0; half < 2; ++half) {
+          const int row = first_row_ + t * 16 + half * 8 + lane_ / 4;
+          if (row >= num_rows_) continue;
+          const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
+          if (column == 0 && lane_ % 4 == 0) a.state_scales[state] = {m_[t][half], d_[t][half]};
+          float* target = a.state_values + state * D + column + lane_ % 4 * 2;
 #pragma unroll
           for (int n = 0; n < 8; ++n)
-            *reinterpret_cast<uint32_t*>(tile + tile_offset<D>(row(t, half), column / 8 + n) +
-                                         lane_ % 4 * 4) = pack(o[t][n][half * 2], o[t][n][half * 2 + 1]);
+            *reinterpret_cast<float2*>(target + n * 8) = {o[t][n][half * 2], o[t][n][half * 2 + 1]};
+        }
     }
-    __syncwarp();
-    write_rows(a, item, head, tile);
   }
 
  private:
-  __device__ int row(int t, int half) const { return first_row_ + t * 16 + half * 8 + lane_ / 4; }
-
-  __device__ void write_rows(const AttentionArgs& a, const WorkItem& item, int head,
-                             const uint8_t* tile) const {
-    const auto state_of = [&](int r) {
-      return static_cast<int64_t>(item.state_row + r) * a.num_kv_heads + head;
-    };
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        if (lane_ % 4 == 0 && row(t, half) < num_rows_)
-          a.state_scales[state_of(row(t, half))] = {m_[t][half], d_[t][half]};
-    const int chunk = lane_ % S::kChunks;
-    const int end = min(num_rows_, first_row_ + 16 * kTiles);
-#pragma unroll 4
-    for (int r = first_row_ + lane_ / S::kChunks; r < end; r += 32 / S::kChunks)
-      *(reinterpret_cast<uint4*>(a.state_values + state_of(r) * D) + chunk) =
-          *reinterpret_cast<const uint4*>(tile + tile_offset<D>(r, chunk));
-  }
-
   __device__ void multiply_keys(float (&scores)[kTiles][kUnitKeys / 8][4], uint32_t queries,
                                 uint32_t keys) const {
     const uint32_t q_address = queries + first_row_ * S::kRowBytes + lane_offset_rows_first<D>(lane_);
@@ -213,14 +193,14 @@ class WideRows {
 
 // With the unit on its way to shared memory.
 template <int D, Scores kScores, int kTiles>
-__device__ void attend_wide(const AttentionArgs& a, const WorkItem& item, int head, uint8_t* memory) {
+__device__ void attend_wide(const AttentionArgs& a, const WorkItem& item, int head, uint32_t shared) {
   WideRows<D, kScores, kTiles> rows(a, item);
   wait_copies<1>();
   __syncthreads();
-  if (rows.any()) rows.weigh_keys(a, shared_address(memory));
+  if (rows.any()) rows.weigh_keys(a, shared);
   wait_copies<0>();
   __syncthreads();
-  if (rows.any()) rows.store_states(a, item, head, memory);
+  if (rows.any()) rows.store_states(a, item, head, shared);
 }
 
 // A worker's wide tiles. By the whole block, as its only work. REQUIRES: each item is a whole unit, leaves a
@@ -228,17 +208,18 @@ __device__ void attend_wide(const AttentionArgs& a, const WorkItem& item, int he
 template <int D, Scores kScores>
 __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int head, uint8_t* memory) {
   using S = WideShape<D>;
+  const uint32_t shared = shared_address(memory);
   for (;;) {
     const WideReader<D> reader(a, item);
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    reader.read(a, item, head, shared_address(memory));
+    reader.read(a, item, head, shared);
     if constexpr (S::kRows > 64) {
       if (item.num_tokens * a.group > 64)
-        attend_wide<D, kScores, 2>(a, item, head, memory);
+        attend_wide<D, kScores, 2>(a, item, head, shared);
       else
-        attend_wide<D, kScores, 1>(a, item, head, memory);
+        attend_wide<D, kScores, 1>(a, item, head, shared);
     } else {
-      attend_wide<D, kScores, 1>(a, item, head, memory);
+      attend_wide<D, kScores, 1>(a, item, head, shared);
     }
     if (item.next < 0) return;
     item = load_item(a.items, item.next);

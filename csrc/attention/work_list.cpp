@@ -36,7 +36,6 @@ struct Share {
   int32_t state_row = -1;
   int32_t num_states = 0;
   int32_t stride = 0;  // rows between two states
-  int32_t in_bf16 = 0;
 };
 
 struct Tile {
@@ -48,7 +47,6 @@ struct Tile {
   int32_t kv_end;
   const Share* share = nullptr;  // of a tail
   Share* sharers = nullptr;      // of a shared tile: the shares of its tokens' sequences, to be filled in
-  bool wide = false;
 
   int32_t first_unit_key() const { return kv_begin / kUnitKeys * kUnitKeys; }
   int64_t units() const { return (kv_end - first_unit_key() + kUnitKeys - 1) / kUnitKeys; }
@@ -141,7 +139,7 @@ void for_each_tile(Step& step, Section section, F&& f) {
     for (int32_t done = 0; done < run.count; done += tile_tokens) {
       const int32_t s = run.first + done;
       f(Tile{s, batch.query_start[s], std::min(tile_tokens, run.count - done), run.num_keys, 0, run.num_keys,
-             nullptr, &step.shares[s], section == Section::kWide});
+             nullptr, &step.shares[s]});
     }
   }
   if (section == Section::kWide) return;
@@ -190,9 +188,14 @@ class PieceWriter {
       share_out(tile);
     } else {
       const Share share = tile.share != nullptr ? *tile.share : Share{};
-      merges_[header_->num_merges++] = {tile.first_token, tile.num_tokens, header_->num_state_rows,
-                                        num_pieces_,      share.state_row, share.num_states,
-                                        share.stride,     share.in_bf16};
+      merges_[header_->num_merges++] = {tile.first_token,
+                                        tile.num_tokens,
+                                        header_->num_state_rows,
+                                        num_pieces_,
+                                        share.state_row,
+                                        share.num_states,
+                                        share.stride,
+                                        0};
     }
     header_->num_state_rows += num_pieces_ * rows;
   }
@@ -207,7 +210,6 @@ class PieceWriter {
       tile.sharers[i].state_row = header_->num_state_rows + i * group_;
       tile.sharers[i].num_states = num_pieces_;
       tile.sharers[i].stride = tile.num_tokens * group_;
-      tile.sharers[i].in_bf16 = tile.wide;
     }
   }
 

@@ -26,8 +26,8 @@
 // masked. What is left of each sequence is its tail. Both leave states, and the merge entry of a tail names
 // those of the shared tile too. Who reads a shared tile depends on how many keys there are:
 //   few    "wide" tiles of the decode section, cut into single units: as many rows as a prefill tile has, but
-//          latency is all that counts, and states are bf16. They are the only items of the first workers, the
-//          line is dealt to the others;
+//          latency is all that counts. They are the only items of the first workers, the line is dealt to
+//          the others;
 //   more   prefill tiles, where the keys would be read so often that this costs more than a kernel;
 //   else   decode tiles, whose rows are then all in use.
 #pragma once
@@ -65,7 +65,7 @@ struct MergeEntry {
   int32_t shared_row;
   int32_t num_shared;
   int32_t shared_stride;
-  int32_t shared_in_bf16;  // 1: o of the shared states, as wide tiles leave it
+  int32_t unused;
 };
 
 struct WorkListHeader {
