@@ -30,6 +30,7 @@ class Attention:
         self.layer = layer
         self.backend = loader.backend
         self.window = config.sliding_windows[layer]
+        self.scales = loader.kv_scales(prefix)
         self.qkv = Linear.load(
             loader, [prefix + name for name in ("q_proj", "k_proj", "v_proj")], config.attention_bias
         )
@@ -42,12 +43,13 @@ class Attention:
     def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor, read: ReadRows | None) -> Tensor:
         """[T, H] → [T, H]; with `read` the rows that it names, [R, H]. K and V of all are stored."""
         config = self.config
-        projected = Projected(self.qkv(x), batch.positions, batch.slot_mapping, batch.kv_cache, self.layer)
+        projected = Projected(self.qkv(x), batch.positions, batch.slot_mapping, batch.kv_cache, self.layer, self.scales)
         q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
         work = batch.attention[self.window]
         if read is not None:
             q, work = q[read.rows], read.attention
-        attended = self.backend.attention(q, batch.kv_cache, self.layer, work, config.attention_scale)
+        scale = config.attention_scale
+        attended = self.backend.attention(q, batch.kv_cache, self.layer, work, scale, scales=self.scales)
         return self.output(attended.flatten(1))
 
 
