@@ -319,8 +319,26 @@ def cuda_gated_activation(
 ) -> None: ...
 def cuda_activate(x: int, dtype: int, count: int, activation: int, stream: int) -> None: ...
 def cuda_skinny_linear(
-    x: int, weight: int, bias: int, out: int, num_tokens: int, out_features: int, in_features: int, stream: int
+    x: int,
+    weight: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    out_features: int,
+    in_features: int,
+    result: int,
+    activation: int,
+    norm_weight: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+    stream: int,
 ) -> None: ...
+def cuda_skinny_linear_norms(num_tokens: int, out_features: int, in_features: int) -> bool: ...
 def cuda_embedding(
     ids: int,
     last_tokens: int,
@@ -333,6 +351,7 @@ def cuda_embedding(
     hidden: int,
     stream: int,
 ) -> None: ...
+def cuda_copy(to: int, from_: int, bytes: int, stream: int) -> None: ...
 def cuda_copy_blocks(
     cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
 ) -> None: ...

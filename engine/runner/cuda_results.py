@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine import _C
 from engine.kernels.cuda import DeviceLogprobs
 from engine.runner.cuda_beams import PendingCandidates
 from engine.runner.cuda_states import PendingStates
@@ -116,15 +117,15 @@ class ResultBuffers:
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
         states: PendingStates | None,
+        stream: torch.cuda.Stream,
     ) -> PendingResults:
-        """Queues the copy back on the current stream. `began` was recorded there when the step was."""
+        """Queues the copy back on the stream. `began` was recorded there when the step was."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
         last = "bad" if num_logprobs is None else "top"
-        offset, field = self._layout.places[last]
-        used = offset + field.shape[0] * field.dtype.itemsize
-        self._pinned[turn][:used].copy_(self._device_buffer[:used], non_blocking=True)
+        used = self._layout.places[last][0] + self._layout.size(last)
+        _C.cuda_copy(self._pinned[turn].data_ptr(), self._device_buffer.data_ptr(), used, stream.cuda_stream)
         copied = torch.cuda.Event(enable_timing=True)
-        copied.record()
+        copied.record(stream)
         return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
 
     def _view(self, name: str) -> Tensor:
