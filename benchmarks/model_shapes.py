@@ -134,5 +134,8 @@ def write_config(config: dict[str, Any], directory: Path) -> Path:
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    # As the tokenizers of real checkpoints have it: an end token is no text.
+    if "eos_token_id" in config:
+        tokenizer.add_special_tokens([tokenizer.id_to_token(config["eos_token_id"])])
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory

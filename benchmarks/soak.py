@@ -3,11 +3,11 @@
     python -m benchmarks.soak [--minutes 10] [--clients 32] [--seed 0] [--json FILE] [--url URL]
 
 Starts a server with a small random model and a small cache, or uses a running one. Clients chat, complete, continue
-from leases and from warm records, branch, search with beams, extract hidden states, embed, tokenize, upload catalogues,
-list and delete what is retained, hang up at random moments, send nonsense, and open connections that they never use. A
-refusal is fine where the API has one. Then every record is deleted, and the server's blocks, leases, descriptors and
-memory are compared with those after the first seconds. Exits with 1 if a request was not answered within a minute, was
-answered wrongly, or if anything was lost.
+from leases and from warm records, branch, search with beams, follow grammars, extract hidden states, embed, tokenize,
+upload catalogues, list and delete what is retained, hang up at random moments, send nonsense and grammars that never
+end, and open connections that they never use. A refusal is fine where the API has one. Then every record is deleted,
+and the server's blocks, leases, descriptors and memory are compared with those after the first seconds. Exits with 1 if
+a request was not answered within a minute, was answered wrongly, or if anything was lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,15 +28,16 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from benchmarks.lease_soak import start_server
-from benchmarks.model_shapes import write_model
+from benchmarks.soaking import PATIENCE, Score, Server, code_of, forget_all, metrics_of
 
-PATIENCE = 60.0  # seconds
-MAX_LEN = 512
 # Answers that say how things stand, and are no faults.
-FINE = {400: {"retention_too_large"}, 404: {"continuation_parent_not_found", "continuation_parent_expired"}}
+FINE = {
+    400: {"retention_too_large", "grammar_too_large"},
+    404: {"continuation_parent_not_found", "continuation_parent_expired"},
+}
 FINE |= {409: {"continuation_parent_failed", "request_id_in_use"}, 429: {"insufficient_retention", "queue_full"}}
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+BOMB = "start: A\nA: /(.*a.{%d})/ & /(.*b.{17})/ & /(.*c.{16}.*)/ & ~/(.*d.{15})/"
 SETTLE = 15.0  # seconds for connections to be gone
 
 
@@ -55,16 +55,6 @@ class Standing:
     resident_mb: float
 
 
-class Score:
-    def __init__(self) -> None:
-        self.seen: Counter[str] = Counter()
-        self.faults: list[str] = []
-
-    def fault(self, what: str) -> None:
-        self.seen["FAULT"] += 1
-        self.faults.append(what)
-
-
 class Client:
     def __init__(self, session: aiohttp.ClientSession, url: str, seed: int, score: Score) -> None:
         self.session = session
@@ -77,7 +67,7 @@ class Client:
         acts: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (6, self.chat), (4, self.complete), (8, self.carry_on), (3, self.search), (4, self.hang_up),
             (3, self.extract), (1, self.embed), (2, self.nonsense), (2, self.tidy), (1, self.upload),
-            (2, self.idle_connection), (1, self.count_tokens),
+            (2, self.idle_connection), (1, self.count_tokens), (3, self.structured), (1, self.bomb),
         ]  # fmt: skip
         while time.monotonic() < end:
             act = self.draw.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
@@ -174,6 +164,20 @@ class Client:
         )
         await self.generate("/v1/completions", {"prompt": self.words(5), "catalogue": name, "max_tokens": None})
 
+    async def structured(self) -> None:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}}
+        schema |= {"required": ["a", "b"], "additionalProperties": False}
+        rule = self.draw.choice([{"json": schema}, {"regex": "[a-f]{1,30}"}, {"choice": ["yes", "no"]}])
+        await self.generate("/v1/completions", {"prompt": self.words(5), "structured_outputs": rule})
+
+    async def bomb(self) -> None:
+        """A grammar that would take for ever to compile. Now and then: it takes seconds until it is given up."""
+        if self.draw.random() < 0.03:
+            rule = {"grammar": BOMB % self.draw.randrange(14, 18)}
+            await self.take(
+                self.session.post(f"{self.url}/v1/completions", json={"prompt": "a", "structured_outputs": rule})
+            )
+
     async def idle_connection(self) -> None:
         where = urlsplit(self.url)
         _, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -214,8 +218,7 @@ class Client:
             body: bytes = await answer.read()
             if answer.status == 200:
                 return body
-        found = re.search(rb'"code":"(\w+)"', body)
-        code = found[1].decode() if found else ""
+        code = code_of(body.decode(errors="replace"))
         self.score.seen[f"{answer.status} {code}"] += 1
         beyond = code in ("continuation_index_out_of_range", "context_length_exceeded")
         if code not in FINE.get(answer.status, ()) and not beyond and answer.status not in also:
@@ -227,35 +230,17 @@ class Client:
 
 
 async def standing(session: aiohttp.ClientSession, url: str) -> Standing:
-    async with session.get(f"{url}/metrics") as answer:
-        text = await answer.text()
-
-    def value(name: str) -> float:
-        found = re.search(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-        assert found, name
-        return float(found[1])
-
+    metrics = await metrics_of(session, url)
     return Standing(
-        used_blocks=value("bequest:blocks_used"),
-        used_host_blocks=value("bequest:host_blocks_used"),
-        charged_blocks=value("bequest:retention_charged_blocks"),
-        leases=value("bequest:leases"),
-        running=value("vllm:num_requests_running"),
-        waiting=value("vllm:num_requests_waiting"),
-        descriptors=int(value("process_open_fds")),
-        resident_mb=value("process_resident_memory_bytes") / 2**20,
+        used_blocks=metrics["bequest:blocks_used"],
+        used_host_blocks=metrics["bequest:host_blocks_used"],
+        charged_blocks=metrics["bequest:retention_charged_blocks"],
+        leases=metrics["bequest:leases"],
+        running=metrics["vllm:num_requests_running"],
+        waiting=metrics["vllm:num_requests_waiting"],
+        descriptors=int(metrics["process_open_fds"]),
+        resident_mb=metrics["process_resident_memory_bytes"] / 2**20,
     )
-
-
-async def forget_all(session: aiohttp.ClientSession, url: str) -> None:
-    while True:
-        async with session.get(f"{url}/v1/continuations", params={"limit": 100}) as answer:
-            entries = (await answer.json())["data"]
-        if not entries:
-            break
-        for entry in entries:
-            async with session.delete(f"{url}/v1/continuations/{entry['id']}"):
-                pass
 
 
 async def measured(url: str) -> Standing:
@@ -280,8 +265,7 @@ async def tick(session: aiohttp.ClientSession, url: str) -> None:
         print(f"  {now.resident_mb:.1f} MB, {now.descriptors} descriptors, {now.leases:g} leases", flush=True)
 
 
-async def soak(url: str, minutes: float, clients: int, seed: int) -> tuple[Score, Standing, Standing]:
-    score = Score()
+async def soak(url: str, minutes: float, clients: int, seed: int, score: Score) -> tuple[Standing, Standing]:
     timeout = aiohttp.ClientTimeout(total=None)
     warm_up = min(0.25, minutes / 4)  # whatever is made once is made before the count begins
     before: Standing | None = None
@@ -294,7 +278,7 @@ async def soak(url: str, minutes: float, clients: int, seed: int) -> tuple[Score
             ticking.cancel()
         after = await measured(url)
         before = before or after
-    return score, before, after
+    return before, after
 
 
 def judge(score: Score, before: Standing, after: Standing) -> None:
@@ -308,13 +292,10 @@ def judge(score: Score, before: Standing, after: Standing) -> None:
 def report(score: Score, before: Standing, after: Standing) -> None:
     acts = sum(count for name, count in score.seen.items() if name[0].islower() and name != "aborted")
     print(f"{acts} acts of clients, {score.seen['aborted']} aborted requests, {len(score.faults)} faults")
-    for name, count in sorted(score.seen.items()):
-        print(f"{count:8d}  {name}")
     print(f"{'':>20}{'before':>10}{'after':>10}")
     for name, value in asdict(before).items():
         print(f"{name:>20}{value:>10.1f}{getattr(after, name):>10.1f}")
-    for what in score.faults[:20]:
-        print("FAULT", what)
+    score.show()
 
 
 def main() -> None:
@@ -325,22 +306,19 @@ def main() -> None:
     parser.add_argument("--url", help="of a running server, whose model takes text and 512 tokens")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
+    score = Score()
     with tempfile.TemporaryDirectory() as folder:
-        process, url = None, options.url
-        if url is None:
-            process, url = start_server(write_model("llama-tiny", Path(folder) / "model"))
+        server = None if options.url else Server(Path(folder))
+        url = options.url if server is None else server.url
         try:
-            score, before, after = asyncio.run(soak(url, options.minutes, options.clients, options.seed))
-            judge(score, before, after)
+            before, after = asyncio.run(soak(url, options.minutes, options.clients, options.seed, score))
         except aiohttp.ClientError as error:
-            log = (Path(folder) / "server.log").read_text()[-2000:] if process is not None else ""
+            log = server.last_lines if server is not None else ""
             raise SystemExit(f"FAULT the server is gone: {error}\n{log}") from None
         finally:
-            if process is not None:
-                process.terminate()
-                code = process.wait(60)
-        if process is not None and code != 0:
-            score.fault(f"the server ended with {code}: " + (Path(folder) / "server.log").read_text()[-2000:])
+            if server is not None:
+                server.end(score)
+    judge(score, before, after)
     report(score, before, after)
     if options.json:
         figures = {"seen": score.seen, "faults": score.faults, "before": asdict(before), "after": asdict(after)}

@@ -351,10 +351,14 @@ def cuda_embedding(
     hidden: int,
     stream: int,
 ) -> None: ...
-def cuda_copy(to: int, from_: int, bytes: int, stream: int) -> None: ...
 def cuda_copy_blocks(
     cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
 ) -> None: ...
+def cuda_late_copy(flag: int, value: int, source: int, destination: int, num_bytes: int, stream: int) -> None: ...
+def cuda_publish(flag: int, value: int) -> None: ...
+def cuda_copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> None:
+    """Between pinned host memory and the device's, or inside it; asynchronous."""
+
 def cuda_swap_blocks(
     source: int,
     source_blocks: int,
@@ -559,6 +563,14 @@ class BlockTable:
     def __len__(self) -> int:
         """num_blocks."""
 
+class BeamEpochs:
+    """The BlockEpochs of several ended beams, not yet made objects."""
+
+    def num_left(self, pool: BlockPool) -> int:
+        """Of all beams together: how many at the beginning of each still hold what they held."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, beam: int) -> BlockEpochs: ...
+
 class BeamTables:
     """The block tables of a group of beams, which step together; beam i of len() has number i."""
 
@@ -573,8 +585,18 @@ class BeamTables:
     def fork(self, beam: int) -> BlockTable:
         """A table that shares the beam's blocks."""
     def blocks(self, beam: int) -> list[int]: ...
+    def end(self, rows: npt.NDArray[np.int32]) -> int:
+        """Beams that end share the blocks of the running ones they came from, and keep them: those of rows[i] at place
+        `first` + i, where `first` is returned."""
+    def take_ended(self, place: int) -> BlockTable:
+        """The table of an ended beam, which is not here any more then."""
+    def epochs(self, places: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]) -> BeamEpochs:
+        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i]; a place of -(r + 1) is
+        running beam r."""
+    def ended_blocks(self) -> list[list[int]]:
+        """Of each place; empty where the table was taken."""
     def free(self) -> None:
-        """There are no beams afterwards."""
+        """There are no beams afterwards, running or ended."""
     def __len__(self) -> int: ...
 
 def count_distinct_blocks(tables: Sequence[BlockTable]) -> int:

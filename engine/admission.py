@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from engine.encoder import check_encoder
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.hidden import HiddenStatesParams, select_positions
+from engine.pace import Pace
 from engine.scheduler import Scheduler
 from engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
 
 
-def check_admissible(request: Request, info: ModelInfo, scheduler: Scheduler, max_queued: int) -> None:
-    """Raises the EngineError that says why not."""
+def check_admissible(
+    request: Request, info: ModelInfo, scheduler: Scheduler, max_queued: int, pace: Pace, now: float
+) -> None:
+    """Raises the EngineError that says why not. `pace` is that of requests of its kind."""
     check_encoder(request.encoder, info.encoder)
     params = request.params
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
@@ -27,31 +32,35 @@ def check_admissible(request: Request, info: ModelInfo, scheduler: Scheduler, ma
         raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
     if request.hidden_states is not None:
         _check_hidden_states(request, request.hidden_states, info)
-    _check_queue(request, scheduler, max_queued)
+    _check_queue(request, scheduler, max_queued, pace, now)
 
 
 def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: ModelInfo) -> None:
-    if max(wanted.layers) > info.num_layers:
+    most = info.num_layers_of(wanted.stack)
+    if max(wanted.layers) > most:
+        stack = "model" if info.encoder is None else wanted.stack
         raise InvalidRequest(
-            f"Layer {max(wanted.layers)} is not there: this model has the layers 0 to {info.num_layers}.",
+            f"Layer {max(wanted.layers)} is not there: this {stack} has the layers 0 to {most}.",
             param="layers",
-            details={"num_layers": info.num_layers},
+            details={"num_layers": most},
         )
-    if request.extracts:
-        if request.params.n > 1:
-            raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
-        select_positions(wanted.positions, len(request.prompt_token_ids))
+    if request.extracts and request.params.n > 1:
+        raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
+    if request.extracts or request.states_of_encoder:
+        select_positions(wanted.positions, request.states_lens[0])
 
 
-def _check_queue(request: Request, scheduler: Scheduler, max_queued: int) -> None:
+def _check_queue(request: Request, scheduler: Scheduler, max_queued: int, pace: Pace, now: float) -> None:
     """Extractions and generations do not take each other's places."""
     if request.extracts:
         kind, queue, most = "extractions", scheduler.extractions.waiting, scheduler.limits.extraction.max_queued
     else:
         kind, queue, most = "requests", scheduler.waiting, max_queued
     if not queue.has_room(request.tenant, most):
+        seconds = math.ceil(pace.seconds_to_try_again(most, now))
         raise QueueFull(
-            f"The server's queue is full ({most} waiting {kind}); try again later.", details={"max_queued": most}
+            f"The server's queue is full ({most} waiting {kind}); try again in {seconds} s.",
+            details={"max_queued": most, "retry_after": seconds},
         )
 
 

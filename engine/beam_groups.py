@@ -4,7 +4,8 @@ All beams of a group step together, and the group waits for the result of a step
 sequence, the leader, stands for the best of them: it has that beam's tokens and all beams' counts, while the blocks of
 all beams lie in `group.beams` from the first result on. When beams change places, tables are forked: whole blocks by
 reference, and the partly filled last one is copied by whoever writes to it first. A beam that has ended keeps its
-blocks until the search is over, since the best ones become the group's choices, which others may continue from.
+blocks until the search is over, since the best ones become the group's choices, which others may continue from. They
+become sequences only where there is more to do for each: a lease to hold, hidden states to compute.
 
 A group that has to give way starts again from its prompt: its search is short, and its result the same.
 """
@@ -13,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from engine._C import BeamTables
+from engine.beam_answers import BeamAnswer
 from engine.beams import BeamSearch, Finished, Turn
 from engine.capture import capture_of
 from engine.outputs import ChoiceOutput
+from engine.records import KeptBeams
 from engine.sequence import Group, Sequence, Status
 
 
@@ -32,10 +37,12 @@ def keep_ended(group: Group, turn: Turn) -> None:
     """Beams that ended in this step share the blocks of those they came from; those they displaced give theirs back."""
     beams = group.beams
     assert beams is not None
-    for ended in turn.finished:
-        group.ended_beams[ended] = beams.fork(ended.blocks_of)
+    if turn.finished:
+        first = beams.end(np.asarray([ended.blocks_of for ended in turn.finished], np.int32))
+        for place, ended in enumerate(turn.finished, first):
+            ended.place = place
     for dropped in turn.dropped:
-        group.ended_beams.pop(dropped).free()
+        beams.take_ended(dropped.place).free()
 
 
 def take_over(group: Group) -> None:
@@ -70,26 +77,39 @@ def drop_beams(group: Group) -> None:
         group.beams = None
 
 
-def release_ended(group: Group) -> None:
-    for table in group.ended_beams.values():
-        table.free()
-    group.ended_beams.clear()
+def ends_as_one(group: Group) -> bool:
+    """Whether the answer can be kept and delivered without a sequence for each of its choices."""
+    leased = group.record is not None and group.record.ttl is not None
+    return not leased and group.request.hidden_states is None
 
 
-def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequence]:
+def estates_of(group: Group, answer: BeamAnswer) -> KeptBeams:
+    """What the beams of an answer leave to those who continue from them."""
+    leader = group.sequences[0]
+    assert group.beams is not None
+    prompt = leader.tokens.fork()
+    prompt.truncate(leader.num_prompt)
+    computed = [leader.num_prompt + beam.length - 1 for beam in answer.beams]
+    # Those that ended in the last step have no tables of their own.
+    places = [-(beam.blocks_of + 1) if beam.place < 0 else beam.place for beam in answer.beams]
+    epochs = group.beams.epochs(np.asarray(places, np.int32), np.asarray(computed, np.int32))
+    return KeptBeams(prompt, leader.salt, answer.token_ids, answer.num_shown, epochs)
+
+
+def choices_of(group: Group, answer: BeamAnswer) -> list[Sequence]:
     """The best beams as the complete choices of the group, best first."""
     leader = group.sequences[0]
     leader.tokens.truncate(leader.num_prompt)
+    assert group.beams is not None
     choices: list[Sequence] = []
-    best = search.best()
-    for index, (ended, generated) in enumerate(zip(best, search.tokens_of(best), strict=True)):
+    for index, (ended, generated) in enumerate(zip(answer.beams, answer.token_ids, strict=True)):
         tokens = leader.tokens.fork(generated)
-        output = _output(leader.output, index, search, ended, generated, deadline)
+        output = _output(leader.output, index, answer, ended, generated)
         choice = Sequence(
             group,
             index,
             tokens,
-            group.ended_beams.pop(ended),
+            group.beams.take_ended(ended.place),
             leader.salt,
             output,
             num_computed=len(tokens) - 1,
@@ -98,22 +118,17 @@ def choices_of(group: Group, search: BeamSearch, deadline: bool) -> list[Sequenc
         choice.num_output = len(generated)
         choice.planned_len = len(tokens)
         # Beams that were given up on the way have states that nobody wants: those of the best are computed at the end.
-        choice.capture = choices[0].capture.sibling() if choices and choices[0].capture else capture_of(group.request)
+        # An encoder's are all the same, and may be here already.
+        first = choices[0].capture if choices else leader.capture
+        choice.capture = capture_of(group.request) if first is None else first.sibling()
         choices.append(choice)
     return choices
 
 
-def _output(
-    first: ChoiceOutput, index: int, search: BeamSearch, ended: Finished, tokens: list[int], deadline: bool
-) -> ChoiceOutput:
-    params = search.params
-    stopped = ended.token in search.stop_token_ids
-    hides_last = stopped and not params.include_stop_str_in_output
-    logprobs = None if params.logprobs is None else search.logprobs_of(ended)
-    output = first.whole_sibling(index, tokens, len(tokens) - hides_last, logprobs)
+def _output(first: ChoiceOutput, index: int, answer: BeamAnswer, ended: Finished, token_ids: list[int]) -> ChoiceOutput:
+    search = answer.search
+    logprobs = None if search.params.logprobs is None else search.logprobs_of(ended)
+    output = first.whole_sibling(index, token_ids, answer.num_shown[index], logprobs)
     output.set_beam(ended.score, ended.beam_score)
-    if stopped:
-        output.finish("stop", ended.token if ended.token in params.stop_token_ids else None)
-    else:
-        output.finish("length", "deadline" if deadline else None)
+    output.finish(*answer.end_of(ended))
     return output

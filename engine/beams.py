@@ -44,6 +44,7 @@ class Finished:
     top: Alternatives  # likewise
     score: float  # summed log-probability
     beam_score: float  # with the length penalty
+    place: int = -1  # of its blocks among those of ended beams (BeamTables), when it has joined
 
 
 @dataclass(frozen=True, slots=True)

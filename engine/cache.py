@@ -17,7 +17,7 @@ from typing import get_args
 
 from engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from engine.cross import CrossPlace, CrossTables, write_encoder
-from engine.encoder import EncoderSpec
+from engine.encoder import Slots
 from engine.leases import Leases
 from engine.records import KeptChoice, Record
 from engine.sequence import Group, Sequence, Status
@@ -40,6 +40,10 @@ class Placement:
     def needed(self) -> int:
         """Device blocks that are missing."""
         return self.missing + (0 if self.cross is None else self.cross.needed)
+
+    @property
+    def runs_encoder(self) -> bool:
+        return self.cross is not None and self.cross.runs_encoder
 
     def lost_cross(self, sequence: Sequence) -> bool:
         """The choice that kept the cross table of its group has dropped it since."""
@@ -139,8 +143,8 @@ class KvCache:
         found = self.cross.find(sequence.salt)
         return CrossPlace(encoder, BlockTable(self.pool) if found is None else found, None, self.pool.block_size)
 
-    def settle(self, placement: Placement, sequence: Sequence) -> list[EncoderSpec]:
-        """Gives the sequence its beginning; what is on the host moves. Returns the encoder that has to run, if any.
+    def settle(self, placement: Placement, sequence: Sequence) -> Slots | None:
+        """Gives the sequence its beginning; what is on the host moves. Returns the slots that its encoder has to fill.
 
         REQUIRES: `needed` blocks are free.
         """
@@ -164,8 +168,8 @@ class KvCache:
         elif moving:
             self._swap_in(moving)
         if cross is None or not cross.runs_encoder:
-            return []
-        return [write_encoder(cross.encoder, cross.table, self.pool.block_size)]
+            return None
+        return write_encoder(cross.encoder, cross.table, self.pool.block_size)
 
     def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
         """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,
@@ -177,8 +181,9 @@ class KvCache:
 
     def release_cross(self, group: Group) -> None:
         """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
-        keeps = any(s.status is Status.WAITING and len(s.table) for s in group.sequences)
-        if group.cross is None or group.runs or keeps:
+        if group.cross is None or group.runs:
+            return
+        if any(s.status is Status.WAITING and len(s.table) for s in group.sequences):
             return
         self.cross.let_go(group.cross)
         group.cross = None

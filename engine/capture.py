@@ -148,11 +148,50 @@ class Capture:
         )
 
 
+class EncoderCapture(Capture):
+    """Of an encoder's states, which all choices of a request have in common. All is known when it begins; runs of the
+    encoder bring it, and chunks of the decoder nothing. A run that fills cross blocks brings what there is room for."""
+
+    def sibling(self) -> Capture:
+        return self
+
+    def most_tokens(self, begin: int, count: int, num_rows: int) -> int:
+        return count
+
+    def plan(self, begin: int, end: int, num_rows: int) -> Indices | None:
+        return None
+
+    def plan_run(self, num_rows: int) -> Indices | None:
+        """Takes note that a run of the encoder stores what is missing, as far as there is room."""
+        positions = np.flatnonzero(self._missing(0, self._length))[: num_rows // self.num_layers]
+        if not len(positions):
+            return None
+        self._planned[positions] = True
+        return positions
+
+    @property
+    def covers_last(self) -> bool:
+        return False
+
+    @property
+    def goal_len(self) -> int:
+        return 0
+
+    def num_owed(self, end: int | None = None) -> int:
+        """An encoder reads the whole input, or nothing."""
+        return self._length if self._missing(0, self._length).any() else 0
+
+    def owed_runs(self, end: int) -> Iterator[tuple[int, int]]:
+        return iter(())
+
+
 def capture_of(request: Request) -> Capture | None:
     """Of the first choice of a request; None: it wants no hidden states. Raises InvalidRequest."""
     if request.hidden_states is None:
         return None
-    return Capture(request.hidden_states, len(request.prompt_token_ids), request.params.max_tokens)
+    if request.states_of_encoder:
+        return EncoderCapture(request.hidden_states, *request.states_lens)
+    return Capture(request.hidden_states, *request.states_lens)
 
 
 def _mask_of(layers: tuple[int, ...]) -> npt.NDArray[np.uint64]:

@@ -1,6 +1,7 @@
 """Catalogues: sets of items, each a sequence of tokens, as prefix trees: what may follow the tokens chosen so far.
 
-Built on the host, once, and immutable; any thread may read one. No torch: the server makes them from uploads.
+Built on the host, once, and immutable but for the note that it is `retired`; any thread may read one. No torch: the
+server makes them from uploads.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ class Catalogue:
     Error on an empty item or set, on tokens outside [0, vocab_size) and on tokens behind padding. Releases the GIL.
     """
 
-    __slots__ = ("_tree", "depth")
+    __slots__ = ("_tree", "depth", "retired")
 
     def __init__(self, items: IntArray, vocab_size: int, num_threads: int = 1) -> None:
         num_items, width = items.shape
         assert items.dtype == np.int32 and items.flags.c_contiguous, (items.dtype, items.strides)
         self._tree = _C.Catalogue(_address(items), 0, num_items, width, vocab_size, num_threads)
         self.depth = _depth(self._tree.first_child)  # tokens of the longest item
+        self.retired = False  # no request will name it any more
 
     @classmethod
     def from_ragged(
@@ -55,6 +57,7 @@ class Catalogue:
         num_items = offsets.size - 1
         catalogue._tree = _C.Catalogue(_address(tokens), _address(offsets), num_items, 0, vocab_size, num_threads)
         catalogue.depth = _depth(catalogue._tree.first_child)
+        catalogue.retired = False
         return catalogue
 
     @property

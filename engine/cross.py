@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from engine._C import BlockPool, BlockTable
-from engine.encoder import EncoderInput, EncoderSpec
+from engine.encoder import EncoderInput, Slots
 from engine.types import Source
 
 
@@ -133,14 +132,14 @@ class CrossPlace:
             self.table.free()
 
 
-def write_encoder(encoder: EncoderInput, table: BlockTable, block_size: int) -> EncoderSpec:
-    """The run that fills an empty table. REQUIRES: its blocks are free"""
+def write_encoder(encoder: EncoderInput, table: BlockTable, block_size: int) -> Slots:
+    """What a run of the encoder fills of an empty table. REQUIRES: its blocks are free"""
     copies = table.try_prepare_write(0, encoder.length)
     assert copies == [], "the blocks were counted"
-    return EncoderSpec(encoder, slots_of(table, encoder.length, block_size))
+    return slots_of(table, encoder.length, block_size)
 
 
-def slots_of(table: BlockTable, length: int, block_size: int) -> npt.NDArray[np.int64]:
+def slots_of(table: BlockTable, length: int, block_size: int) -> Slots:
     """[length]: where positions [0, length) of a resident table live."""
     blocks = np.asarray(table.blocks, dtype=np.int64)
     return (blocks[:, None] * block_size + np.arange(block_size)).ravel()[:length]

@@ -27,18 +27,24 @@ class Probe:
 
 
 class DeviceThread:
-    """Runs a Runner. `on_result` and `on_failure` are called on the event loop, results in the order of the plans."""
+    """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
+    `on_arrival` before that, on the thread that has the result."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
+        on_arrival: Callable[[StepResult], None],
         on_result: Callable[[StepResult], None],
+        on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        """`on_computed`: the device is done with the oldest step, whose result takes a while to read."""
         self._runner = runner
         self._loop = loop
+        self._on_arrival = on_arrival
         self._on_result = on_result
+        self._on_computed = on_computed
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
@@ -67,7 +73,7 @@ class DeviceThread:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._post(self._on_result, step)
+                    self._arrived(step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -82,10 +88,17 @@ class DeviceThread:
             while (step := self._launched.get()) is not None:
                 if isinstance(step, Probe):
                     self._post(step.passed, None)
-                else:
-                    self._post(self._on_result, step.wait())
+                    continue
+                if step.slow_to_read:
+                    step.wait_computed()
+                    self._post(self._on_computed, None)
+                self._arrived(step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
+
+    def _arrived(self, result: StepResult) -> None:
+        self._on_arrival(result)
+        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

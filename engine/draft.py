@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.cross import CrossPlace
-from engine.encoder import EncoderSpec
+from engine.capture import EncoderCapture
+from engine.encoder import EncoderInput, EncoderSpec, Slots
 from engine.extraction import ExtractionLimits
 from engine.sequence import Sequence
-from engine.step import Chunk
+from engine.step import Chunk, EncoderRun
 from engine.types import MAX_BEAM_WIDTH
 
 
@@ -48,16 +48,44 @@ class Draft:
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    num_beams: int = 0
+    num_beams: int = 0  # of the step, no more than the widest group may have
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
-    encoders: list[EncoderSpec] = field(default_factory=list)
+    encoders: list[EncoderRun] = field(default_factory=list)
+    overdrawn: int = 0  # positions that encoders read for their states alone, beyond what was left of the budget
 
-    def takes_encoder(self, cross: CrossPlace | None, most: int) -> bool:
+    def takes_encoder(self, encoder: EncoderInput | None, limits: SchedulerLimits) -> bool:
         """Whether an encoder that has to run still fits the step's own budget for them."""
-        if cross is None or not cross.runs_encoder or not self.encoders:
+        if encoder is None or not self.encoders:
             return True
-        return sum(spec.input.length for spec in self.encoders) + cross.encoder.length <= most
+        length = sum(run.spec.input.length for run in self.encoders) + encoder.length
+        return length <= limits.max_num_encoder_tokens and len(self.encoders) < limits.max_num_seqs
+
+    def add_encoder(self, sequence: Sequence, slots: Slots | None) -> None:
+        """Runs the encoder of a sequence, which fills `slots`, with its hidden states if they are wanted."""
+        capture, tapped, group = sequence.capture, None, sequence.group
+        if isinstance(capture, EncoderCapture):
+            tapped = capture.plan_run(self.state_rows)
+            self.state_rows -= 0 if tapped is None else len(tapped) * capture.num_layers
+        assert group.request.encoder is not None
+        self.encoders.append(EncoderRun(group, EncoderSpec(group.request.encoder, slots), tapped))
+
+    def read_encoder(self, sequence: Sequence, limits: SchedulerLimits) -> bool:
+        """Runs it for the states that the sequence is owed, if there is room. A run is not cut: it may overdraw."""
+        capture = sequence.capture
+        assert isinstance(capture, EncoderCapture)
+        length = capture.num_owed()
+        if not length or self.state_rows < capture.num_layers:
+            return False
+        if not self.takes_encoder(sequence.group.request.encoder, limits):
+            return False
+        self.add_encoder(sequence, None)
+        self.used.add(sequence)
+        self.overdrawn += max(0, length - self.budget)
+        self.budget = max(0, self.budget - length)
+        sequence.group.states_tokens += length
+        sequence.group.account.served += length
+        return True
 
     def add(self, sequence: Sequence, begin: int, count: int, read_only: bool = False) -> None:
         """The sequence computes positions [begin, begin + count), with the hidden states that are wanted of them."""
@@ -70,6 +98,7 @@ class Draft:
         self.chunks.append(Chunk(sequence, begin, count, tapped, read_only))
         self.used.add(sequence)
         self.budget -= count
+        self.num_beams += sequence.group.search is not None  # the first of a group: it may be ranked in this step
         sequence.group.account.served += count
 
     def add_beams(self, leader: Sequence, num_beams: int) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from engine.errors import ContextLengthExceeded, InvalidRequest
 
 Features = npt.NDArray[np.float32]
+Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class EncoderInfo:
     num_mels: int = 0  # of audio
     num_frames: int = 0  # of audio: a whole window
     frames_per_position: int = 1  # of audio
+    num_layers: int = 0  # of the encoder
 
     def decoder_prompt(self, token_ids: Iterable[int] | None) -> tuple[int, ...]:
         """The tokens with the start token before them, unless it is there; None: the model's default."""
@@ -135,4 +137,4 @@ class EncoderSpec:
     """One run of the encoder in a step: the cross keys and values of position i go to `slots[i]` of every layer."""
 
     input: EncoderInput
-    slots: npt.NDArray[np.int64]  # [input.length]
+    slots: Slots | None  # [input.length]; None: it runs for its hidden states alone

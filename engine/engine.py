@@ -32,6 +32,7 @@ from engine.hidden_values import ExtractedStates
 from engine.mask_maker import MaskMaker
 from engine.observation import EngineLoad, Observer
 from engine.outputs import ChoiceOutput
+from engine.pace import Pace
 from engine.results import apply_result
 from engine.retention import Retention, Settlement
 from engine.salt import salt_of
@@ -75,13 +76,15 @@ class AsyncEngine:
         self._seed = seed
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._device = DeviceThread(runner, self._loop, self._on_result, self._die)
-        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._masks = MaskMaker()
+        self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
+        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
+        self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
+        self._paces = {extracts: Pace() for extracts in (False, True)}
         self._deadlines: list[tuple[float, str]] = []  # heap
         self._timer: asyncio.TimerHandle | None = None
         self._pump_pending = False
@@ -104,7 +107,8 @@ class AsyncEngine:
             raise EngineDead("The engine has failed and this server is restarting.")
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
-        check_admissible(request, self.info, self.scheduler, self._max_queued)
+        pace = self._paces[request.extracts]
+        check_admissible(request, self.info, self.scheduler, self._max_queued, pace, self._clock())
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
         self._charge_for_states(group)
@@ -271,14 +275,17 @@ class AsyncEngine:
 
     def _launch_steps(self) -> None:
         while len(self._launched) < self._depth:
-            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > 0)
+            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > self._num_computed)
             if launch is None:
                 return
             self._launched.append(launch)
+            self._masks.add(launch)
             self._device.launch(launch.plan)
             self._watchdog.launched()
-            self._masks.add(launch)
-            self._masks.ask()
+
+    def _on_computed(self, _: None) -> None:
+        self._num_computed += 1
+        self._pump()
 
     def _on_result(self, result: StepResult) -> None:
         if self.state == "dead" or self._stopped:
@@ -286,15 +293,14 @@ class AsyncEngine:
         try:
             now = self._clock()
             launch = self._launched.popleft()
+            self._num_computed = max(0, self._num_computed - 1)
             self._watchdog.returned(len(self._launched))
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
-            self._masks.ask()  # the device may be waiting for them
             self._launch_steps()
             for group, error in applied.failed:
                 self._fail(group, error)
-            self._masks.ask()
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)
@@ -307,7 +313,7 @@ class AsyncEngine:
         if group.request.output is OutputMode.FINAL and not group.finished:
             return
         first = not group.delivered
-        choices = tuple([d for s in group.sequences if (d := s.output.take(first)) is not None])
+        choices = group.take_deltas(first)
         finished = group.finished
         if not choices and not finished:
             return
@@ -321,8 +327,7 @@ class AsyncEngine:
         settlement, states = Settlement(), None
         if finished:
             states = self._take_states(group)
-            cut = any(s.output.finish_reason == "length" for s in group.sequences)
-            settlement = self._close(group, "length" if cut else "stop")
+            settlement = self._close(group, "length" if group.cut_short else "stop")
         delta = Delta(
             group.request.id,
             choices,
@@ -387,6 +392,7 @@ class AsyncEngine:
         if settlement.retained is not None:
             self._arm_timer()
         del self._groups[group.request.id]
+        self._paces[group.request.extracts].departed(self._clock())
         if not self._groups:
             self._idle.set()
         if self.observer is not None:

@@ -56,6 +56,8 @@ class InvalidAudio(InvalidRequest):
 
 
 class QueueFull(EngineError):
+    """details: max_queued, retry_after (seconds)"""
+
     code = "queue_full"
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from engine.errors import AnswerTooLarge, QueueFull
 from engine.fairness import FairQueue
-from engine.hidden import most_positions
 from engine.hidden_values import ITEM_BYTES
 from engine.sequence import Group, Sequence
 from engine.types import ModelInfo, Request
@@ -47,13 +46,14 @@ class ShareOfTokens:
 
     def due(self, most: int) -> int:
         """Tokens of the next step that are theirs."""
-        return min(int(self._credit), most)
+        return max(0, min(int(self._credit), most))
 
     def settle(self, generated: int, extracted: int, most: int) -> None:
         """A step of `most` tokens has so many of each. What cannot be used does not pile up: it would come as one large
-        step, for which the streams of the generations would have to wait."""
+        step, for which the streams of the generations would have to wait. An encoder's run, which is not cut, may leave
+        a debt."""
         credit = self._credit + self._rate * generated - extracted
-        self._credit = min(max(0.0, credit), max(1.0, self._share * most))
+        self._credit = min(credit, max(1.0, self._share * most))
 
     def forget(self) -> None:
         """Nobody wants any."""
@@ -87,12 +87,11 @@ class Extractions:
         run."""
         generated = most - draft.budget - extracted
         if generated == 0 and alone:
-            before = draft.budget
-            draft.budget = max(0, min(before, (self.limits.max_step_tokens or most) - extracted))
-            allowed = draft.budget
+            draft.budget = max(0, min(draft.budget, (self.limits.max_step_tokens or most) - extracted))
             fill(draft)
-            extracted += allowed - draft.budget
-        self._share.settle(generated, extracted, most)
+            self._share.forget()  # what nobody else could have used is no debt
+        else:
+            self._share.settle(generated, extracted + draft.overdrawn, most)
         if not extracting and not len(self.waiting):
             self._share.forget()
 
@@ -131,10 +130,10 @@ class StatesMemory:
 
     def check(self, request: Request, info: ModelInfo) -> int:
         """The most bytes that the request can come to hold. Raises AnswerTooLarge."""
-        wanted, params = request.hidden_states, request.params
+        wanted = request.hidden_states
         if wanted is None:
             return 0
-        rows = params.n * most_positions(wanted, len(request.prompt_token_ids), params.max_tokens)
+        rows = request.most_states
         needed = rows * len(wanted.tapped_layers) * info.hidden_size * ITEM_BYTES[info.states_dtype]
         most = min(self._limits.max_request_bytes, self._limits.max_bytes)
         if needed > most:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 import llguidance
 import numpy as np
+import numpy.typing as npt
 from llguidance.gbnf_to_lark import any_to_lark
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from engine.text.tokenizer import Tokenizer
 from engine.types import IntArray
@@ -34,7 +35,7 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-_MOST_THREADS = 8
+_MOST_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ def _native(tokenizer: Tokenizer, face: _Face) -> llguidance.LLTokenizer | None:
         return None
     special = frozenset(face.special_token_ids)
     for token, spelled in enumerate(face.tokens):
-        if token in special:
+        # Those without a spelling too: many a model has more rows than its tokenizer has tokens.
+        if token in special or not spelled:
             if not native.is_special_token(token):
                 return None
         # A byte 0xFF is how it marks special tokens.
@@ -169,46 +171,74 @@ def lark_of_any(text: str) -> str:
 
 
 class GrammarMatcher:
-    """One sequence. `num_given` is the event loop's: how many of its tokens were handed to the mask thread."""
+    """One sequence's. The event loop counts what is sampled for it; the rest is the mask thread's."""
 
-    __slots__ = ("_ends", "handle", "num_given")
+    __slots__ = ("_ends", "_num_sampled", "ended", "failed", "handle", "num_seen")
 
     def __init__(self, handle: llguidance.LLMatcher, end_token_ids: tuple[int, ...]) -> None:
         self.handle = handle
         self._ends = end_token_ids
-        self.num_given = 0
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        # An end token ends the sequence: what is sampled behind it, nobody looks at.
-        tokens = [token for token in token_ids if token not in self._ends]
-        if tokens:
-            self.handle.consume_tokens(tokens)
+        self._num_sampled = 0
+        self.num_seen = 0  # of its tokens, by the mask thread
+        self.ended = False  # nobody looks at what is sampled from now on
+        self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into
 
     @property
-    def error(self) -> str | None:
-        """Why it cannot go on: a limit that its grammar ran into."""
-        return _first_line(self.handle.get_error()) or None
+    def done(self) -> bool:
+        return self.ended or self.failed is not None
+
+    def count_sampling(self) -> int:
+        """A step is launched that samples for it; how many did before."""
+        self._num_sampled += 1
+        return self._num_sampled - 1
+
+    def ends_with(self, token: int) -> bool:
+        return token in self._ends
+
+    def allow_every_end(self, mask: npt.NDArray[np.uint32]) -> None:
+        """llguidance knows of one end token: where that may come, the others may."""
+        first, *others = self._ends
+        if others and mask[first // 32] >> (first % 32) & 1:
+            for token in others:
+                mask[token // 32] |= np.uint32(1 << token % 32)
 
 
 class GrammarMasks:
-    """Fills masks, several matchers at a time. Belongs to the mask thread."""
+    """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
 
-    def __init__(self) -> None:
-        self._threads = llguidance.LLExecutor(max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1)))
+    def __init__(self, num_threads: int) -> None:
+        self._threads = llguidance.LLExecutor(num_threads)
 
-    def fill(self, rows: Sequence[tuple[int, GrammarMatcher]], masks: IntArray) -> None:
-        if not rows:
-            return
-        fill_next_token_bitmask_par(self._threads, [(matcher.handle, row) for row, matcher in rows], masks)
+    def advance(self, sampled: Sequence[tuple[GrammarMatcher, int | None]]) -> None:
+        """By a token each; None: nothing could be sampled."""
+        moves = []
+        for matcher, token in sampled:
+            matcher.num_seen += 1
+            if token is None or matcher.ends_with(token):
+                matcher.ended = True
+            elif not matcher.done:
+                moves.append((matcher.handle, token))
+        if moves:
+            consume_token_par(self._threads, moves)  # one call: each hands the interpreter over, and has to get it back
+
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
+        """`masks` [len(matchers), words]."""
+        live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.done]
+        if live:
+            fill_next_token_bitmask_par(self._threads, live, masks)
         words = masks.view(np.uint32)
-        for row, matcher in rows:
-            if matcher.handle.is_error():
-                words[row] = 0
-                continue
-            first, *others = matcher._ends
-            if words[row, first // 32] >> (first % 32) & 1:
-                for token in others:
-                    words[row, token // 32] |= np.uint32(1 << token % 32)
+        for row, matcher in enumerate(matchers):
+            if not matcher.done and matcher.handle.is_error():
+                matcher.failed = _first_line(matcher.handle.get_error())
+            if matcher.done:
+                words[row] = 0 if matcher.failed is not None else 0xFFFFFFFF
+            else:
+                matcher.allow_every_end(words[row])
+
+
+def mask_threads() -> int:
+    """How many make the masks of a step."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1))
 
 
 def _serialised(source: GrammarSource) -> str:

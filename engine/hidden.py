@@ -2,9 +2,10 @@
 
 Layers are numbered as in Hugging Face's `output_hidden_states`: 0 is the embedding's output, i the output of block i,
 and L, the number of blocks, the last one's after the final norm. Positions are token indices of a whole sequence, of
-prompt and completion. What comes back is in engine/hidden_values.py.
+prompt and completion, or of what an encoder reads. What comes back is in engine/hidden_values.py.
 
-Dims: T tokens of a step, R tapped tokens, P positions of an answer, K layers that were asked for, H hidden size.
+Dims: T tokens of a step, E positions of its encoders, R tapped tokens, P positions of an answer, K layers that were
+asked for, H hidden size.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from engine.errors import InvalidRequest
 
 Pooling = Literal["none", "mean", "last"]
+Stack = Literal["decoder", "encoder"]
 StatesDType = Literal["float32", "bfloat16", "float16"]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -45,7 +47,7 @@ class HiddenStatesParams:
 
     With max_tokens 0 the request is an extraction, and `positions` count in its prompt. Of a generation they count in
     the sampled tokens, or with `include_prompt` in the prompt and these; positions that the completion did not come to
-    are left out.
+    are left out. Those of an encoder's stack count in what it reads, with and without a generation.
     """
 
     layers: tuple[int, ...]  # in [0, L], as the answer has them
@@ -53,8 +55,10 @@ class HiddenStatesParams:
     pooling: Pooling = "none"  # over the positions; "last": the last one of them
     dtype: StatesDType | None = None  # None: as the model computes them
     include_prompt: bool = False
+    stack: Stack = "decoder"  # of an encoder-decoder model: whose layers
 
     def __post_init__(self) -> None:
+        assert self.stack == "decoder" or not self.include_prompt
         assert self.layers and all(0 <= layer < MOST_LAYERS for layer in self.layers)
         assert self.positions, "at least one position"
 
@@ -142,6 +146,19 @@ class TapSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderTap:
+    """R positions of one encoder input whose states are wanted: rows [R, layers] from `first_row` on."""
+
+    tokens: Indices  # [R] in [0, E), of the packed inputs of the step
+    layers: tuple[int, ...]  # of the encoder, ascending
+    first_row: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) * len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
 class StepTaps:
     """Where the states of a step's tokens go: token t's layers, ascending, into rows from `rows[t]` on."""
 
@@ -149,13 +166,15 @@ class StepTaps:
     layers: npt.NDArray[np.uint64]  # [T, 2] bit i: layer i is wanted
     num_rows: int
     specs: tuple[TapSpec, ...]  # rows are numbered in their order, without gaps
+    encoders: tuple[EncoderTap, ...] = ()  # their rows follow
 
     def split(self, ring: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
-        """The rows [num_rows, H] of each spec as [R, layers, H]."""
+        """The rows [num_rows, H] of each spec, then of each encoder, as [R, layers, H]."""
         parts, first = [], 0
-        for spec in self.specs:
-            end = first + len(spec.tokens) * spec.num_layers
-            parts.append(ring[first:end].reshape(len(spec.tokens), spec.num_layers, ring.shape[1]))
+        counts = [(len(spec.tokens), spec.num_layers) for spec in self.specs]
+        for num_tokens, num_layers in counts + [(len(tap.tokens), len(tap.layers)) for tap in self.encoders]:
+            end = first + num_tokens * num_layers
+            parts.append(ring[first:end].reshape(num_tokens, num_layers, ring.shape[1]))
             first = end
         return tuple(parts)
 

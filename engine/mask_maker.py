@@ -1,96 +1,130 @@
-"""Who makes the masks of launched steps: asked by the event loop, made on a thread of its own (engine/masks.py).
+"""Who makes the masks of launched steps (engine/masks.py), on a thread of its own.
 
-A step's masks can be made when the tokens before them are known: at once for rows whose last token was applied, else
-when the step before it comes back, which is when the device begins with this one. The mask thread then has the time of
-a forward pass. It owns every matcher; the event loop hands over tokens, and looks inside only when a row has failed.
+A step's masks can be made when the tokens before them are known: at once for rows that have sampled nothing yet, else
+when the step before it comes back, which is when the device begins with this one. So results come here straight from
+the thread that gets them, before the event loop sees them: the masks are made in the time of a forward pass, whatever
+the event loop does meanwhile. The mask thread owns every matcher; of the event loop it learns which steps there are.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import sys
-import time
+import threading
 from collections import deque
-from collections.abc import Sequence as Items
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.grammar import GrammarMasks, GrammarMatcher
+from engine.grammar import GrammarMasks, GrammarMatcher, mask_threads
 from engine.masks import StepMasks, mask_words
-from engine.sequence import Sequence, Status
 from engine.step import Launch
+from engine.types import IntArray, StepResult
 
 log = logging.getLogger("bequest.engine")
 
-_SWITCH_SECONDS = 1e-4
+# From the result of a step to the sampling of the next the interpreter changes hands several times.
+_SWITCH_SECONDS = 2e-5
+_TURNS = 4  # steps whose masks may be in use or in the making at once
 
-# A matcher and the tokens it has not seen; None: the sequence has ended, and nobody will look at what is sampled.
-_Row = tuple[GrammarMatcher, list[int]] | None
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A launched step: its masks, and for each of their rows the matcher and how many tokens it has to have seen."""
+
+    masks: StepMasks
+    rows: tuple[tuple[GrammarMatcher, int], ...]
+
+    @property
+    def ready(self) -> bool:
+        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    step: _Step
+    result: StepResult
 
 
 class MaskMaker:
-    """All methods are called on the event loop."""
+    """`add` and `stop` are called on the event loop, `take` by whoever gets the results."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bequest-masks")
-        self._filler: GrammarMasks | None = None  # made when the first grammar comes
-        self._unasked: deque[Launch] = deque()
-        self._asked: deque[StepMasks] = deque()
+        self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
+        self._work: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started when the first grammar comes
 
     def add(self, launch: Launch) -> None:
-        """A step was launched; it is the last one."""
-        if launch.plan.masks is not None:
-            self._unasked.append(launch)
+        """A step is about to be launched; it is the last one."""
+        masks = launch.plan.masks
+        if masks is None:
+            return
+        step = self._launched[launch.plan.step] = _Step(masks, tuple((m, m.count_sampling()) for m in launch.masked))
+        if self._thread is None:
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+            self._thread = threading.Thread(target=_Worker(self._work).run, name="bequest-masks", daemon=True)
+            self._thread.start()
+        self._work.put(step)
 
-    def ask(self) -> None:
-        """Has the masks made of the steps whose tokens have become known."""
-        while self._unasked and _is_known(self._unasked[0]):
-            launch = self._unasked.popleft()
-            masks = launch.plan.masks
-            assert masks is not None
-            while self._asked and self._asked[0].filled:
-                self._asked.popleft()
-            self._asked.append(masks)
-            self._thread.submit(self._make, masks, [_row_of(sequence) for sequence, _ in launch.masked])
-            time.sleep(0)  # lets the mask thread have the interpreter at once: the device is further than this loop
+    def take(self, result: StepResult) -> None:
+        """A step has come back. Any thread; in the order of the steps."""
+        step = self._launched.pop(result.step, None)
+        if step is not None:
+            self._work.put(_Returned(step, result))
 
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        for masks in [*self._asked, *(launch.plan.masks for launch in self._unasked)]:
-            if masks is not None:
-                masks.abandon()
-        self._unasked.clear()
-        self._asked.clear()
+        self._work.put(None)
+        for step in list(self._launched.values()):
+            step.masks.abandon()
+        self._launched.clear()
 
-    def _make(self, masks: StepMasks, rows: Items[_Row]) -> None:
-        filled = np.full((masks.num_rows, mask_words(masks.vocab_size)), -1, np.int32)
+
+class _Worker:
+    """The mask thread."""
+
+    def __init__(self, work: queue.SimpleQueue[_Step | _Returned | None]) -> None:
+        self._work = work
+        self._filler = GrammarMasks(mask_threads())
+        self._due: deque[_Step] = deque()  # whose masks are not made, in the order of the steps
+        self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
+
+    def run(self) -> None:
+        while (item := self._work.get()) is not None:
+            if isinstance(item, _Step):
+                self._due.append(item)
+            else:
+                self._advance(item)
+            while self._due and self._due[0].ready:
+                self._make(self._due.popleft())
+
+    def _advance(self, returned: _Returned) -> None:
+        masks, result = returned.step.masks, returned.result
+        part = slice(masks.first_sample, masks.first_sample + masks.num_rows)
+        sampled = zip(returned.step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
         try:
-            live = [(index, row[0]) for index, row in enumerate(rows) if row is not None]
-            for matcher, tokens in filter(None, rows):
-                matcher.advance(tokens)
-            if self._filler is None:
-                # From the result of a step to the masks of the next the interpreter changes hands three times.
-                sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-                self._filler = GrammarMasks()
-            self._filler.fill(live, filled)
+            self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
+        except Exception as error:
+            log.exception("matchers could not be moved; their requests fail")
+            for matcher, _ in returned.step.rows:
+                matcher.failed = repr(error)
+
+    def _make(self, step: _Step) -> None:
+        masks = step.masks
+        place = masks.place
+        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size)) if place is None else place
+        try:
+            self._filler.fill([matcher for matcher, _ in step.rows], filled)
         except Exception:
             log.exception("token masks could not be made; the constrained requests of the step fail")
-            filled = np.zeros_like(filled)
+            filled[:] = 0
         masks.fill(filled)
 
-
-def _is_known(launch: Launch) -> bool:
-    """Whether every token before those that the step samples has been applied, or does not matter any more."""
-    return all(s.status is Status.FINISHED or len(s.tokens) >= position for s, position in launch.masked)
-
-
-def _row_of(sequence: Sequence) -> _Row:
-    matcher = sequence.matcher
-    if sequence.status is Status.FINISHED:
-        return None
-    assert matcher is not None
-    tokens = list(sequence.tokens[sequence.num_prompt + matcher.num_given :])
-    matcher.num_given += len(tokens)
-    return matcher, tokens
+    def _buffer(self, num_rows: int, words: int) -> IntArray:
+        """Memory that was touched before: new pages would take longer than the masks."""
+        buffer = self._buffers.popleft() if len(self._buffers) == _TURNS else None
+        if buffer is None or buffer.shape[0] < num_rows or buffer.shape[1] != words:
+            buffer = np.empty((num_rows, words), np.int32)
+        self._buffers.append(buffer)
+        return buffer[:num_rows]

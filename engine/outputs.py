@@ -64,11 +64,14 @@ class ChoiceOutput:
         sibling._num_tokens = len(token_ids)
         sibling._tokens = token_ids
         sibling._num_shown = num_shown
-        if self._decoder is not None:
-            sibling._text.append(self._decoder.whole(token_ids[:num_shown]))
+        sibling._text += self.texts_of([token_ids[:num_shown]])
         if sibling._logprobs is not None and logprobs is not None:
             sibling._logprobs = logprobs
         return sibling
+
+    def texts_of(self, answers: list[list[int]]) -> list[str]:
+        """Of whole answers to the request; all empty without a tokenizer. REQUIRES: as `whole_sibling`"""
+        return [""] * len(answers) if self._decoder is None else self._decoder.wholes(answers)
 
     def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:
         """Takes one sampled token; `shown` is false for an end token that has no text.

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.cross import CrossTable
 from engine.encoder import EncoderInput
 from engine.sequence import Group, Sequence, Status
@@ -89,6 +89,37 @@ class KeptChoice:
         return self.epochs.num_held(pool)
 
 
+@dataclass(slots=True, eq=False)
+class KeptBeams:
+    """The estates of the beams of an answer, before anybody looks at one of them."""
+
+    prompt: TokenList
+    salt: bytes
+    token_ids: list[list[int]]  # of each beam, behind the prompt
+    num_shown: list[int]  # likewise, how many of them have text
+    epochs: BeamEpochs  # of the blocks of all but the last token
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all beams; the prompt counts once."""
+        return len(self.prompt) + sum(map(len, self.token_ids))
+
+    def choices(self) -> dict[int, KeptChoice]:
+        num_prompt = len(self.prompt)
+        return {
+            index: KeptChoice(
+                tokens=self.prompt.fork(token_ids),
+                num_prompt=num_prompt,
+                shown_len=num_prompt + num_shown,
+                computed=num_prompt + len(token_ids) - 1,
+                salt=self.salt,
+                table=None,
+                epochs=self.epochs[index],
+            )
+            for index, (token_ids, num_shown) in enumerate(zip(self.token_ids, self.num_shown, strict=True))
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class LiveChoice:
     """The estate of a choice that runs: its sequence's own. A step in flight has computed what it will have written.
@@ -145,7 +176,8 @@ class Record:
     discount: int = 0  # blocks it shares with its parent, whose lease pays for them
     cross_discount: int = 0  # the same of its cross table
     lost: str | None = None  # why it was not leased after all
-    kept: dict[int, KeptChoice] = field(default_factory=dict)
+    kept_beams: KeptBeams | None = None  # instead of kept choices, until somebody asks for those
+    _kept: dict[int, KeptChoice] = field(default_factory=dict)
     cross: CrossTable | None = None  # of a lease, for all choices
     expires_at: float | None = None  # of a lease, on the engine's clock
     expires_at_wall: float | None = None
@@ -159,6 +191,26 @@ class Record:
     @property
     def leased(self) -> bool:
         return self.expires_at is not None
+
+    @property
+    def kept(self) -> dict[int, KeptChoice]:
+        """The choices that have ended, by number."""
+        if self.kept_beams is not None:
+            self._kept, self.kept_beams = self.kept_beams.choices(), None
+        return self._kept
+
+    @property
+    def holds_nothing(self) -> bool:
+        """It has ended without a computed token or a sampled one."""
+        return self.kept_beams is None and not any(
+            kept.computed or len(kept.tokens) > kept.num_prompt for kept in self._kept.values()
+        )
+
+    def num_left_blocks(self, pool: BlockPool) -> int:
+        """Of all ended choices: blocks that are still there, counted as often as there are choices that have them."""
+        if self.kept_beams is not None:
+            return self.kept_beams.epochs.num_left(pool)
+        return sum(kept.num_left(pool) for kept in self._kept.values())
 
     @contextmanager
     def on_end(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -200,6 +252,8 @@ class Record:
     @property
     def num_tokens(self) -> int:
         """Of all choices; their common prompt counts once."""
+        if self.kept_beams is not None:
+            return self.kept_beams.num_tokens
         estates = self.estates()
         if not estates:
             return 0
@@ -210,7 +264,7 @@ class Record:
             return "running"
         if self.leased:
             return "leased"
-        return "warm" if any(kept.num_left(pool) for kept in self.kept.values()) else "tokens"
+        return "warm" if self.num_left_blocks(pool) else "tokens"
 
     def as_parent(self) -> Parent:
         return Parent(

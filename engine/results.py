@@ -76,11 +76,17 @@ def apply_result(
                 sequence.output.finish("length", None)
                 scheduler.finish(sequence)
             moved[group] = None
-    for (sequence, positions), values in zip(launch.tapped, result.states, strict=True):
+    num_tapped = len(launch.tapped)
+    for (sequence, positions), values in zip(launch.tapped, result.states[:num_tapped], strict=True):
         if sequence.status is not Status.FINISHED and sequence.group not in failed:
             _receive_states(scheduler, sequence, positions, values)
             if sequence.group.finished:
                 moved[sequence.group] = None
+    for (group, positions), values in zip(launch.encoded, result.states[num_tapped:], strict=True):
+        if not group.closed and group not in failed:
+            _receive_encoder_states(scheduler, group, positions, values)
+            if group.finished:
+                moved[group] = None
     return Applied(tuple(moved), tuple(failed.items()), tuple(first), tuple(inter))
 
 
@@ -88,15 +94,30 @@ def _receive_states(scheduler: Scheduler, sequence: Sequence, positions: Indices
     assert sequence.capture is not None
     sequence.capture.receive(positions, values)
     if sequence.capture.complete:
-        if sequence.output.finish_reason is None:  # an extraction has no other end
-            sequence.output.finish("length", None)
-        scheduler.finish(sequence)
+        _finish_owing(scheduler, sequence)
+
+
+def _receive_encoder_states(scheduler: Scheduler, group: Group, positions: Indices, values: StatesArray) -> None:
+    """All its choices have them in common; those that have ended meanwhile have waited for these alone."""
+    capture = group.sequences[0].capture
+    assert capture is not None
+    capture.receive(positions, values)
+    if capture.complete:
+        for sequence in group.sequences:
+            if sequence.owing:
+                _finish_owing(scheduler, sequence)
+
+
+def _finish_owing(scheduler: Scheduler, sequence: Sequence) -> None:
+    if sequence.output.finish_reason is None:  # an extraction has no other end
+        sequence.output.finish("length", None)
+    scheduler.finish(sequence)
 
 
 def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
     params = sequence.group.request.params
-    if sequence.matcher is not None and (why := sequence.matcher.error) is not None:
+    if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
         return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     narrow = params.allowed_token_ids is not None or params.grammar is not None

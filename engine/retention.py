@@ -18,7 +18,7 @@ from engine.cross import CrossTables
 from engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from engine.leases import OPEN_ENDED_TOKENS, Leases
 from engine.observation import GradeLoad
-from engine.records import KeptChoice, Record
+from engine.records import KeptBeams, KeptChoice, Record
 from engine.sequence import Group, Sequence
 from engine.types import Grade, RecordEntry, Request, Retained
 
@@ -85,7 +85,7 @@ class Retention:
             total = totals[record.grade(self._pool)]
             total[0] += 1
             total[1] += record.num_tokens
-            total[2] += sum(kept.num_left(self._pool) for kept in record.kept.values())
+            total[2] += record.num_left_blocks(self._pool)
         return {grade: GradeLoad(*total) for grade, total in totals.items()}
 
     # --- while a request runs ------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Retention:
         """
         request = group.request
         parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
-        if request.keep_record:
+        if request.keep_record and not request.encodes_only:  # of those nothing is left that could go on
             self._check_name(request)
             record = Record(
                 id=request.id,
@@ -156,6 +156,12 @@ class Retention:
         else:
             table.free()
 
+    def keep_beams(self, group: Group, beams: KeptBeams) -> None:
+        """A search that has no lease has ended. Its blocks are not held here."""
+        record = group.record
+        if record is not None and not record.gone and not record.failed:
+            record.kept_beams = beams
+
     def close(self, group: Group, complete: bool, now: float) -> Settlement:
         """The group has ended, `complete` or not: its lease is granted, or given up. Idempotent."""
         record, group.record = group.record, None
@@ -169,9 +175,7 @@ class Retention:
             retained = self.leases.grant(record, now)
         else:
             self.leases.give_up(record, "the request did not finish")
-        record.failed = record.failed or not any(
-            kept.computed or len(kept.tokens) > kept.num_prompt for kept in record.kept.values()
-        )
+        record.failed = record.failed or record.holds_nothing
         if not record.gone and retained is None:
             self._add_other(record)
         for wake in record.waiters:

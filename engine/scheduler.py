@@ -21,13 +21,15 @@ from functools import partial
 
 from engine import beam_groups
 from engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from engine.beam_answers import BeamAnswer
 from engine.beams import Alternatives, BeamSearch, Turn
-from engine.cache import KvCache, Placement
-from engine.capture import capture_of
+from engine.cache import KvCache
+from engine.capture import EncoderCapture, capture_of
 from engine.draft import Draft, SchedulerLimits
 from engine.extraction import Extractions
 from engine.fairness import Account, FairQueue, turn
 from engine.outputs import ChoiceOutput
+from engine.placing import Placer
 from engine.retention import Retention
 from engine.salt import salt_of
 from engine.sampler_rows import SamplerRows
@@ -49,7 +51,7 @@ class Scheduler:
         self.extractions = Extractions(limits.extraction)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
-        self._swapped: dict[Sequence, None] = {}  # waiting, with blocks on the host; shared ones stayed on the device
+        self._placer = Placer(cache)
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class Scheduler:
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
             group.search = beam_groups.start_search(group, self._eos)
-        else:
+        if request.params.beams is None or request.states_of_encoder:
             leader.capture = capture_of(request)
         leader.begin()
         if request.extracts:
@@ -107,7 +109,7 @@ class Scheduler:
             self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
             self._queue_of(sequence).drop(sequence)
-            self._swapped.pop(sequence, None)
+            self._placer.forget(sequence)
         self._rows.release(sequence)
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
@@ -128,7 +130,6 @@ class Scheduler:
         """Ends every sequence of a group: finish, abort, failure, timeout and disconnect all come here."""
         group.closed = True
         self.extractions.release_memory(group)
-        beam_groups.release_ended(group)
         beam_groups.keep_best(group)
         for sequence in group.sequences:
             self.finish(sequence)
@@ -161,7 +162,7 @@ class Scheduler:
         alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
         self.extractions.end(draft, fill, extracted, most=most, alone=alone, extracting=bool(extracting))
         self.cache.end_plan()
-        if not draft.chunks:
+        if not draft.chunks and not draft.encoders:
             return None
         moves = BlockMoves(*self.cache.take_swaps(), draft.copies)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
@@ -188,13 +189,22 @@ class Scheduler:
         self._take_turn(group, group.search, group.search.cut(), deadline=True)
 
     def _take_turn(self, group: Group, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
-        beam_groups.keep_ended(group, turn)
         if not turn.done:
+            beam_groups.keep_ended(group, turn)
             beam_groups.reorder(group, search, turn)
             return
-        choices = beam_groups.choices_of(group, search, deadline)
+        answer = BeamAnswer(search, deadline)
+        group.search = None
+        if answer.beams and beam_groups.ends_as_one(group):
+            self.retention.keep_beams(group, beam_groups.estates_of(group, answer))
+            self._drop_search(group)
+            group.answer, group.num_finished = answer, 1
+            self.cache.release_cross(group)
+            return
+        beam_groups.keep_ended(group, turn)
+        choices = beam_groups.choices_of(group, answer)
         self._drop_search(group)
-        group.sequences, group.search = choices, None
+        group.sequences = choices
         self._running.update(dict.fromkeys(choices))
         for choice in choices:
             self.end(choice)
@@ -234,6 +244,8 @@ class Scheduler:
 
     def _schedule_chunk(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""
+        if sequence.group.search is not None and draft.num_beams >= MAX_BEAM_WIDTH:
+            return False  # as many as a step ranks
         if sequence.group.beams is not None:
             return self._schedule_beams(draft, sequence, sequence.group.beams)
         if sequence.owing:
@@ -267,6 +279,8 @@ class Scheduler:
         The first come first: for their blocks the sequence itself may have to give way.
         """
         capture, num_there = sequence.capture, min(sequence.num_computed, sequence.planned_len)
+        if isinstance(capture, EncoderCapture):
+            return draft.read_encoder(sequence, self.limits)
         assert capture is not None
         count = min(capture.goal_len - sequence.num_computed, draft.budget)
         if count > 0 and draft.state_rows >= capture.num_layers and len(draft.chunks) < self.limits.max_chunks:
@@ -281,10 +295,7 @@ class Scheduler:
         return sequence in draft.used
 
     def _schedule_beams(self, draft: Draft, leader: Sequence, beams: BeamTables) -> bool:
-        """Gives every beam of a group its next token, or none; one wider than the budget has a step to itself.
-
-        A step ranks no more beams than the widest group may have; others are in the next, which is planned meanwhile.
-        """
+        """Gives every beam of a group its next token, or none; one wider than what is left has a step to itself."""
         if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
         position = leader.num_computed
@@ -313,12 +324,10 @@ class Scheduler:
         if sequence.group.search is not None and sequence.group.forked:
             self._restart(sequence.group)
             return True
-        if self.cache.try_swap_out(sequence):
-            self._swapped[sequence] = None
-        elif sequence.may_owe_blocks:
-            return False
-        else:
-            self._drop_blocks(sequence)
+        if not self._placer.swap_out(sequence):
+            if sequence.may_owe_blocks:
+                return False
+            self._placer.drop_blocks(sequence)
         del self._running[sequence]
         self._rows.release(sequence)
         self._enqueue(sequence)
@@ -330,7 +339,8 @@ class Scheduler:
         first = group.sequences[0]
         self._drop_search(group)
         prompt = TokenList(group.request.prompt_token_ids)
-        group.sequences = [Sequence(group, 0, prompt, BlockTable(self.pool, first.salt), first.salt, first.output)]
+        table = BlockTable(self.pool, first.salt)
+        group.sequences = [Sequence(group, 0, prompt, table, first.salt, first.output, capture=first.capture)]
         group.search, group.forked = beam_groups.start_search(group, self._eos), False
         group.first_token_at = None  # whoever cuts it now gets nothing
         group.sequences[0].begin()
@@ -345,12 +355,6 @@ class Scheduler:
         leader.table.free()
         leader.status = Status.FINISHED
         beam_groups.drop_beams(group)
-        beam_groups.release_ended(group)
-
-    def _drop_blocks(self, sequence: Sequence) -> None:
-        sequence.table.free()
-        sequence.num_computed = 0
-        self.cache.release_cross(sequence.group)
 
     # --- waiting sequences ---------------------------------------------------------------------------------------
 
@@ -402,73 +406,42 @@ class Scheduler:
         return True
 
     def _slots_in_use(self, of_beams: bool) -> int:
-        return sum(_slots_of(s) for s in self._running if (s.group.search is not None) is of_beams)
+        return sum(s.num_slots for s in self._running if (s.group.search is not None) is of_beams)
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
 
         Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
-        if (placement := self._place(sequence)) is None:
+        group = sequence.group
+        if group.request.encodes_only:  # it needs no blocks
+            if not draft.read_encoder(sequence, self.limits):
+                return False
+            self._enter(sequence, draft.now)
+            return True
+        if (placement := self._placer.place(sequence, self._running)) is None:
             return False
-        if not draft.takes_encoder(placement.cross, self.limits.max_num_encoder_tokens):
+        if placement.runs_encoder and not draft.takes_encoder(group.request.encoder, self.limits):
             placement.drop()
             return False
-        self._queue_of(sequence).pop(sequence)
-        self._swapped.pop(sequence, None)
-        sequence.status = Status.RUNNING
-        self._running[sequence] = None
-        group = sequence.group
-        draft.encoders += self.cache.settle(placement, sequence)
         if group.admitted_at is None:
-            group.admitted_at = draft.now
             group.cached_tokens = placement.computed
             group.inheritance = self.cache.report(placement, sequence)
+        self._enter(sequence, draft.now)
+        slots = self.cache.settle(placement, sequence)
+        if slots is not None:
+            draft.add_encoder(sequence, slots)
         scheduled = self._schedule_chunk(draft, sequence)
         placement.release_lender()
         return scheduled
 
-    def _place(self, sequence: Sequence) -> Placement | None:
-        """Where it starts from, with room for it; None if there is none."""
-        placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed + sum(s.group.growth for s in self._running)):
-            return placement
-        if not self._running and self._make_room_alone(placement, sequence):
-            return placement
-        if placement.table is not sequence.table:
-            placement.drop()
-        if self._running or any(s.may_owe_blocks for s in self._swapped):
-            return None
-        return self._place_anew(sequence)
-
-    def _make_room_alone(self, placement: Placement, sequence: Sequence) -> bool:
-        """Alone it must be able to run. Luxuries are then the copy of a partly filled block, unless a lease promises
-        it, and what other waiting sequences left here and on the host when they were swapped out."""
-        if placement.lease is None and self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
-            return True
-        for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence and not other.may_owe_blocks:
-                del self._swapped[other]
-                self._drop_blocks(other)
-                if placement.lost_cross(sequence):
-                    return False
-                if self.cache.make_room(placement.needed):
-                    return True
-        return False
-
-    def _place_anew(self, sequence: Sequence) -> Placement | None:
-        """What it has, or would share, is in the way of leases that should move to the host: they move first."""
-        self._swapped.pop(sequence, None)
-        self._drop_blocks(sequence)
-        cross = self.cache.cross.num_blocks(sequence.group.request.encoder)
-        self.cache.make_room(self.blocks_for(len(sequence.tokens)) + cross)
-        placement = self.cache.place(sequence)
-        if self.cache.make_room(placement.needed):
-            return placement
-        if self.cache.trim(placement, sequence) and self.cache.make_room(placement.needed):
-            return placement
-        placement.drop()
-        return None
+    def _enter(self, sequence: Sequence, now: float) -> None:
+        self._queue_of(sequence).pop(sequence)
+        self._placer.forget(sequence)
+        sequence.status = Status.RUNNING
+        self._running[sequence] = None
+        if sequence.group.admitted_at is None:
+            sequence.group.admitted_at = now
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, or all choices of its group when its prefill ends here and they part ways."""
@@ -481,11 +454,3 @@ class Scheduler:
             group.sequences.append(child)
             self._running[child] = None
         return list(group.sequences)
-
-
-def _slots_of(sequence: Sequence) -> int:
-    """Slots that a running sequence takes; the first of a group takes those that its group is going to need."""
-    group = sequence.group
-    if sequence.extracts or sequence.owing:
-        return 0  # it samples nothing
-    return 1 if group.forked and group.search is None else group.num_slots

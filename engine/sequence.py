@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine._C import BeamTables, BlockTable, TokenList
-from engine.beams import BeamSearch, Finished
+from engine.beam_answers import BeamAnswer
+from engine.beams import BeamSearch
 from engine.capture import Capture
 from engine.cross import CrossTable
 from engine.fairness import Account
 from engine.grammar import GrammarMatcher
 from engine.outputs import ChoiceOutput
-from engine.types import Inheritance, Request, Sink, TokenLogprob
+from engine.types import ChoiceDelta, Inheritance, Request, Sink, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.records import Record
@@ -167,6 +168,13 @@ class Sequence:
         return self.capture.num_owed(num_computed) + max(0, self.capture.goal_len - num_computed)
 
     @property
+    def num_slots(self) -> int:
+        """Running slots it takes; the first of a group takes those that its group is going to need."""
+        if self.extracts or self.owing:
+            return 0  # it samples nothing
+        return 1 if self.group.forked and self.group.search is None else self.group.num_slots
+
+    @property
     def wants_sample(self) -> bool:
         """Whether completing the pending tokens should sample one more."""
         return self.planned_len < self.most_len
@@ -193,7 +201,7 @@ class Group:
     inheritance: Inheritance | None = None  # of a continuation, from its admission on
     search: BeamSearch | None = None  # of beams
     beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
-    ended_beams: dict[Finished, BlockTable] = field(default_factory=dict)
+    answer: BeamAnswer | None = None  # of a search that is over, where its choices are no sequences
     cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     charged_output: int = NEVER  # tokens of each choice that its lease is charged for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # nothing precedes token 0
@@ -217,6 +225,8 @@ class Group:
     @property
     def growth(self) -> int:
         """Blocks that each of its running sequences may need next."""
+        if self.request.encodes_only:
+            return 0
         return 1 if self.beams is None else len(self.beams)
 
     @property
@@ -226,10 +236,24 @@ class Group:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of both prompts, if it has two; audio has no tokens."""
+        """Of both prompts, if it has two and both are read; audio has no tokens."""
         encoder = self.request.encoder
-        return len(self.request.prompt_token_ids) + (0 if encoder is None else len(encoder.token_ids))
+        decoder = 0 if self.request.encodes_only else len(self.request.prompt_token_ids)
+        return decoder + (0 if encoder is None else len(encoder.token_ids))
 
     @property
     def completion_tokens(self) -> int:
-        return sum(s.num_output for s in self.sequences)
+        return sum(s.num_output for s in self.sequences) if self.answer is None else self.answer.num_tokens
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a choice of a finished group ended for its length."""
+        if self.answer is not None:
+            return self.answer.cut_short
+        return any(s.output.finish_reason == "length" for s in self.sequences)
+
+    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+        """What its choices have to deliver now."""
+        if self.answer is not None:
+            return self.answer.deltas(self.sequences[0].output)
+        return tuple([d for s in self.sequences if (d := s.output.take(first)) is not None])

@@ -6,7 +6,7 @@ beam, or in the end of a request that wanted only its prompt computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -15,7 +15,8 @@ import numpy as np
 from engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
 from engine.beams import BeamSearch
 from engine.encoder import EncoderSpec
-from engine.hidden import Indices, StepTaps, TapSpec
+from engine.grammar import GrammarMatcher
+from engine.hidden import EncoderTap, Indices, StepTaps, TapSpec
 from engine.masks import StepMasks
 from engine.sampler_rows import SamplerRows
 from engine.sequence import NO_ROW, Group, Sequence
@@ -47,6 +48,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderRun:
+    """An encoder that runs before the chunks are computed."""
+
+    group: Group
+    spec: EncoderSpec
+    tapped: Indices | None = None  # positions whose hidden states are stored
+
+
+@dataclass(frozen=True, slots=True)
 class BlockMoves:
     """What happens to blocks before the step: (source, destination) pairs."""
 
@@ -66,8 +76,9 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
-    masked: tuple[tuple[Sequence, int], ...] = ()  # as plan.masks, with the position of the sampled token
+    masked: tuple[GrammarMatcher, ...] = ()  # as plan.masks
     tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
+    encoded: tuple[tuple[Group, Indices], ...] = ()  # as plan.taps.encoders, likewise
 
 
 @dataclass(slots=True)
@@ -97,7 +108,7 @@ class StepMaker:
         self._prefix_caching = prefix_caching
         self._step = 0
 
-    def make(self, chunks: list[Chunk], moves: BlockMoves, encoders: list[EncoderSpec], num_preempted: int) -> Launch:
+    def make(self, chunks: list[Chunk], moves: BlockMoves, encoders: list[EncoderRun], num_preempted: int) -> Launch:
         batch = prepare_batch(
             [c.tables for c in chunks],
             [c.sequence.tokens for c in chunks],
@@ -116,6 +127,8 @@ class StepMaker:
         masked = _masked_last(outcome)
         self._step += 1
         cross_tables, cross_lens = _cross_arrays(chunks)
+        runs = sorted(encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
+        read = [run for run in runs if run.tapped is not None]
         beam_tokens = list(chain.from_iterable(outcome.beam_tokens.values()))
         plan = StepPlan(
             step=self._step,
@@ -136,9 +149,9 @@ class StepMaker:
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
-            masks=_masks_of(masked, len(outcome.sampled)),
-            taps=_taps(outcome, len(batch.input_ids)) if outcome.tapped else None,
-            encoders=tuple(encoders),
+            masks=_masks_of(outcome.sampled, len(masked)),
+            taps=_taps(outcome, len(batch.input_ids), runs) if outcome.tapped or read else None,
+            encoders=tuple(run.spec for run in runs),
             cross_tables=cross_tables,
             cross_lens=cross_lens,
         )
@@ -152,6 +165,7 @@ class StepMaker:
             num_preempted,
             masked,
             tuple(outcome.tapped),
+            tuple((run.group, run.tapped) for run in read if run.tapped is not None),
         )
 
     def _conclude(self, outcome: _Outcome, chunk: Chunk, start: int) -> None:
@@ -190,8 +204,8 @@ class StepMaker:
             choice.note_sampling()
 
 
-def _masked_last(outcome: _Outcome) -> tuple[tuple[Sequence, int], ...]:
-    """Moves the samples of rows with a grammar behind the others; returns them with the positions they sample."""
+def _masked_last(outcome: _Outcome) -> tuple[GrammarMatcher, ...]:
+    """Moves the samples of rows with a grammar behind the others; returns their matchers."""
     masked = [s.matcher is not None for s in outcome.sampled]
     if not any(masked):
         return ()
@@ -199,21 +213,20 @@ def _masked_last(outcome: _Outcome) -> tuple[tuple[Sequence, int], ...]:
     outcome.sampled = [outcome.sampled[i] for i in order]
     outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]
     outcome.positions = [outcome.positions[i] for i in order]
-    first = masked.count(False)
-    return tuple(zip(outcome.sampled[first:], outcome.positions[first:], strict=True))
+    return tuple(s.matcher for s in outcome.sampled if s.matcher is not None)
 
 
-def _masks_of(masked: tuple[tuple[Sequence, int], ...], num_sampled: int) -> StepMasks | None:
-    if not masked:
+def _masks_of(sampled: list[Sequence], num_masked: int) -> StepMasks | None:
+    if not num_masked:
         return None
-    grammar = masked[0][0].group.request.params.grammar
+    grammar = sampled[-1].group.request.params.grammar
     assert grammar is not None
-    return StepMasks(num_sampled - len(masked), len(masked), grammar.vocabulary.vocab_size)
+    return StepMasks(len(sampled) - num_masked, num_masked, grammar.vocabulary.vocab_size)
 
 
 def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:
     """[S, MBX] blocks and [S] lengths of what the sequences of an encoder-decoder model attend to."""
-    if chunks[0].sequence.group.request.encoder is None:
+    if not chunks or chunks[0].sequence.group.request.encoder is None:
         return None, None
     tables: list[BlockTable] = []
     lens: list[int] = []
@@ -225,11 +238,14 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
 
 
-def _pairs(pairs: Iterable[tuple[int, int]]) -> IntArray:
-    return np.asarray(list(pairs), dtype=np.int32).reshape(-1, 2)
+_NO_PAIRS = np.empty((0, 2), np.int32)
 
 
-def _taps(outcome: _Outcome, num_tokens: int) -> StepTaps:
+def _pairs(pairs: BlockPairs) -> IntArray:
+    return np.asarray(pairs, dtype=np.int32) if pairs else _NO_PAIRS
+
+
+def _taps(outcome: _Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
     rows = np.full(num_tokens, -1, np.int32)
     layers = np.zeros((num_tokens, 2), np.uint64)
     specs, first = [], 0
@@ -241,7 +257,14 @@ def _taps(outcome: _Outcome, num_tokens: int) -> StepTaps:
         layers[tokens] = sequence.capture.mask
         specs.append(TapSpec(tokens.astype(np.int32), num_layers))
         first = end
-    return StepTaps(rows, layers, first, tuple(specs))
+    encoders, start = [], 0
+    for run in runs:
+        wanted = run.group.request.hidden_states
+        if run.tapped is not None and wanted is not None:
+            encoders.append(EncoderTap(run.tapped + start, wanted.tapped_layers, first))
+            first += encoders[-1].num_rows
+        start += run.spec.input.length
+    return StepTaps(rows, layers, first, tuple(specs), tuple(encoders))
 
 
 def _beam_specs(outcome: _Outcome) -> tuple[BeamSpec, ...]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from engine.encoder import EncoderInfo, EncoderInput, EncoderSpec, TokenRules
 from engine.errors import EngineError
-from engine.hidden import HiddenStatesParams, StatesDType, StepTaps
+from engine.hidden import HiddenStatesParams, Stack, StatesDType, StepTaps, most_positions
 from engine.hidden_values import ExtractedStates, StatesArray
 
 if TYPE_CHECKING:
@@ -147,11 +147,36 @@ class Request:
         assert self.prompt_token_ids, "a prompt has at least one token"
         assert self.keep_record or self.retain is None
         assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
+        assert self.encoder is not None or not self.states_of_encoder
+        assert self.retain is None or not self.encodes_only, "it leaves nothing that could be leased"
 
     @property
     def extracts(self) -> bool:
         """Whether it wants nothing but hidden states: it then has a queue of its own, below generation."""
         return self.hidden_states is not None and self.params.max_tokens == 0
+
+    @property
+    def encodes_only(self) -> bool:
+        """Whether it wants nothing but its encoder's states: its decoder does not run."""
+        return self.extracts and self.states_of_encoder
+
+    @property
+    def states_of_encoder(self) -> bool:
+        return self.hidden_states is not None and self.hidden_states.stack == "encoder"
+
+    @property
+    def states_lens(self) -> tuple[int, int]:
+        """Tokens that positions of hidden states count in: of the prompt, and the most that may be sampled."""
+        if self.states_of_encoder and self.encoder is not None:
+            return self.encoder.length, 0
+        return len(self.prompt_token_ids), self.params.max_tokens
+
+    @property
+    def most_states(self) -> int:
+        """Positions whose states it may come to hold. Choices have those of the encoder in common."""
+        if self.hidden_states is None:
+            return 0
+        return most_positions(self.hidden_states, *self.states_lens) * (1 if self.states_of_encoder else self.params.n)
 
 
 # --- engine → server ---------------------------------------------------------------------------------------------
@@ -387,7 +412,7 @@ class StepResult:
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
     beams: tuple[BeamCandidates, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it
-    states: tuple[StatesArray, ...] = ()  # as plan.taps.specs: [R, layers, H], owned by nobody else
+    states: tuple[StatesArray, ...] = ()  # as plan.taps splits them: [R, layers, H], owned by nobody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,10 +427,18 @@ class BeamCandidates:
 
 
 class PendingStep(Protocol):
-    """A step that is queued on a device."""
+    """A step that is queued on a device. Called from another thread than the one that launched it."""
+
+    @property
+    def slow_to_read(self) -> bool:
+        """Whether reading its results takes so long that the device should not wait for that."""
+        ...
+
+    def wait_computed(self) -> None:
+        """Blocks until the device has done what later steps wait for."""
 
     def wait(self) -> StepResult:
-        """Blocks until it is done. Called once, from another thread than the one that launched it."""
+        """Blocks until it is done. Called once."""
 
 
 class Runner(Protocol):
@@ -431,3 +464,10 @@ class ModelInfo:
     hidden_size: int = 0  # H
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
+
+    def num_layers_of(self, stack: Stack) -> int:
+        """REQUIRES: there is such a stack"""
+        if stack == "decoder":
+            return self.num_layers
+        assert self.encoder is not None
+        return self.encoder.num_layers

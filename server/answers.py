@@ -135,6 +135,7 @@ class HiddenStates(msgspec.Struct, kw_only=True):
     data: list[dict[str, Any]]
     usage: dict[str, Any]
     computed_tokens: int
+    stack: Literal["encoder", "decoder"] | None = None  # of an encoder-decoder model
 
 
 class EmbeddingUsage(msgspec.Struct, kw_only=True):

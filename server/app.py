@@ -154,6 +154,11 @@ class AppRunner(web.AppRunner):
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout)
         self._client_timeout = client_timeout
 
+    @property
+    def busy(self) -> bool:
+        """Whether answers are on their way."""
+        return self.server is not None and any(connection.busy for connection in self.server.connections)  # type: ignore[attr-defined]
+
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return _JsonServer(
@@ -161,6 +166,7 @@ class AppRunner(web.AppRunner):
             request_factory=server.request_factory,
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # server/decoding.py
             client_timeout=self._client_timeout,
         )
 

@@ -49,6 +49,9 @@ def check_head(http: web.BaseRequest, context: Context) -> None:
             "unsupported_media_type",
             f"The Content-Type must be multipart/form-data, not {shown}; with curl use -F file=@speech.wav -F model=….",
         )
+    if (encoding := http.headers.get("Content-Encoding", "identity")) != "identity":
+        message = f"A form must not be compressed (Content-Encoding: {encoding[:100]}); most audio formats are already."
+        raise ApiError(415, "unsupported_media_type", message)
     of_caller(http, _limit(context)).check(http.content_length or 0)
 
 

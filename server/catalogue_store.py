@@ -83,12 +83,16 @@ class CatalogueStore:
         upload.num_bytes = 0
         before = self._catalogues.pop((tenant, catalogue.name), None)
         if before is not None:
-            self.used_bytes -= before.num_bytes
+            self._retire(before)
         self._catalogues[tenant, catalogue.name] = catalogue
 
     def delete(self, tenant: str, name: str) -> None:
-        self.used_bytes -= self.find(tenant, name).num_bytes
+        self._retire(self.find(tenant, name))
         del self._catalogues[tenant, name]
+
+    def _retire(self, catalogue: StoredCatalogue) -> None:
+        self.used_bytes -= catalogue.num_bytes
+        catalogue.tree.retired = True  # devices let go of their copies
 
     @contextmanager
     def uploading(self, announced: int | None) -> Iterator[Upload]:

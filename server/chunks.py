@@ -4,6 +4,7 @@ dump of its text and two joins."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -27,8 +28,14 @@ class Chunks:
         self._head = head
         self._indices = indices
         self._detailed = detailed
-        self._opening = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        self._prefixes = [self._opening + (self.plain_prefix % index).encode() for index in indices]
+
+    @cached_property
+    def _opening(self) -> bytes:
+        return b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+
+    @cached_property
+    def _prefixes(self) -> list[bytes]:
+        return [self._opening + (self.plain_prefix % index).encode() for index in self._indices]
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
         if opening is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from server.constraints import constraint_of
 from server.context import ANSWER_ID, CONTEXT, TENANT, Context
 from server.generated_states import GeneratedStates, generated_states
 from server.generation import (
+    Collector,
     Prompt,
     check_stream_options,
     collect,
@@ -64,7 +66,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     objects = []
     for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
         chunks = CompletionChunks(context, body, head, prompt, index, params.n, report)
-        objects += [chunks.choice(choice, True, result.prompt_logprobs) for _, choice in sorted(result.choices.items())]
+        objects += chunks.whole_choices(result)
     usage = usage_object([result.usage for result in results if result.usage is not None])
     beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
     answer = {**head, "choices": objects, "usage": usage, **beside}
@@ -116,6 +118,24 @@ class CompletionChunks(Chunks):
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
         self._offsets = [0] * n  # of each choice's next token in its text
 
+    def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
+        """All choices of a whole answer. A search has many that tell little: these cost one dict each."""
+        choices = [result.choices[index] for index in sorted(result.choices)]
+        if self._detailed or result.prompt_logprobs is not None or self._body.prompt_logprobs is not None:
+            return [self.choice(choice, True, result.prompt_logprobs) for choice in choices]
+        prompt, indices = self._prompt.text, self._indices
+        return [
+            {
+                "index": indices[choice.index],
+                "text": prompt + choice.text,
+                "logprobs": None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                **_scores(choice),
+            }
+            for choice in choices
+        ]
+
     def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs_: PromptLogprobs) -> dict[str, Any]:
         body = self._body
         shown: dict[str, Any] = {
@@ -126,10 +146,7 @@ class CompletionChunks(Chunks):
         }
         if choice.finish_reason is not None:
             shown["stop_reason"] = choice.stop_reason
-            if choice.cumulative_logprob is not None:
-                shown["cumulative_logprob"] = finite_sum(choice.cumulative_logprob)
-            if choice.beam_score is not None:
-                shown["beam_score"] = finite_sum(choice.beam_score)
+            shown.update(_scores(choice))
         if body.return_token_ids:
             shown["token_ids"] = choice.token_ids
             if first:
@@ -151,3 +168,15 @@ class CompletionChunks(Chunks):
         offset = self._offsets[choice.index]
         self._offsets[choice.index] = offset + sum(map(self._spelling.length, token_ids))
         return completion_logprobs(entries, token_ids, self._body.logprobs, self._spelling, offset)
+
+
+def _scores(choice: ChoiceDelta) -> dict[str, float]:
+    """Of a choice that has ended, where it has any."""
+    total, score = choice.cumulative_logprob, choice.beam_score
+    if total is None:
+        return {}
+    if score is None:
+        return {"cumulative_logprob": finite_sum(total)}
+    if isfinite(total) and isfinite(score):  # nearly always
+        return {"cumulative_logprob": total, "beam_score": score}
+    return {"cumulative_logprob": finite_sum(total), "beam_score": finite_sum(score)}

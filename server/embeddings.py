@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from engine.hidden import HiddenStatesParams, Pooling, Positions
+from engine.hidden import HiddenStatesParams, Pooling, Positions, Stack
 from server import fields
 from server.context import ANSWER_ID, CONTEXT, Context
 from server.errors import invalid
@@ -24,7 +24,8 @@ from server.states_encoding import GAP, Assembled, JsonBody, States
 from server.states_wish import JSON_ENCODINGS, StatesWish, one_of
 from server.wire import EmbeddingsBody, shorten
 
-_POOLINGS: tuple[Pooling, ...] = ("last", "mean")
+# The first is the default: a decoder's last token has seen all others, and of an encoder's each has.
+_POOLINGS: dict[Stack, tuple[Pooling, ...]] = {"decoder": ("last", "mean"), "encoder": ("mean", "last")}
 _FOREIGN_IDS = (
     " Token ids must be this model's own: send text instead (in LangChain: check_embedding_ctx_length=False)."
 )
@@ -37,9 +38,11 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
     info, model = context.engine.info, context.served_name(body.model)
     encoding = one_of(body.encoding_format, JSON_ENCODINGS, "encoding_format")
     length = _length(body.dimensions, info.hidden_size)
-    pooling = one_of(body.pooling, _POOLINGS, "pooling")
+    stack: Stack = "decoder" if info.encoder is None else "encoder"
+    pooling = one_of(body.pooling, _POOLINGS[stack], "pooling")
     positions: Positions = "last" if pooling == "last" else "all"
-    wish = StatesWish(HiddenStatesParams((info.num_layers,), positions, pooling, "float32"), encoding)
+    layers = (info.num_layers_of(stack),)
+    wish = StatesWish(HiddenStatesParams(layers, positions, pooling, "float32", stack=stack), encoding)
     completion = as_completion(body)
     terms = replace(terms_of(context, http, completion, default_tokens=None), keep_record=False)
     prompts = await plain_prompts(context, completion, body.input, "input", _FOREIGN_IDS)

@@ -25,9 +25,16 @@ def check_forms(context: Context, body: CompletionBody, forms: Sequence[Form]) -
                 raise invalid(f"`{param}`: this model has no encoder; send the whole prompt as `prompt`.", param)
         return
     if info.takes == "audio":
+        param = forms[0].prompt.param
         raise invalid(
-            "`prompt`: this model reads audio; send it to /v1/audio/transcriptions or /v1/audio/translations.",
-            forms[0].prompt.param,
+            f"`{param}`: this model reads audio, and this endpoint takes none; send it to /v1/audio/transcriptions or "
+            "/v1/audio/translations.",
+            param,
+        )
+    if body.suffix:
+        raise unsupported(
+            "suffix",
+            "`suffix` cannot be used with an encoder-decoder model, which does not fill in the middle. Leave it out.",
         )
     if body.echo:
         raise unsupported(

@@ -99,7 +99,9 @@ class ApiError(Exception):
 
 def _retry_headers(status: int, code: str, details: Mapping[str, Any]) -> dict[str, str]:
     """OpenAI's client repeats 409, 429 and 5xx: tell it when, or that it would be in vain."""
-    if status == 503 or code in ("queue_full", "rate_limit_exceeded"):
+    if code == "queue_full":
+        return {"Retry-After": str(details.get("retry_after", RETRY_SECONDS))}
+    if status == 503 or code == "rate_limit_exceeded":
         return {"Retry-After": RETRY_SECONDS}
     if code == "request_id_in_use" and details.get("status") == "running":
         return {"Retry-After": RETRY_SECONDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import orjson
@@ -21,7 +22,7 @@ from server.report import report_of
 from server.sending import send_body
 from server.states_encoding import Body, JsonBody, SafetensorsBody, states_object
 from server.states_wish import Encoding, prompt_states
-from server.wire import CompletionBody, HiddenStatesBody, InputBody, PromptField
+from server.wire import CompletionBody, EmbeddingsBody, HiddenStatesBody, PromptField
 
 _MOST_INPUTS = 2048  # OpenAI's limit of embeddings
 NOTHING_SAMPLED = SamplingParams(max_tokens=0, temperature=0.0)
@@ -36,6 +37,10 @@ async def hidden_states(http: web.Request) -> web.StreamResponse:
     completion = as_completion(body)
     terms = terms_of(context, http, completion, default_tokens=None)
     prompts = await completion_prompts(context, terms, completion, "input")
+    if context.engine.info.encoder is not None:
+        head["stack"] = wish.params.stack
+    if wish.params.stack == "encoder":  # of a parent it has the encoder's input alone
+        prompts = [replace(prompt, lineage=None) for prompt in prompts]
     requests = engine_requests(context, completion, answer_id, prompts, NOTHING_SAMPLED, terms, wish)
     headers = fields.ignored_header(ignored)
     async with extracted(context, requests) as results:
@@ -47,7 +52,7 @@ async def hidden_states(http: web.Request) -> web.StreamResponse:
         return await send_body(http, answer, small, "application/octet-stream", headers, context.encoder)
 
 
-def as_completion(body: InputBody) -> CompletionBody:
+def as_completion(body: HiddenStatesBody | EmbeddingsBody) -> CompletionBody:
     """An extraction is a completion that samples nothing: the same fields mean the same."""
     if isinstance(body.input, list) and len(body.input) > _MOST_INPUTS and not isinstance(body.input[0], int):
         count = len(body.input)
@@ -69,7 +74,7 @@ def _body(head: dict[str, Any], request: Request, results: Sequence[Extracted], 
         **report.retained(results[0].delivery),
     }
     if encoding == "safetensors":
-        told = {"id": head["id"], "model": head["model"]}
+        told = {name: value for name, value in head.items() if name != "object"}
         return SafetensorsBody(
             answers, {**told, **{name: orjson.dumps(value).decode() for name, value in beside.items()}}
         )

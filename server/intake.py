@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from server.context import CALLER, CONTEXT, Context
+from server.decoding import Decoder
 from server.errors import ApiError, too_slow
 from server.wire import parse_object
 
@@ -54,26 +56,41 @@ async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[b
     patience = request.app[CONTEXT].config.client_timeout
     clock = asyncio.get_running_loop().time
     due, progress = clock() + patience, 0
+    decoder = Decoder(request.headers.get("Content-Encoding", ""))
     chunks = request.content.iter_any()
     received = 0
+    if request.content.is_eof() and request.content.exception() is None:  # a short one: nobody is waited for
+        data = request.content.read_nowait()
+        limit.check(len(data))
+        if data:
+            yield data
+        return
     while True:
         try:
             async with asyncio.timeout_at(due):
                 data = await anext(chunks)
         except StopAsyncIteration:
-            return
+            break
         except TimeoutError:
             raise too_slow(patience) from None
         except ConnectionError:
             raise
         except Exception as error:
             raise _broken() from error
-        received += len(data)
         progress += len(data)
         if progress >= _PROGRESS_BYTES:
             due, progress = clock() + patience, 0
-        limit.check(received)
-        yield data
+        try:
+            for piece in decoder.feed(data):
+                received += len(piece)
+                limit.check(received)
+                yield piece
+        except zlib.error as error:
+            raise _broken() from error
+    try:
+        decoder.end()
+    except zlib.error as error:
+        raise _broken() from error
 
 
 def _broken() -> ApiError:

@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from server.context import ANSWER_ID, FALLBACK_ID
+from server.log_writer import LineWriter
 from server.names import header_id, new_id
 
 # The request that the running task works for.
@@ -78,7 +79,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineWriter(sys.stderr.fileno())
     handler.addFilter(RequestFilter())
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

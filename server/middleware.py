@@ -14,6 +14,7 @@ from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
 from server.logs import CURRENT, request_id_of
 from server.names import new_id
+from server.noting import note_error
 from server.sending import ReaderStopped
 from server.tracing import route_of
 from server.wire import shorten
@@ -76,9 +77,7 @@ async def _admitted(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def error_response(request: web.Request, error: ApiError) -> web.Response:
-    request.app[CONTEXT].metrics.traffic.on_error(
-        request_id_of(request), f"{request.method} {route_of(request)}", error.status, error.code, error.message
-    )
+    note_error(request, error)
     response = error.response()
     if error.status in (408, 413):
         response.force_close()  # what is left of the body is not worth reading

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from server.errors import ApiError, internal, too_slow
@@ -21,6 +22,7 @@ _log = logging.getLogger("bequest.server")
 # leave what was sent unread or unacknowledged.
 _PROBE_AFTER, _PROBE_EVERY, _UNREAD = 60, 10, 120
 _PROBES = 3
+_MOST_HEAD = 8190  # bytes of a line of the head: aiohttp's own limit
 
 
 class JsonProtocol(RequestHandler):
@@ -47,6 +49,12 @@ class JsonProtocol(RequestHandler):
             self._head_began = True
             if self._head_timer is None:
                 self._await_head()
+
+    @property
+    def busy(self) -> bool:
+        """A request is being answered, or its answer has not left."""
+        unsent = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        return self._current_request is not None or unsent
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_waiting()
@@ -87,13 +95,23 @@ class JsonProtocol(RequestHandler):
             _log.error("request failed (%s)", answer_id, exc_info=exc)
             error = internal(answer_id)
         else:
-            error = ApiError(status, "invalid_value", "The request is not valid HTTP/1.1.")
+            error = _malformed(exc)
             answer_id = new_id("req-")
         response = error.response()
         response.headers["X-Request-Id"] = answer_id
         response.headers["Server"] = "bequest"
         response.force_close()
         return response
+
+
+def _malformed(exc: BaseException | None) -> ApiError:
+    """Of bytes that never became a request."""
+    if isinstance(exc, LineTooLong):
+        message = f"The request's first line, or one of its headers, is longer than {_MOST_HEAD} bytes."
+        return ApiError(431, "request_too_large", message, details={"limit": _MOST_HEAD})
+    told = exc.message if isinstance(exc, BadHttpMessage) else ""
+    reason = told.partition("\n")[0].strip().rstrip(":.")
+    return ApiError(400, "invalid_value", f"The request is not valid HTTP/1.1{': ' * bool(reason)}{reason[:100]}.")
 
 
 def _bound_silence(connection: socket.socket | None) -> None:

@@ -27,6 +27,7 @@ from server.interfaces import EngineLike, TextLike
 from server.keys import KeyRing
 from server.leases import LeaseTimes
 from server.loading import loading_front
+from server.memory import keep_trimmed
 from server.metrics import Metrics
 from server.systemd import Notifier, inherited_socket, keep_informed
 
@@ -36,6 +37,7 @@ _log = logging.getLogger("bequest")
 Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
 
 EXIT_OK, EXIT_FAILED = 0, 1
+_LOOK = 0.02  # seconds between looks whether the last answers have left
 _BACKLOG = 2048  # connections that arrive at once; a refused one costs its client a second
 _GRACE, _HURRY = 10.0, 0.5  # seconds that the device gets for its last steps; it may hang
 _LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
@@ -67,24 +69,27 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         engine.expect_tenants(keys.num_tenants)
         runner = AppRunner(app, client_timeout=config.client_timeout)
         await runner.setup()
-        informing: asyncio.Future[None] | None = None
+        beside: list[asyncio.Future[None]] = []
         code = EXIT_FAILED
         try:
             await web.SockSite(runner, listener, backlog=_BACKLOG).start()
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
             notifier.ready(_status(engine))
-            informing = asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine)))
-            code = await _until_end(engine, keys, notifier, config.drain_timeout)
+            beside.append(asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine))))
+            beside.append(asyncio.ensure_future(keep_trimmed()))
+            code = await _until_end(engine, runner, keys, notifier, config.drain_timeout)
             return code
         finally:
-            if informing is not None:
-                informing.cancel()
+            for task in beside:
+                task.cancel()
             # Tells what still runs, so that its streams end with an error and not with a cut.
             await engine.stop(_GRACE if code == EXIT_OK else _HURRY)
             await runner.cleanup()
 
 
-async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drain_timeout: float) -> int:
+async def _until_end(
+    engine: EngineLike, runner: AppRunner, keys: KeyRing, notifier: Notifier, drain_timeout: float
+) -> int:
     """Waits for a signal or the engine's death, and for what has to follow it."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -99,7 +104,7 @@ async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drai
         if not death.done():
             _log.info("%s: draining for up to %g s", called.result().name, drain_timeout)
             notifier.stopping(f"draining {engine.num_open} requests for up to {drain_timeout:g} s")
-            draining = asyncio.ensure_future(engine.drain(drain_timeout))
+            draining = asyncio.ensure_future(_drain(engine, runner, drain_timeout))
             called = asyncio.ensure_future(signals.get())
             await asyncio.wait({death, called, draining}, return_when=asyncio.FIRST_COMPLETED)
         if death.done():
@@ -111,7 +116,7 @@ async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drai
             _log.info("%s again: ending at once", called.result().name)
             return 128 + called.result()
         assert draining is not None
-        _log.info("drained" if draining.result() else "drain timeout: the requests that still ran were ended")
+        _log.info("drained" if draining.result() else "drain timeout: what was still open was ended")
         return EXIT_OK
     finally:
         for task in (death, called, draining):
@@ -121,6 +126,18 @@ async def _until_end(engine: EngineLike, keys: KeyRing, notifier: Notifier, drai
                     await task
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
+    """Takes no new work, and waits until what was asked for is done and its answers have left; False: not in time."""
+    end = time.monotonic() + seconds
+    if not await engine.drain(seconds):
+        return False
+    while runner.busy:
+        if time.monotonic() >= end:
+            return False
+        await asyncio.sleep(_LOOK)
+    return True
 
 
 def _status(engine: EngineLike) -> str:

@@ -22,6 +22,7 @@ from msgspec import structs
 from engine.types import ChoiceDelta, Delta, TokenLogprob
 from server.errors import ApiError, from_engine, internal
 from server.extraction import release
+from server.noting import note_error
 from server.sending import drained
 from server.states_encoding import Piece
 
@@ -272,6 +273,9 @@ class EventStream:
             self._flush()
             if not self._closed:
                 await self._woken_or_silent()
+        if self._error is not None:
+            note_error(request, self._error)
+            _log.warning("the stream ended with an error: %s: %s", self._error.code, self._error.message)
         # The terminating chunk has been sent with the last event: aiohttp must not send another.
         writer.chunked = False
         await response.write_eof()

@@ -15,6 +15,7 @@ from engine.hidden import (
     Pooling,
     Positions,
     Span,
+    Stack,
     StatesDType,
     most_positions,
     resolve_layers,
@@ -32,6 +33,9 @@ _WHOLE: tuple[Encoding, ...] = ("float", "base64", "safetensors")
 JSON_ENCODINGS: tuple[JsonEncoding, ...] = ("float", "base64")
 _MOST_LAYERS = 1024  # far more than a model has
 _POOLINGS: tuple[Pooling, ...] = ("none", "mean", "last")
+_STACKS: tuple[Stack, ...] = ("encoder", "decoder")
+# Fields of an extraction that mean nothing for an encoder's states, which leave nothing to continue from.
+_OF_THE_DECODER = ("continuation_at", "continuation_choice", "continuation_suffix", "continuation_token_ids", "retain")
 _Name = TypeVar("_Name", bound=str)
 
 
@@ -49,11 +53,44 @@ def completion_states(given: bool | GeneratedStates | None, info: ModelInfo) -> 
     if given is None or given is False:
         return None
     options = GeneratedStates() if given is True else given
-    return _wish(options, info, "return_hidden_states.", JSON_ENCODINGS, bool(options.include_prompt))
+    prefix = "return_hidden_states."
+    stack = _stack(options.stack, info, "decoder", prefix + "stack")
+    if stack == "encoder" and options.include_prompt:
+        name = prefix + "include_prompt"
+        raise invalid(f"`{name}` is of the decoder: positions of the encoder count in what it reads.", name)
+    return _wish(options, info, prefix, JSON_ENCODINGS, bool(options.include_prompt), stack)
 
 
 def prompt_states(body: HiddenStatesBody, info: ModelInfo) -> StatesWish:
-    return _wish(body, info, "", _WHOLE, include_prompt=False)
+    stack = _stack(body.stack, info, _default_stack(body, info), "stack")
+    if stack == "encoder":
+        for name in _OF_THE_DECODER:
+            if getattr(body, name) is not None and getattr(body, name) is not False:
+                raise invalid(f"`{name}` is of the decoder, which does not run for the encoder's states.", name)
+        if body.continuation_of and body.input:
+            raise invalid("`input` would follow in the decoder, whose parent's encoder is asked for.", "input")
+    return _wish(body, info, "", _WHOLE, include_prompt=False, stack=stack)
+
+
+def _default_stack(body: HiddenStatesBody, info: ModelInfo) -> Stack:
+    """A plain input is the encoder's; a decoder prompt, or a parent, means the decoder."""
+    if info.encoder is None or body.continuation_of:
+        return "decoder"
+    items = body.input if isinstance(body.input, list) else [body.input]
+    begun = [isinstance(item, dict) and item.get("decoder_prompt") is not None for item in items]
+    if any(begun) and not all(begun) and body.stack is None:
+        raise invalid(
+            '`stack` is missing: only some of the inputs have a `decoder_prompt`. Send "encoder" or "decoder".',
+            "stack",
+        )
+    return "decoder" if any(begun) else "encoder"
+
+
+def _stack(given: str | None, info: ModelInfo, default: Stack, param: str) -> Stack:
+    stack = default if given is None else one_of(given, _STACKS, param)
+    if stack == "encoder" and info.encoder is None:
+        raise invalid(f'`{param}` is "encoder", but this model has none: leave it out, or send "decoder".', param)
+    return stack
 
 
 def _wish(
@@ -62,6 +99,7 @@ def _wish(
     prefix: str,
     encodings: tuple[Encoding, ...],
     include_prompt: bool,
+    stack: Stack,
 ) -> StatesWish:
     encoding = one_of(options.encoding_format, encodings, prefix + "encoding_format")
     pooling = one_of(options.pooling, _POOLINGS, prefix + "pooling")
@@ -69,10 +107,10 @@ def _wish(
     if options.dtype is not None:
         dtype = one_of(options.dtype, tuple(ITEM_BYTES), prefix + "dtype")
     positions = _positions(options.positions, prefix + "positions")
-    layers = _layers(options.layers, info.num_layers, prefix + "layers")
+    layers = _layers(options.layers, info.num_layers_of(stack), prefix + "layers")
     if encoding == "safetensors":
         layers = tuple(dict.fromkeys(layers))  # tensors are named by their layers, and a name is there once
-    return StatesWish(HiddenStatesParams(layers, positions, pooling, dtype, include_prompt), encoding, prefix)
+    return StatesWish(HiddenStatesParams(layers, positions, pooling, dtype, include_prompt, stack), encoding, prefix)
 
 
 def one_of(given: str | None, names: tuple[_Name, ...], param: str) -> _Name:
@@ -125,12 +163,12 @@ def check_states(wish: StatesWish, requests: Sequence[Request], info: ModelInfo,
     wanted = wish.params
     held = vectors = 0
     for request in requests:
-        num_prompt, params = len(request.prompt_token_ids), request.params
-        _check_positions(wish, num_prompt, params.max_tokens)
+        num_prompt, max_tokens = request.states_lens
+        _check_positions(wish, num_prompt, max_tokens)
         captured = held_bytes(wanted, request, info)
         # Pooled states of inputs are made as soon as they are there, and what they are made of is given back.
         held = max(held, captured) if wanted.pooling != "none" and request.extracts else held + captured
-        vectors += params.n * _answer_vectors(wanted, num_prompt, params.max_tokens)
+        vectors += request.params.n * _answer_vectors(wanted, num_prompt, max_tokens)
     needed = max(held, vectors * info.hidden_size * ITEM_BYTES[wanted.dtype or info.states_dtype])
     if needed > budget:
         raise ApiError(
@@ -146,8 +184,7 @@ def check_states(wish: StatesWish, requests: Sequence[Request], info: ModelInfo,
 
 def held_bytes(wanted: HiddenStatesParams, request: Request, info: ModelInfo) -> int:
     """The most bytes that a request's states take until they are released."""
-    rows = request.params.n * most_positions(wanted, len(request.prompt_token_ids), request.params.max_tokens)
-    return rows * len(wanted.tapped_layers) * info.hidden_size * ITEM_BYTES[info.states_dtype]
+    return request.most_states * len(wanted.tapped_layers) * info.hidden_size * ITEM_BYTES[info.states_dtype]
 
 
 def _answer_vectors(params: HiddenStatesParams, num_prompt: int, max_tokens: int) -> int:

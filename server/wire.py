@@ -36,6 +36,7 @@ class GeneratedStates(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     encoding_format: str | None = None
     include_prompt: bool | None = None
+    stack: str | None = None
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +155,6 @@ class InputBody(msgspec.Struct, frozen=True, kw_only=True):
     """What the endpoints have in common that compute prompts and generate nothing."""
 
     model: str | None = None
-    input: InputField | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
@@ -168,6 +168,8 @@ class InputBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HiddenStatesBody(InputBody, frozen=True, kw_only=True):
+    input: PromptField | None = None
+    stack: str | None = None
     layers: LayersField | None = None
     positions: PositionsField | None = None
     pooling: str | None = None
@@ -186,6 +188,7 @@ class HiddenStatesBody(InputBody, frozen=True, kw_only=True):
 
 
 class EmbeddingsBody(InputBody, frozen=True, kw_only=True):
+    input: InputField | None = None
     encoding_format: str | None = None
     dimensions: int | None = None
     pooling: str | None = None

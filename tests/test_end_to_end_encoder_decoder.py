@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+import torch
 
 from tests.engine.test_encoder_decoder_models import save_model
 from tests.test_end_to_end import QUESTION, Server
+from tests.tiny_encoder_decoders import make_encoder_decoder
 
 TEXT = "Once upon a time"
 
@@ -90,3 +93,33 @@ def test_there_is_no_chat(server: Server) -> None:
     model = server.client().models.list().data[0].id
     with pytest.raises(openai.BadRequestError, match="/v1/completions"):
         server.client().chat.completions.create(model=model, messages=QUESTION)  # type: ignore[arg-type]
+
+
+def test_hidden_states_and_embeddings_are_those_of_transformers(server: Server) -> None:
+    reference = make_encoder_decoder("bart")
+    ids = complete(server, max_tokens=1).choices[0].encoder_prompt_token_ids
+    with torch.no_grad():
+        found = reference(
+            torch.tensor([ids]), decoder_input_ids=torch.tensor([[2, 0, 9]]), output_hidden_states=True, use_cache=False
+        )
+    encoder = torch.stack(found.encoder_hidden_states)[:, 0].numpy()  # [L + 1, positions, H]
+    decoder = torch.stack(found.decoder_hidden_states)[:, 0].numpy()
+    pair = {"encoder_prompt": TEXT, "decoder_prompt": [2, 0, 9]}
+    for given, expected in ((TEXT, encoder), (pair, decoder)):
+        body = {"input": given, "layers": "all", "positions": "all"}
+        answer: Any = server.client().post("/hidden_states", body=body, cast_to=object)
+        np.testing.assert_allclose(np.asarray(answer["data"][0]["data"]), expected, rtol=1e-3, atol=1e-4)
+    wanted = {"stack": "encoder", "layers": "all", "positions": "all"}
+    shown = complete(server, n=2, seed=1, temperature=1, return_hidden_states=wanted)
+    for choice in shown.choices:
+        np.testing.assert_allclose(np.asarray(choice.hidden_states["data"]), encoder, rtol=1e-3, atol=1e-4)
+    model = server.client().models.list().data[0].id
+    vector = server.client().embeddings.create(model=model, input=TEXT, encoding_format="float").data[0].embedding
+    mean = encoder[-1].mean(axis=0)
+    np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-4)
+
+
+def test_what_an_encoder_does_not_know(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="fill in the middle") as caught:
+        complete(server, suffix="the end")
+    assert caught.value.param == "suffix"

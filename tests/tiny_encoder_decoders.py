@@ -15,6 +15,8 @@ from transformers import (
     BartForConditionalGeneration,
     MBartConfig,
     MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -67,6 +69,7 @@ TINY_ENCODER_DECODERS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         T5ForConditionalGeneration,
         T5Config(**T5_SHAPE, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     ),
+    "mt5-untied": (MT5ForConditionalGeneration, MT5Config(**T5_SHAPE, eos_token_id=2)),
 }
 
 

@@ -5,6 +5,7 @@
 #include "attention/cuda_attention.h"
 #include "attention/device_args.cuh"
 #include "attention/launch.cuh"
+#include "attention/tensor_map.h"
 
 namespace bequest {
 namespace {
@@ -57,6 +58,24 @@ void dispatch_head_dim(int head_dim, F&& f) {
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }
 
+bool is_hopper() {
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), "the current device");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its capability");
+  return major == 9;
+}
+
+template <int D>
+void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores scores, cudaStream_t stream) {
+  a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
+  a.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
+  if constexpr (D <= 128)
+    if (scores != Scores::kBias && is_hopper())
+      return launch_prefill_wgmma<D>(a, kv_tensor_map(a.keys, p.layout),
+                                     p.lists.blocks / attention_blocks_per_sm(D), scores, stream);
+  launch_prefill<D>(a, p.lists.blocks, scores, stream);
+}
+
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
                  cudaStream_t stream) {
   check(a.block_size >= 8 && std::has_single_bit(static_cast<uint32_t>(a.block_size)),
@@ -65,15 +84,10 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
         "rows of q must be 16-byte aligned");
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
   dispatch_head_dim(a.head_dim, [&]<int D>() {
-    if (launches.prefill) {
-      AttentionArgs prefill = a;
-      prefill.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
-      prefill.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
-      launch_prefill<D>(prefill, p.lists.blocks, scores, stream);
-    }
+    if (launches.prefill) launch_prefill_any<D>(p, a, scores, stream);
     if (launches.decode) launch_decode<D>(a, p.lists.workers, scores, stream);
   });
-  const int merge_blocks = std::min(launches.max_merges, 2 * p.lists.workers);
+  const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
 }
 

@@ -12,6 +12,7 @@
 #include "attention/device_args.cuh"
 #include "attention/launch.cuh"
 #include "attention/tensor_core.cuh"
+#include "attention/wide_tile.cuh"
 
 namespace bequest {
 
@@ -36,7 +37,7 @@ template <int D>
 class StepReader {
  public:
   __device__ StepReader(const AttentionArgs& a, int warp, int lane, int head)
-      : a_(a), warp_(warp), lane_(lane), item_(blockIdx.x) {
+      : a_(a), warp_(warp), lane_(lane), item_(worker_of_block()) {
     keys_ = static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
     enter_item();
   }
@@ -296,8 +297,12 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
 
+  WorkItem item = load_item(a.items, worker_of_block());
+  if constexpr (kScores != Scores::kBias) {  // where there is a bias nothing is shared
+    static_assert(S::kBlockBytes >= WideShape<D>::kBlockBytes);
+    if (item.num_tokens * a.group > kDecodeRows) return attend_wide_items<D, kScores>(a, item, head, shared);
+  }
   StepReader<D> reader(a, warp, lane, head);
-  WorkItem item = load_item(a.items, blockIdx.x);
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
   // before.
   asm volatile("griddepcontrol.wait;" ::: "memory");

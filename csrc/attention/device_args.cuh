@@ -1,6 +1,8 @@
 // What the attention kernels are given, and how they read it.
 #pragma once
 
+#include <cuda.h>
+
 #include <climits>
 #include <cstdint>
 
@@ -51,6 +53,14 @@ __device__ inline WorkItem load_item(const int4* items, int index) {
   const int4 a = __ldg(items + 2 * index);
   const int4 b = __ldg(items + 2 * index + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+// The worker that this block of a decode grid (workers, NKV) is a part of. A multiprocessor has two blocks,
+// half a grid apart; the second half counts backwards, so that the first workers, which have the wide tiles,
+// do not meet there.
+__device__ inline int worker_of_block() {
+  const int x = static_cast<int>(blockIdx.x);
+  return 2 * blockIdx.y < gridDim.y ? x : static_cast<int>(gridDim.x) - 1 - x;
 }
 
 // Scores leave the tensor cores as q · k and enter the softmax in powers of two.
@@ -127,6 +137,10 @@ template <int D>
 void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
 template <int D>
 void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream);
+// On Hopper, without a bias; `map` as of kv_tensor_map().
+template <int D>
+void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+                          cudaStream_t stream);
 void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream);
 void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream);
 

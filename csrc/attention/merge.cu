@@ -150,15 +150,19 @@ template <int D>
 __global__ void __launch_bounds__(kWarps * 32)
     merge_kernel(const __grid_constant__ AttentionArgs a, const int4* merges) {
   __shared__ LaneState<D> shared[kWarps][32];
+  __shared__ MergeEntry first_entry;  // read before states are there, like those of the warps
   // The product that follows may ask for its weights meanwhile.
   asm volatile("griddepcontrol.launch_dependents;");
   const int num_merges = __ldg(a.work_list);
   SmallEntries small(a, merges);
+  if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) < num_merges)
+    first_entry = load_entry(merges, blockIdx.x);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   asm volatile("griddepcontrol.wait;" ::: "memory");
   small.merge<D>(a);
+  __syncthreads();
   for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
-    const MergeEntry entry = load_entry(merges, index);
+    const MergeEntry entry = index == static_cast<int>(blockIdx.x) ? first_entry : load_entry(merges, index);
     if (is_small(entry)) continue;
     for (int first = 0; first < entry.num_tokens * a.group; first += kWarps)
       merge_rows<D>(a, entry, first, shared);

@@ -24,6 +24,8 @@ constexpr int kPrefillPiecesPerShare = 2;
 constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
 // Where workers have fewer units each, what they wait for is not bytes: sharing would only add states.
 constexpr int64_t kLeastShare = 4;
+constexpr int64_t kLeastWideShare = 2;  // the same where the units of all runs are wide tiles
+constexpr int kWideUnits = 2;           // of a worker, at most
 // From so many units each on, reading shared keys again for every 16 rows costs more than a kernel of its
 // own.
 constexpr int64_t kPrefillShare = 8;
@@ -51,6 +53,9 @@ struct Tile {
   bool leaves_state() const { return share != nullptr || sharers != nullptr; }
 };
 
+// Who has a tile.
+enum class Section { kDecode, kWide, kPrefill };
+
 // A step on its way into a list.
 struct Step {
   const WorkShape& shape;
@@ -58,6 +63,7 @@ struct Step {
   const BlockTableRows& batch;
   std::vector<SharedRun> runs{};
   std::vector<Share> shares{};  // [S], or none if there are no runs
+  bool wide = false;            // whether what decode tiles would share becomes wide tiles
 };
 
 bool is_decode(const Step& step, int32_t query_len) {
@@ -72,6 +78,26 @@ bool is_for_prefill(const Step& step, const SharedRun& run) {
   return layout.decode_tokens < 2 || tiles * (run.num_keys / kUnitKeys) >= kPrefillShare * layout.workers;
 }
 
+int32_t wide_tokens(const WorkShape& shape) { return prefill_tile_rows(shape.head_dim) / shape.group(); }
+
+// Units of wide tiles if all runs that are not for prefill had them; 0: one has no more rows than a decode
+// tile.
+int64_t num_wide_units(const Step& step) {
+  const int32_t tile_tokens = wide_tokens(step.shape);
+  int64_t units = 0;
+  for (const SharedRun& run : step.runs) {
+    if (is_for_prefill(step, run)) continue;
+    if (run.count * step.shape.group() <= kDecodeRows) return 0;
+    units += (run.count + tile_tokens - 1) / tile_tokens * (run.num_keys / kUnitKeys);
+  }
+  return units;
+}
+
+Section reader_of(const Step& step, const SharedRun& run) {
+  if (is_for_prefill(step, run)) return Section::kPrefill;
+  return step.wide ? Section::kWide : Section::kDecode;
+}
+
 int64_t num_decode_units(const Step& step) {
   int64_t keys = 0;
   for (int64_t s = 0; s < step.batch.num_sequences; ++s)
@@ -82,30 +108,42 @@ int64_t num_decode_units(const Step& step) {
 
 void find_shares(Step& step) {
   if (step.shape.dtype == DType::kF32 || !step.shape.causal || step.shape.window > 0) return;
-  if (step.layout.decode_tokens == 0 || num_decode_units(step) < kLeastShare * step.layout.workers) return;
+  const int64_t num_units = step.layout.decode_tokens == 0 ? 0 : num_decode_units(step);
+  const int workers = step.layout.workers;
+  if (num_units < std::min(kLeastShare, kLeastWideShare) * workers) return;
   step.runs = find_shared_runs(step.batch, kUnitKeys);
   std::erase_if(step.runs, [&](const SharedRun& run) {
     return run.num_keys < kMinSharedKeys || (step.layout.decode_tokens < 2 && !is_for_prefill(step, run));
   });
+  const int64_t wide_units = step.shape.wide_tiles ? num_wide_units(step) : 0;
+  step.wide = wide_units > 0 && wide_units <= kWideUnits * step.layout.wide_workers;
+  if (num_units < kLeastShare * workers && !step.wide) step.runs.clear();
   if (step.runs.empty()) return;
   step.shares.resize(step.batch.num_sequences);
   for (const SharedRun& run : step.runs)
     for (int32_t i = 0; i < run.count; ++i) step.shares[run.first + i].num_keys = run.num_keys;
 }
 
+int32_t tile_tokens_of(const Step& step, Section section) {
+  if (section == Section::kWide) return wide_tokens(step.shape);
+  return section == Section::kDecode ? step.layout.decode_tokens : step.layout.prefill_tokens;
+}
+
 // Calls f(tile) for the tiles of one section: the shared ones, then the others in the order of the sequences.
 template <class F>
-void for_each_tile(Step& step, bool decode, F&& f) {
-  const auto& [shape, layout, batch, runs, shares] = step;
-  const int32_t tile_tokens = decode ? layout.decode_tokens : layout.prefill_tokens;
+void for_each_tile(Step& step, Section section, F&& f) {
+  const auto& [shape, layout, batch, runs, shares, wide] = step;
+  const int32_t tile_tokens = tile_tokens_of(step, section);
   for (const SharedRun& run : runs) {
-    if (is_for_prefill(step, run) == decode) continue;
+    if (reader_of(step, run) != section) continue;
     for (int32_t done = 0; done < run.count; done += tile_tokens) {
       const int32_t s = run.first + done;
       f(Tile{s, batch.query_start[s], std::min(tile_tokens, run.count - done), run.num_keys, 0, run.num_keys,
              nullptr, &step.shares[s]});
     }
   }
+  if (section == Section::kWide) return;
+  const bool decode = section == Section::kDecode;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const int32_t query_len = batch.query_start[s + 1] - batch.query_start[s];
     const int32_t seq_len = batch.seq_lens[s];
@@ -182,15 +220,47 @@ class PieceWriter {
   int32_t num_pieces_ = 0;  // of the current tile
 };
 
-// Deals the line of decode tiles out to the workers.
+// Deals the units of wide tiles out to the first workers, in turns.
+class WideDealer {
+ public:
+  WideDealer(int64_t num_units, const WorkListLayout& layout, PieceWriter& writer)
+      : num_workers_(static_cast<int32_t>(std::min<int64_t>(num_units, layout.wide_workers))),
+        writer_(writer),
+        num_items_(layout.workers) {}
+
+  void add(const Tile& tile) {
+    for (int64_t unit = 0; unit < tile.units(); ++unit) {
+      // A worker's first item is at its number, which is also its place among those dealt so far.
+      const int32_t index = num_dealt_ < num_workers_ ? num_dealt_ : num_items_++;
+      writer_.write(index, tile, unit, unit + 1);
+      if (num_dealt_ >= num_workers_) writer_.link(num_dealt_ - num_workers_, index);
+      ++num_dealt_;
+    }
+  }
+
+  int32_t num_workers() const { return num_workers_; }
+  int32_t num_items() const { return num_items_; }  // with one for every worker
+
+ private:
+  const int32_t num_workers_;
+  PieceWriter& writer_;
+  int32_t num_dealt_ = 0;
+  int32_t num_items_;
+};
+static_assert(kWideUnits == 2, "a worker's second item is linked to the one at its number");
+
+// Deals the line of decode tiles out to the workers from `first` on. `num_items` are taken, with one for
+// every worker.
 class DecodeDealer {
  public:
-  DecodeDealer(int64_t num_tiles, int64_t num_units, int workers, PieceWriter& writer)
+  DecodeDealer(int64_t num_tiles, int64_t num_units, int32_t first, int32_t workers, int32_t num_items,
+               PieceWriter& writer)
       : total_(num_tiles * kItemCost + num_units * kUnitCost),
-        parts_(std::clamp<int64_t>(num_units, 1, workers)),
-        workers_(workers),
+        parts_(std::clamp<int64_t>(num_units, 1, workers - first)),
+        first_(first),
+        workers_(workers - first),
         writer_(writer),
-        num_items_(workers) {}
+        num_items_(num_items) {}
 
   void add(const Tile& tile) {
     const int64_t units = tile.units();
@@ -206,8 +276,8 @@ class DecodeDealer {
 
   // Marks the workers that got nothing; returns the length of the section, 0 if all got nothing.
   int32_t finish() {
-    for (int32_t w = last_worker_ + 1; w < workers_; ++w) writer_.write_empty(w);
-    return last_worker_ < 0 ? 0 : num_items_;
+    for (int32_t w = last_worker_ + 1; w < workers_; ++w) writer_.write_empty(first_ + w);
+    return last_worker_ < 0 && first_ == 0 ? 0 : num_items_;
   }
 
  private:
@@ -227,9 +297,9 @@ class DecodeDealer {
 
   // Where the current worker's next item goes: its own place for the first, then linked to the last.
   int32_t next_index() {
-    const int32_t index = worker_ == last_worker_ ? num_items_++ : worker_;
+    const int32_t index = worker_ == last_worker_ ? num_items_++ : first_ + worker_;
     if (worker_ == last_worker_) writer_.link(last_index_, index);
-    while (++last_worker_ < worker_) writer_.write_empty(last_worker_);
+    while (++last_worker_ < worker_) writer_.write_empty(first_ + last_worker_);
     last_worker_ = worker_;
     last_index_ = index;
     return index;
@@ -237,6 +307,7 @@ class DecodeDealer {
 
   const int64_t total_;  // cost of all tiles: the length of the line
   const int64_t parts_;  // workers that get a share
+  const int32_t first_;  // workers before this one are not counted below
   const int32_t workers_;
   PieceWriter& writer_;
   int64_t line_ = 0;  // cost of the tiles so far
@@ -247,26 +318,29 @@ class DecodeDealer {
 };
 
 int32_t write_decode(Step& step, PieceWriter writer) {
+  WideDealer wide(step.wide ? num_wide_units(step) : 0, step.layout, writer);
+  for_each_tile(step, Section::kWide, [&](const Tile& tile) { wide.add(tile); });
   int64_t tiles = 0, units = 0;
-  for_each_tile(step, true, [&](const Tile& tile) {
+  for_each_tile(step, Section::kDecode, [&](const Tile& tile) {
     ++tiles;
     units += tile.units();
   });
-  DecodeDealer dealer(tiles, units, step.layout.workers, writer);
-  for_each_tile(step, true, [&](const Tile& tile) { dealer.add(tile); });
+  DecodeDealer dealer(tiles, units, wide.num_workers(), step.layout.workers, wide.num_items(), writer);
+  for_each_tile(step, Section::kDecode, [&](const Tile& tile) { dealer.add(tile); });
   return dealer.finish();
 }
 
 int32_t write_uncut(Step& step, PieceWriter writer) {
   int32_t count = 0;
-  for_each_tile(step, true, [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
+  for_each_tile(step, Section::kDecode,
+                [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
   return count;
 }
 
 int32_t write_prefill(Step& step, PieceWriter writer) {
   int64_t total_units = 0;
   bool all_shared = true;
-  for_each_tile(step, false, [&](const Tile& tile) {
+  for_each_tile(step, Section::kPrefill, [&](const Tile& tile) {
     total_units += tile.units();
     all_shared = all_shared && tile.sharers != nullptr;
   });
@@ -275,7 +349,7 @@ int32_t write_prefill(Step& step, PieceWriter writer) {
   const int64_t longest =
       std::max(kMinPrefillUnits, (total_units - 1) / (pieces_per_share * step.layout.workers) + 1);
   int32_t count = 0;
-  for_each_tile(step, false, [&](const Tile& tile) {
+  for_each_tile(step, Section::kPrefill, [&](const Tile& tile) {
     const int64_t units = tile.units();
     const int64_t pieces = (units + longest - 1) / longest;
     for (int64_t i = 0; i < pieces; ++i)
@@ -311,6 +385,7 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   WorkListLayout layout{};
   layout.blocks = shape.num_multiprocessors * attention_blocks_per_sm(shape.head_dim);
   layout.workers = std::max(1, layout.blocks / shape.num_kv_heads);
+  layout.wide_workers = f32 || !shape.wide_tiles ? 0 : 2 * layout.workers / 3;
   layout.decode_tokens = f32 ? std::max(1, kDecodeRows / group) : kDecodeRows / group;
   const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
   layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;
@@ -330,11 +405,13 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   layout.max_prefill_merges = static_cast<int>(std::min(prefill_pieces / 2, prefill_tiles));
   layout.merges = kHeaderInts;
   layout.decode_items = layout.merges + kMergeInts * (layout.max_decode_merges + layout.max_prefill_merges);
-  layout.prefill_items = layout.decode_items + kItemInts * (decode_tiles + shared_tiles + 2 * decode_cuts);
+  const int64_t wide_units = kWideUnits * layout.wide_workers;
+  layout.prefill_items =
+      layout.decode_items + kItemInts * (decode_tiles + shared_tiles + 2 * decode_cuts + wide_units);
   layout.size = layout.prefill_items + kItemInts * (prefill_tiles + prefill_pieces);
   // Every sequence may have a state of its tail and its rows in one of a shared tile.
   layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim) +
-                      (f32 ? 0 : 2 * most_sequences * group);
+                      wide_units * prefill_tile_rows(shape.head_dim) + (f32 ? 0 : 2 * most_sequences * group);
   return layout;
 }
 

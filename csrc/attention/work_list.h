@@ -24,8 +24,12 @@
 // Sequences that share their first blocks (shared_prefix.h) have these keys in tiles of their own: the query
 // tokens of all of them, the block table of the first, and a first_position past kv_end, from which no key is
 // masked. What is left of each sequence is its tail. Both leave states, and the merge entry of a tail names
-// those of the shared tile too. Shared tiles are decode tiles, whose rows are then all in use, or, where the
-// keys are many, prefill tiles, which read them for more rows at a time.
+// those of the shared tile too. Who reads a shared tile depends on how many keys there are:
+//   few    "wide" tiles of the decode section, cut into single units: as many rows as a prefill tile has, but
+//          latency is all that counts. They are the only items of the first workers, the line is dealt to
+//          the others;
+//   more   prefill tiles, where the keys would be read so often that this costs more than a kernel;
+//   else   decode tiles, whose rows are then all in use.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +87,7 @@ struct WorkShape {
   int num_multiprocessors;
   int64_t max_sequences;
   int64_t max_tokens;
+  bool wide_tiles = true;  // whether the decode kernel knows them
 
   int group() const { return num_q_heads / num_kv_heads; }
 };
@@ -93,6 +98,7 @@ struct WorkListLayout {
   int workers;         // of them per kv head
   int decode_tokens;   // most query tokens of a decode tile; 0: a single token has too many rows
   int prefill_tokens;  // likewise; 0: no prefill tile can be
+  int wide_workers;    // most workers that have wide tiles
   int max_decode_merges;
   int max_prefill_merges;
   int64_t merges;

@@ -225,8 +225,28 @@ std::span<const int32_t> span_of(const py::array_t<int32_t, py::array::c_style>&
   return {array.data(), static_cast<size_t>(array.size())};
 }
 
+size_t num_left_of_all(const BeamEpochs& epochs, const BlockPool& pool) {
+  size_t left = 0;
+  for (const BlockEpochs& blocks : epochs.beams) left += num_left(blocks, pool);
+  return left;
+}
+
+// [blocks of the ended beam at each place]; empty where its table was taken.
+std::vector<std::vector<int32_t>> ended_blocks(const BeamTables& beams) {
+  std::vector<std::vector<int32_t>> blocks;
+  for (const auto& table : beams.ended()) blocks.push_back(table ? table->entries() : std::vector<int32_t>{});
+  return blocks;
+}
+
 void bind_beam_tables(py::module_& m) {
   using Ints = py::array_t<int32_t, py::array::c_style>;
+  py::class_<BeamEpochs>(m, "BeamEpochs")
+      .def("num_left", &num_left_of_all, py::arg("pool"))
+      .def("__len__", [](const BeamEpochs& epochs) { return epochs.beams.size(); })
+      .def("__getitem__", [](const BeamEpochs& epochs, size_t beam) {
+        if (beam >= epochs.beams.size()) throw py::index_error("beam out of range");
+        return epochs.beams[beam];
+      });
   py::class_<BeamTables>(m, "BeamTables")
       .def(py::init<BlockTable&>(), py::arg("first"))
       .def(
@@ -246,6 +266,17 @@ void bind_beam_tables(py::module_& m) {
       .def(
           "blocks", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).entries(); },
           py::arg("beam"))
+      .def(
+          "end", [](BeamTables& beams, const Ints& rows) { return beams.end(span_of(rows)); },
+          py::arg("rows"))
+      .def("take_ended", &BeamTables::take_ended, py::arg("place"))
+      .def(
+          "epochs",
+          [](const BeamTables& beams, const Ints& places, const Ints& num_tokens) {
+            return beams.epochs(span_of(places), span_of(num_tokens));
+          },
+          py::arg("places"), py::arg("num_tokens"))
+      .def("ended_blocks", &ended_blocks)
       .def("free", &BeamTables::free)
       .def("__len__", &BeamTables::size);
 }

@@ -5,9 +5,9 @@
 #include <tuple>
 
 #include "cache/kv_copy_cuda.h"
-#include "core/device_copy.h"
 #include "ops/activation_cuda.h"
 #include "ops/gather_cuda.h"
+#include "ops/late_copy_cuda.h"
 #include "ops/layer_norm_cuda.h"
 #include "ops/logprobs_cuda.h"
 #include "ops/norm_cuda.h"
@@ -123,13 +123,13 @@ void bind_layers(py::module_& m) {
 }
 
 void bind_blocks(py::module_& m) {
-  m.def("cuda_copy", [](Address to, Address from, size_t bytes, Address stream) {
-    cuda::copy_async(pointer<void>(to), pointer<void>(from), bytes, stream_of(stream));
-  });
   m.def("cuda_copy_blocks", [](Address cache, int64_t num_blocks, size_t block_bytes, Address pairs,
                                int64_t num_pairs, Address stream) {
     cuda::copy_blocks({pointer<void>(cache), num_blocks, block_bytes, pointer<int32_t>(pairs), num_pairs},
                       stream_of(stream));
+  });
+  m.def("cuda_copy_bytes", [](Address destination, Address source, size_t num_bytes, Address stream) {
+    cuda::copy_bytes(pointer<void>(destination), pointer<void>(source), num_bytes, stream_of(stream));
   });
   m.def(
       "cuda_swap_blocks",
@@ -140,6 +140,16 @@ void bind_blocks(py::module_& m) {
                           stream_of(stream));
       },
       py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_late_copy(py::module_& m) {
+  m.def("cuda_late_copy", [](Address flag, uint32_t value, Address source, Address destination,
+                             int64_t num_bytes, Address stream) {
+    cuda::late_copy(
+        {pointer<uint32_t>(flag), value, pointer<void>(source), pointer<void>(destination), num_bytes},
+        stream_of(stream));
+  });
+  m.def("cuda_publish", [](Address flag, uint32_t value) { cuda::publish(pointer<uint32_t>(flag), value); });
 }
 
 void bind_rows(py::module_& m) {
@@ -175,6 +185,7 @@ void bind_rows(py::module_& m) {
 void bind_cuda_ops(py::module_& m) {
   bind_layers(m);
   bind_blocks(m);
+  bind_late_copy(m);
   bind_rows(m);
 }
 

@@ -1,5 +1,7 @@
 #include "cache/beam_tables.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace bequest {
@@ -48,8 +50,43 @@ std::optional<std::vector<BlockCopy>> BeamTables::try_prepare_write(int64_t posi
   return copies;
 }
 
+int32_t BeamTables::end(std::span<const int32_t> rows) {
+  const auto first = static_cast<int32_t>(ended_.size());
+  for (const int32_t row : rows) check(0 <= row && row < size(), "a beam that ends is not among the beams");
+  for (const int32_t row : rows) ended_.emplace_back(tables_[row].fork());
+  return first;
+}
+
+BlockTable BeamTables::take_ended(int32_t place) {
+  std::optional<BlockTable>& table = ended_.at(place);
+  check(table.has_value(), "an ended beam is taken once");
+  BlockTable taken = std::move(*table);
+  table.reset();
+  return taken;
+}
+
+const BlockTable& BeamTables::at_place(int32_t place) const {
+  if (place < 0) return tables_.at(-(place + 1));
+  check(ended_.at(place).has_value(), "the blocks of an ended beam were taken");
+  return *ended_[place];
+}
+
+BeamEpochs BeamTables::epochs(std::span<const int32_t> places, std::span<const int32_t> num_tokens) const {
+  check(places.size() == num_tokens.size(), "a beam has one place and one length");
+  BeamEpochs epochs;
+  epochs.beams.reserve(places.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    const BlockTable& table = at_place(places[i]);
+    const int64_t bs = table.pool().block_size();
+    BlockEpochs& blocks = epochs.beams.emplace_back(table.epochs());
+    blocks.resize(std::min<size_t>(blocks.size(), (num_tokens[i] + bs - 1) / bs));
+  }
+  return epochs;
+}
+
 void BeamTables::free() {
   tables_.clear();
+  ended_.clear();
   tokens_.clear();
 }
 

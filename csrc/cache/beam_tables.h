@@ -11,6 +11,11 @@
 
 namespace bequest {
 
+// What the blocks of several ended beams held, beam by beam.
+struct BeamEpochs {
+  std::vector<BlockEpochs> beams;
+};
+
 class BeamTables {
  public:
   // One beam, which takes over the blocks of `first`: that is empty afterwards.
@@ -27,16 +32,30 @@ class BeamTables {
   // returns nullopt where the pool has too few blocks.
   std::optional<std::vector<BlockCopy>> try_prepare_write(int64_t position);
 
-  // Gives back all blocks; there are no beams then.
+  // Beams that end here share the blocks of the running ones they came from, and keep them whatever becomes
+  // of those: rows[i] at place `first + i`, where `first` is returned.
+  int32_t end(std::span<const int32_t> rows);
+  // The table of an ended beam, which is not here any more then.
+  BlockTable take_ended(int32_t place);
+  // The blocks of the first num_tokens[i] positions of the ended beam at places[i], or of running beam r for
+  // a place of -(r + 1), to be adopted later.
+  BeamEpochs epochs(std::span<const int32_t> places, std::span<const int32_t> num_tokens) const;
+
+  // Gives back all blocks; there are no beams then, running or ended.
   void free();
 
   int32_t size() const { return static_cast<int32_t>(tables_.size()); }
   const BlockTable& table(int32_t beam) const { return tables_.at(beam); }
+  // One per place; empty where the table was taken.
+  const std::vector<std::optional<BlockTable>>& ended() const { return ended_; }
   // The last token of each beam. REQUIRES: reorder() was called
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
+  const BlockTable& at_place(int32_t place) const;
+
   std::vector<BlockTable> tables_;
+  std::vector<std::optional<BlockTable>> ended_;
   std::vector<int32_t> tokens_;
 };
 

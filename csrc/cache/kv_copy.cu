@@ -53,4 +53,8 @@ void swap_blocks(const BlockSwapParams& p, Stream stream) {
   }
 }
 
+void copy_bytes(void* destination, const void* source, size_t num_bytes, Stream stream) {
+  check_cuda(cudaMemcpyAsync(destination, source, num_bytes, cudaMemcpyDefault, stream));
+}
+
 }  // namespace bequest::cuda

@@ -35,4 +35,7 @@ struct BlockSwapParams {
 // copy if a block is out of range.
 void swap_blocks(const BlockSwapParams& p, Stream stream);
 
+// Any bytes, between pinned host memory and the device's: torch's own way to this call takes longer than it.
+void copy_bytes(void* destination, const void* source, size_t num_bytes, Stream stream);
+
 }  // namespace bequest::cuda

@@ -20,14 +20,11 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.cpu_activations import ACTIVATION_CODES
 from engine.kernels.hidden_tap import LayerTap, tap_arguments
+from engine.kernels.streams import current_stream as _stream
 from engine.types import IntArray
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 _NO_CACHE = (0, 0, 0, 0, 0)
-
-
-def _stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
 
 
 def address_of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -300,11 +297,31 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     _C.cuda_copy_blocks(
         kv_cache.data_ptr(),
         kv_cache.shape[0],
-        kv_cache[0].nbytes,
+        kv_cache.nbytes // kv_cache.shape[0],
         address_of(pairs, torch.int32, num_pairs, 2),
         num_pairs,
         _stream(),
     )
+
+
+class LateCopy:
+    """Copies from pinned memory to the device, int32 [N] both, that wait on the device until their content is there."""
+
+    def __init__(self, source: Tensor, destination: Tensor) -> None:
+        assert source.is_pinned() and source.is_contiguous() and source.dtype == torch.int32
+        self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._kept = (source, destination)
+        self._num_words = source.numel()
+        self._addresses = (source.data_ptr(), address_of(destination, torch.int32, source.numel()))
+
+    def queue(self, num_words: int, value: int) -> None:
+        """Queues the copy of the first `num_words`, a multiple of 4, for when `value` is published."""
+        assert num_words <= self._num_words and num_words % 4 == 0
+        _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, _stream())
+
+    def publish(self, value: int) -> None:
+        """What this thread has written to the source may be copied. Any thread."""
+        _C.cuda_publish(self._flag.data_ptr(), value)
 
 
 def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray) -> None:

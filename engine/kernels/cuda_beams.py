@@ -14,6 +14,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.beams import GROUP_DTYPE, PackedGroups
 from engine.kernels.cuda import logit_rows
+from engine.kernels.streams import current_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,29 @@ class DeviceGroups:
         return DeviceGroups(torch.from_numpy(groups.group_start).to(device), records.to(device))
 
 
+@dataclass(frozen=True, slots=True)
+class StepAddresses:
+    """Where the beams of a step lie in the memory of the device."""
+
+    cumulative: int  # float32 [R]
+    nodes: int  # int32 [R]; 0: no group has a catalogue
+    group_start: int  # int32 [G + 1]
+    records: int  # [G] of GROUP_DTYPE, aligned to 8
+    num_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateAddresses:
+    """DeviceCandidates by their addresses."""
+
+    score: int
+    row: int
+    token: int
+    logprob: int
+    bad: int
+    columns: int  # K
+
+
 def workspace(num_rows: int, num_slots: int, device: torch.device) -> Tensor:
     """Memory for steps of at most so many rows and slots (PackedGroups.num_slots), of one stream."""
     size = _C.cuda_beam_workspace_bytes(num_rows, num_slots)
@@ -73,13 +97,35 @@ def beam_candidates(
     `memory` is a workspace for at least R rows and the groups' slots; K is that of `out`. nodes int32 [R]: the rows'
     nodes in their group's catalogue. REQUIRES: no group of more than 1,024 rows, no k above K.
     """
-    num_rows, vocab_size = logits.shape
+    num_rows, _ = logits.shape
     num_groups, columns = out.score.shape
-    address, dtype, stride = logit_rows(logits)
     assert cumulative.is_cuda and cumulative.dtype is torch.float32 and cumulative.shape == (num_rows,)
     assert groups.group_start.is_cuda and groups.group_start.shape == (num_groups + 1,)
     assert groups.records.numel() == num_groups * GROUP_DTYPE.itemsize and groups.records.data_ptr() % 8 == 0
     assert nodes is None or (nodes.is_cuda and nodes.dtype is torch.int32 and nodes.shape == (num_rows,))
+    step = StepAddresses(
+        cumulative.data_ptr(),
+        0 if nodes is None else nodes.data_ptr(),
+        groups.group_start.data_ptr(),
+        groups.records.data_ptr(),
+        num_groups,
+    )
+    places = CandidateAddresses(
+        out.score.data_ptr(),
+        out.row.data_ptr(),
+        out.token.data_ptr(),
+        out.logprob.data_ptr(),
+        out.bad.data_ptr(),
+        columns,
+    )
+    beam_candidates_at(logits, step, memory, places)
+    return out
+
+
+def beam_candidates_at(logits: Tensor, step: StepAddresses, memory: Tensor, out: CandidateAddresses) -> None:
+    """The same for whoever knows where everything lies."""
+    num_rows, vocab_size = logits.shape
+    address, dtype, stride = logit_rows(logits)
     assert memory.numel() >= _C.cuda_beam_workspace_bytes(num_rows, 0)
     _C.cuda_beam_candidates(
         address,
@@ -87,18 +133,17 @@ def beam_candidates(
         stride,
         vocab_size,
         num_rows,
-        cumulative.data_ptr(),
-        0 if nodes is None else nodes.data_ptr(),
-        groups.group_start.data_ptr(),
-        groups.records.data_ptr(),
-        num_groups,
+        step.cumulative,
+        step.nodes,
+        step.group_start,
+        step.records,
+        step.num_groups,
         memory.data_ptr(),
-        out.score.data_ptr(),
-        out.row.data_ptr(),
-        out.token.data_ptr(),
-        out.logprob.data_ptr(),
-        out.bad.data_ptr(),
-        columns,
-        torch.cuda.current_stream().cuda_stream,
+        out.score,
+        out.row,
+        out.token,
+        out.logprob,
+        out.bad,
+        out.columns,
+        current_stream(),
     )
-    return out

@@ -17,6 +17,7 @@ from engine import _C
 from engine.kernels import cuda
 from engine.kernels.cpu_activations import ACTIVATION_CODES
 from engine.kernels.hidden_tap import LayerTap, tap_arguments
+from engine.kernels.streams import current_stream
 
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -115,5 +116,5 @@ def _multiply(
         0 if norm is None else cuda.address_of(norm.weight, bf16, depth),
         0.0 if norm is None else norm.eps,
         *tap_arguments(None if norm is None else norm.tap, num_tokens, depth, bf16),
-        torch.cuda.current_stream().cuda_stream,
+        current_stream(),
     )

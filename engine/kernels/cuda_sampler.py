@@ -19,6 +19,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.catalogue import CatalogueRule
 from engine.kernels.cuda import logit_rows
+from engine.kernels.streams import current_stream
 from engine.masks import mask_words
 from engine.types import IntArray, RowSpec, SamplingParams
 
@@ -183,7 +184,7 @@ class CudaSampler:
             updates + num_updates * _UPDATE.size,
             self._rows.data_ptr(),
             self.last_tokens.data_ptr(),
-            torch.cuda.current_stream().cuda_stream,
+            current_stream(),
         )
 
     def flush(self) -> None:
@@ -243,7 +244,7 @@ class CudaSampler:
             0 if masks is None else masks.data_ptr(),
             tokens.data_ptr(),
             bad.data_ptr(),
-            torch.cuda.current_stream().cuda_stream,
+            current_stream(),
         )
         return tokens, bad
 

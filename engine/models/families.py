@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from engine.errors import ModelError
 from engine.models import bart, t5, whisper
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.fields import Fields
 from engine.models.hf_encoder_decoder import parse_bart, parse_t5, parse_whisper
 from engine.models.layers import Loader
-from engine.models.weights import WeightSource, check_shapes
+from engine.models.weights import PrefixedSource, WeightSource, check_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Family:
     embedding: str
     output: str  # the output matrix, which a tied checkpoint need not have
     overlooked: frozenset[str] = frozenset()  # tensors that a checkpoint may have: copies, leftovers
+    prefix: str = ""  # of both stacks, which a checkpoint saved without an output matrix lacks
+
+    def named(self, source: WeightSource) -> WeightSource:
+        """The tensors by the names of a whole model."""
+        bare = [name for name in source.names() if name.startswith(_BARE)]
+        return PrefixedSource(source, self.prefix, frozenset(bare)) if self.prefix and bare else source
 
     def check(self, source: WeightSource, config: EncoderDecoderConfig) -> EncoderDecoderConfig:
         """Refuses a checkpoint as weights.check_tensors does. The config with the tie that the checkpoint has: an
@@ -45,23 +52,14 @@ class Family:
         return torch.equal(source.load(self.output), source.load(self.embedding))
 
 
-def _bart(*, pre_norm: bool) -> Family:
-    copies = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+_BARE = ("shared.", "encoder.", "decoder.")
+# What save_pretrained calls a model without its output matrix, where that is tied.
+_HEADLESS = {"BartModel": "BartForConditionalGeneration", "MBartModel": "MBartForConditionalGeneration"}
+
+
+def _t5(*, multilingual: bool) -> Family:
     return Family(
-        partial(parse_bart, pre_norm=pre_norm),
-        bart.expected_tensors,
-        bart.Bart,
-        embedding="model.shared.weight",
-        output="lm_head.weight",
-        overlooked=frozenset({*copies, bart.FINAL_BIAS}),
-    )
-
-
-FAMILIES: Mapping[str, Family] = {
-    "BartForConditionalGeneration": _bart(pre_norm=False),
-    "MBartForConditionalGeneration": _bart(pre_norm=True),
-    "T5ForConditionalGeneration": Family(
-        parse_t5,
+        partial(parse_t5, multilingual=multilingual),
         t5.expected_tensors,
         t5.T5,
         embedding="shared.weight",
@@ -74,7 +72,27 @@ FAMILIES: Mapping[str, Family] = {
                 "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
             }
         ),
-    ),
+    )
+
+
+def _bart(*, pre_norm: bool) -> Family:
+    copies = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+    return Family(
+        partial(parse_bart, pre_norm=pre_norm),
+        bart.expected_tensors,
+        bart.Bart,
+        embedding="model.shared.weight",
+        output="lm_head.weight",
+        overlooked=frozenset({*copies, bart.FINAL_BIAS}),
+        prefix="model.",
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "BartForConditionalGeneration": _bart(pre_norm=False),
+    "MBartForConditionalGeneration": _bart(pre_norm=True),
+    "T5ForConditionalGeneration": _t5(multilingual=False),
+    "MT5ForConditionalGeneration": _t5(multilingual=True),
     "WhisperForConditionalGeneration": Family(
         parse_whisper,
         whisper.expected_tensors,
@@ -85,7 +103,19 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+def whole_name(architectures: object) -> object:
+    """config.json's list, with the name of the whole model where only its stacks were saved."""
+    if not isinstance(architectures, list):
+        return architectures
+    return [_HEADLESS.get(name, name) if isinstance(name, str) else name for name in architectures]
+
+
 def find_family(architectures: object) -> tuple[str, Family] | None:
-    """The first encoder-decoder architecture of config.json's list."""
-    names = architectures if isinstance(architectures, list) else []
+    """The first encoder-decoder architecture of config.json's list. Raises ModelError for one without a decoder."""
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    if alone := next((name for name in names if name.endswith("EncoderModel")), None):
+        raise ModelError(
+            f"architecture {alone} is an encoder without a decoder, which is not supported; "
+            f"supported are whole models: {', '.join(FAMILIES)}"
+        )
     return next(((name, FAMILIES[name]) for name in names if name in FAMILIES), None)

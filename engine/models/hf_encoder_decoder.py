@@ -42,14 +42,15 @@ def parse_whisper(fields: Fields, architecture: str) -> WhisperConfig:
     )
 
 
-def parse_t5(fields: Fields, architecture: str) -> T5Config:
+def parse_t5(fields: Fields, architecture: str, *, multilingual: bool = False) -> T5Config:
+    """`multilingual`: mT5, which is version 1.1 whatever its files leave out."""
     hidden_size = fields.integer("d_model")
     num_layers, num_heads, head_dim = (fields.integer(name) for name in ("num_layers", "num_heads", "d_kv"))
     intermediate_size = fields.integer("d_ff")
-    gated, activation = _t5_activation(fields)
+    gated, activation = _t5_activation(fields, "gated-gelu" if multilingual else "relu")
     # Version 1.0 ties its output matrix to the embedding and scales what it multiplies, which 1.1 gave up with the tie.
     tied = fields.boolean("tie_word_embeddings", True)
-    scaled = fields.boolean("scale_decoder_outputs", tied)
+    scaled = not multilingual and fields.boolean("scale_decoder_outputs", tied)
     return T5Config(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -71,9 +72,9 @@ def parse_t5(fields: Fields, architecture: str) -> T5Config:
     )
 
 
-def _t5_activation(fields: Fields) -> tuple[bool, Activation]:
+def _t5_activation(fields: Fields, default: str) -> tuple[bool, Activation]:
     """Whether there is a gate, and its activation: `relu`, `gated-gelu` (which means the approximation)."""
-    name = fields.string("feed_forward_proj", "relu")
+    name = fields.string("feed_forward_proj", default)
     gated = name.startswith("gated-")
     kind = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
     return gated, parse_activation(kind, fields.source)

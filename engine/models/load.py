@@ -18,7 +18,7 @@ from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dt
 from engine.models.dummy import DummySource
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.families import FAMILIES, find_family
+from engine.models.families import FAMILIES, find_family, whole_name
 from engine.models.fields import Fields
 from engine.models.foreign import ForeignCheckpoint, open_foreign
 from engine.models.generation import (
@@ -99,14 +99,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
         checkpoint = _open_directory(path) if path.is_dir() else _open_gguf(path)
     config = checkpoint.config
     if isinstance(config, EncoderDecoderConfig):
-        return replace(checkpoint, config=FAMILIES[config.architecture].check(checkpoint.source, config))
+        family = FAMILIES[config.architecture]
+        source = family.named(checkpoint.source)
+        return replace(checkpoint, config=family.check(source, config), source=source)
     check_tensors(checkpoint.source, config)
     return checkpoint
 
 
 def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
     """The model that config.json describes, with random weights made on the device: for measuring."""
-    values = read_json(directory / "config.json")
+    values = _read_config(directory / "config.json")
     config = _parse(values, str(directory / "config.json"))
     generation = hf_generation_defaults(directory, Fields(values, str(directory)))
     return Checkpoint(config, DummySource(_tensors(config), device), generation)
@@ -118,10 +120,15 @@ def _open_directory(directory: Path) -> Checkpoint:
         files = [file.name for file in sorted(directory.glob("*.gguf"))]
         hint = f"; name the file itself: {', '.join(files)}" if files else ""
         raise ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
-    values = read_json(path)
+    values = _read_config(path)
     config = _parse(values, str(path))
     generation = hf_generation_defaults(directory, Fields(values, str(path)))
     return Checkpoint(config, SafetensorsSource(directory), generation)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    values = read_json(path)
+    return {**values, "architectures": whole_name(values.get("architectures"))}
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -39,6 +40,39 @@ class WeightSource(Protocol):
     def load_codes(self, name: str) -> QuantisedRows | None:
         """A matrix in the codes of the file, where it is quantised in a way that kernels read; else None."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixedSource:
+    """A WeightSource whose `bare` names get a prefix."""
+
+    source: WeightSource
+    prefix: str
+    bare: frozenset[str]
+
+    @property
+    def description(self) -> str:
+        return self.source.description
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    def names(self) -> Collection[str]:
+        return {self.prefix + name if name in self.bare else name for name in self.source.names()}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.source.shape(self._own(name))
+
+    def load(self, name: str) -> Tensor:
+        return self.source.load(self._own(name))
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        return self.source.load_codes(self._own(name))
+
+    def _own(self, name: str) -> str:
+        bare = name.removeprefix(self.prefix)
+        return bare if bare in self.bare else name
 
 
 def layer_prefix(layer: int) -> str:

@@ -1,7 +1,7 @@
 """Catalogues in the memory of a device. Device thread only.
 
-One is placed when a step first needs it. The least recently used ones leave when there are too many: a catalogue that
-was deleted goes with them, and whoever still runs under it holds it himself.
+One is placed when a step first needs it; then those that were deleted or replaced since leave, and the least recently
+used ones if there are too many. Whoever still runs under one holds it himself.
 """
 
 from __future__ import annotations
@@ -36,10 +36,18 @@ class PlacedCatalogues:
     def _place(self, catalogue: Catalogue) -> PlacedCatalogue:
         placed = self._placed.get(catalogue)
         if placed is None:
+            self._remove([other for other in self._placed if other.retired])
             while self._placed and catalogue.num_bytes + sum(c.num_bytes for c in self._placed) > _MOST_BYTES:
-                gone, _ = self._placed.popitem(last=False)
-                for key in [key for key in self._rules if key[0] is gone]:
-                    del self._rules[key]
+                self._remove([next(iter(self._placed))])
             placed = self._placed[catalogue] = PlacedCatalogue(catalogue, self._device)
         self._placed.move_to_end(catalogue)
         return placed
+
+    def _remove(self, catalogues: list[Catalogue]) -> None:
+        for catalogue in catalogues:
+            del self._placed[catalogue]
+            for key in [key for key in self._rules if key[0] is catalogue]:
+                del self._rules[key]
+
+    def __len__(self) -> int:
+        return len(self._placed)

@@ -48,17 +48,26 @@ class CpuRunner:
         if len(plan.block_copies):
             kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
+        tap = None if plan.taps is None else self._tap(plan.taps)
         if plan.encoders:
             assert isinstance(self._model, EncoderDecoder)
-            encode_on_cpu(self._model, self._kv_cache, plan.encoders)
+            taps, ring = ((), None) if plan.taps is None or tap is None else (plan.taps.encoders, tap.ring)
+            encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring)
+        if not plan.num_tokens:
+            return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
-        tap = None if plan.taps is None else self._tap(plan.taps)
         hidden = self._model.forward(self._batch(plan, read, tap))  # [R, H]
         prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         seconds = time.perf_counter() - started
         states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
         return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, seconds, states)
+
+    def _nothing_computed(self, plan: StepPlan, tap: HiddenTap | None, started: float) -> StepResult:
+        """A step whose encoders were all there was to do."""
+        states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
+        none = np.empty(0, np.int32), np.empty(0, np.bool_)
+        return StepResult(plan.step, *none, None, device_seconds=time.perf_counter() - started, states=states)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""

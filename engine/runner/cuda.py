@@ -16,6 +16,8 @@ from torch import Tensor
 from engine.kernels import cuda as kernels
 from engine.kernels.cuda_attention import CudaAttentionWorkspace
 from engine.kernels.cuda_sampler import CudaSampler
+from engine.kernels.streams import StreamScope
+from engine.masks import StepMasks
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.models.encoder_decoder import EncoderDecoder
@@ -78,6 +80,7 @@ class CudaRunner:
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
+        self._scope = StreamScope(self._stream)
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
         self._encoders: CudaEncoders | None = None
@@ -93,7 +96,7 @@ class CudaRunner:
         self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
-        self._beams = CudaBeams(config.vocab_size, self._device, self._catalogues)
+        self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
         self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._graphs: dict[StepSize, _Graph] = {}
@@ -130,17 +133,20 @@ class CudaRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResults:
-        with torch.cuda.stream(self._stream):
+        with self._scope:
             began = torch.cuda.Event(enable_timing=True)
             began.record(self._stream)
             buffers = self._buffers_of(plan.num_tokens)
-            prefill = buffers.write_lists(plan)
+            prefill = buffers.write_lists(plan if plan.num_tokens else None)
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
                 buffers = self._large
                 buffers.write_lists(plan)
+            plain = graph is not None and _is_plain(plan)
+            if not plain:
+                self._masks.settle()
             self._stage(plan, padded, buffers)
             if len(plan.swaps_out):
                 self._host_cache.swap_out(plan.swaps_out)
@@ -150,13 +156,17 @@ class CudaRunner:
                 kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(plan.block_copies)])
             if plan.encoders:
                 assert self._encoders is not None
-                self._encoders.run(plan.encoders)
+                self._encoders.run(plan.encoders, () if plan.taps is None else plan.taps.encoders, self._states.rows)
+            if not plan.num_tokens:  # encoders were all there was to do
+                states = None if plan.taps is None else self._states.send(plan.taps)
+                return self._results.send(plan.step, began, 0, None, (), None, states)
             if graph is not None:
                 graph.graph.replay()
                 outputs = graph.outputs
             else:
                 outputs = self._forward(padded)
-            self._sample_masked(plan, outputs.logits, buffers)
+            if plan.masks is not None:
+                self._sample_masked(plan.masks, outputs.logits, plain, buffers)
             return self._collect(plan, began, outputs)
 
     def close(self) -> None:
@@ -233,7 +243,7 @@ class CudaRunner:
         travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
         if updates is not None and travels:
             buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        buffers.send(len(plan.seq_lens), travels, self._stream)
+        buffers.send(len(plan.seq_lens), travels)
         if updates is None:
             return
         staged = buffers.on_device("updates")
@@ -253,7 +263,7 @@ class CudaRunner:
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
         buffers.write_lists(None)
-        buffers.send(0, False, self._stream)
+        buffers.send(0, with_updates=False)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
@@ -290,19 +300,17 @@ class CudaRunner:
             self._timestamps.record(rows, tokens)
         return _Outputs(hidden, logits)
 
-    def _sample_masked(self, plan: StepPlan, logits: Tensor, buffers: StepBuffers) -> None:
+    def _sample_masked(self, masks: StepMasks, logits: Tensor, plain: bool, buffers: StepBuffers) -> None:
         """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
-        if plan.masks is None:
-            return
-        num = plan.masks.num_rows
-        part = slice(plan.masks.first_sample, plan.masks.first_sample + num)
+        num = masks.num_rows
+        part = slice(masks.first_sample, masks.first_sample + num)
         self._sampler.sample(
             logits[part],
             buffers.on_device("masked_rows")[:num],
             buffers.on_device("sample_positions")[part],
             self._results.tokens[part],
             self._results.bad[part],
-            self._masks.send(plan.masks),
+            self._masks.send(masks, plain),
         )
 
     # --- results -------------------------------------------------------------------------------------------------
@@ -319,7 +327,7 @@ class CudaRunner:
         prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         states = None if plan.taps is None else self._states.send(plan.taps)
-        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams, states, self._stream)
+        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams, states)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""
@@ -335,6 +343,14 @@ class CudaRunner:
             torch.cat([p.top_ids for p in parts]).cpu().numpy(),
             torch.cat([p.top for p in parts]).cpu().numpy(),
         )
+
+
+def _is_plain(plan: StepPlan) -> bool:
+    """A step that is its graph and nothing else."""
+    moves = len(plan.swaps_out) + len(plan.swaps_in) + len(plan.block_copies)
+    rows = len(plan.open_rows) + len(plan.close_rows)
+    told = plan.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
+    return not (moves or rows or told or plan.encoders)
 
 
 def _exact(plan: StepPlan) -> StepSize:

@@ -1,7 +1,7 @@
 """The candidates of beam search on a device. Device thread only; results are read elsewhere.
 
 A step with beams adds to its one copy each way a small one for its groups: those steps are few, and beams wait for
-their results anyway. Nothing synchronises.
+their results anyway. Nothing synchronises. Buffers have fixed places: to make tensors costs more than a launch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cuda_beams
-from engine.kernels.beams import PackedGroups
+from engine.kernels.beams import GROUP_DTYPE, PackedGroups
+from engine.kernels.streams import copy_bytes
 from engine.runner.beams import Constraints, nodes_of, pack, scores_of, unpack
 from engine.runner.catalogues import PlacedCatalogues
-from engine.types import BeamCandidates, BeamSpec, FloatArray, IntArray
+from engine.runner.staging import Field, Staging, StagingLayout
+from engine.types import BeamCandidates, BeamSpec
 
 _ALIGNMENT = 16
+_USUAL_BYTES = 1 << 19  # of a step's candidates; more take memory of their own
+_TURNS = 4  # as of other results: steps whose candidates may be on their way or unread at once
 
 
 def _places(sizes: Sequence[int]) -> list[int]:
@@ -31,34 +35,47 @@ def _places(sizes: Sequence[int]) -> list[int]:
     return places
 
 
+class CandidateBuffers:
+    """One buffer on the device, pinned ones that take turns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_device = torch.empty(_USUAL_BYTES, dtype=torch.uint8, device=device)
+        self._pinned = [torch.empty(_USUAL_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
+        self._turn = 0
+
+    def take(self, num_bytes: int) -> tuple[Tensor, Tensor]:
+        """(device, host) of so many bytes, or more."""
+        if num_bytes > _USUAL_BYTES:
+            return (
+                torch.empty(num_bytes, dtype=torch.uint8, device=self._device),
+                torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True),
+            )
+        self._turn = (self._turn + 1) % _TURNS
+        return self._on_device, self._pinned[self._turn]
+
+
 class PendingCandidates:
     """Candidates of G groups with R rows, on the device and, in one copy, on their way to the host."""
 
     __slots__ = ("_host", "_places", "_shape", "_specs", "_whole", "device")
 
-    def __init__(self, specs: Sequence[BeamSpec], num_rows: int, columns: int, device: torch.device) -> None:
+    def __init__(self, specs: Sequence[BeamSpec], num_rows: int, columns: int, buffers: CandidateBuffers) -> None:
         self._specs = specs
         self._shape = (len(specs), columns)
         size = 4 * len(specs) * columns
         self._places = _places([size, size, size, size, num_rows])
-        self._whole = torch.empty(self._places[-1], dtype=torch.uint8, device=device)
-        score, row, token, logprob, bad = self._places[:-1]
-        self.device = cuda_beams.DeviceCandidates(
-            self._table(score, torch.float32),
-            self._table(row, torch.int32),
-            self._table(token, torch.int32),
-            self._table(logprob, torch.float32),
-            self._whole[bad : bad + num_rows].view(torch.bool),
-        )
-        self._host = torch.empty(self._places[-1], dtype=torch.uint8, pin_memory=True)
+        self._whole, self._host = buffers.take(self._places[-1])
+        score, row, token, logprob, bad = (self._whole.data_ptr() + place for place in self._places[:-1])
+        self.device = cuda_beams.CandidateAddresses(score, row, token, logprob, bad, columns)
 
     def send(self) -> None:
         """Queues the copy, behind the kernels that write it."""
-        self._host.copy_(self._whole, non_blocking=True)
+        copy_bytes(self._host.data_ptr(), self._whole.data_ptr(), self._places[-1])
 
     def read(self) -> tuple[BeamCandidates, ...]:
         """When the step has run."""
-        content = self._host.numpy().copy()
+        content = self._host.numpy()[: self._places[-1]].copy()
         groups, columns = self._shape
 
         def table(place: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -74,41 +91,47 @@ class PendingCandidates:
             content[bad:].view(np.bool_),
         )
 
-    def _table(self, place: int, dtype: torch.dtype) -> Tensor:
-        groups, columns = self._shape
-        return self._whole[place : place + 4 * groups * columns].view(dtype).view(groups, columns)
-
 
 class CudaBeams:
-    def __init__(self, vocab_size: int, device: torch.device, catalogues: PlacedCatalogues) -> None:
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device, catalogues: PlacedCatalogues) -> None:
+        """`max_rows`: beams of one step, which are at least as many as its groups."""
         self._device = device
         self._constraints = Constraints(vocab_size, device, catalogues)
+        self._buffers = CandidateBuffers(device)
+        layout = StagingLayout(
+            [
+                Field("group_start", (max_rows + 1,), torch.int32),
+                Field("scores", (max_rows,), torch.float32),
+                Field("nodes", (max_rows,), torch.int32),
+                Field("records", (max_rows, GROUP_DTYPE.itemsize), torch.uint8),
+            ]
+        )
+        self._staging = Staging(layout, device)
+        self._addresses = {name: self._staging.on_device(name).data_ptr() for name in layout.places}
 
     def launch(self, logits: Tensor, specs: Sequence[BeamSpec]) -> PendingCandidates:
         """From logits [N, V] of the step's samples, of which R from the first group's on are beams'."""
         groups = pack(specs, self._constraints)
         num_rows = int(groups.group_start[-1])
         first = specs[0].first_sample
-        scores, nodes, device_groups = self._send(scores_of(specs), nodes_of(specs), groups)
-        pending = PendingCandidates(specs, num_rows, groups.columns, self._device)
+        step = self._send(specs, groups, num_rows)
+        pending = PendingCandidates(specs, num_rows, groups.columns, self._buffers)
         memory = cuda_beams.workspace(num_rows, groups.num_slots, self._device)
-        rows = logits[first : first + num_rows]
-        cuda_beams.beam_candidates(rows, scores, device_groups, memory, pending.device, nodes)
+        cuda_beams.beam_candidates_at(logits[first : first + num_rows], step, memory, pending.device)
         pending.send()
         return pending
 
-    def _send(
-        self, scores: FloatArray, nodes: IntArray | None, groups: PackedGroups
-    ) -> tuple[Tensor, Tensor | None, cuda_beams.DeviceGroups]:
+    def _send(self, specs: Sequence[BeamSpec], groups: PackedGroups, num_rows: int) -> cuda_beams.StepAddresses:
         """All that the kernel reads of the step, in one copy."""
-        arrays = [scores, groups.group_start, groups.records] + ([] if nodes is None else [nodes])
-        parts = [np.frombuffer(array, np.uint8) for array in arrays]
-        places = _places([len(part) for part in parts])
-        pinned = torch.empty(places[-1], dtype=torch.uint8, pin_memory=True)
-        view = pinned.numpy()
-        for place, part in zip(places, parts, strict=False):
-            view[place : place + len(part)] = part
-        sent = pinned.to(self._device, non_blocking=True)
-        pieces = [sent[place : place + len(part)] for place, part in zip(places, parts, strict=False)]
-        on_device = cuda_beams.DeviceGroups(pieces[1].view(torch.int32), pieces[2])
-        return pieces[0].view(torch.float32), None if nodes is None else pieces[3].view(torch.int32), on_device
+        arrays, num_groups = self._staging.arrays(), len(specs)
+        arrays["group_start"][: num_groups + 1] = groups.group_start
+        arrays["scores"][:num_rows] = scores_of(specs)
+        nodes = nodes_of(specs)
+        if nodes is not None:
+            arrays["nodes"][:num_rows] = nodes
+        arrays["records"][:num_groups] = groups.records.view(np.uint8).reshape(num_groups, -1)
+        self._staging.send(self._staging.used_bytes("records", num_groups))
+        at = self._addresses
+        return cuda_beams.StepAddresses(
+            at["scores"], 0 if nodes is None else at["nodes"], at["group_start"], at["records"], num_groups
+        )

@@ -85,9 +85,9 @@ class StepBuffers:
             first = self._self_blocks
             tables[:, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
 
-    def send(self, num_sequences: int, with_updates: bool, stream: torch.cuda.Stream) -> None:
+    def send(self, num_sequences: int, with_updates: bool) -> None:
         used = self.staging.used_bytes("block_tables", num_sequences)
-        self.staging.send(used, "updates" if with_updates else None, stream)
+        self.staging.send(used, "updates" if with_updates else None)
 
     def bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
         tables = self.on_device("block_tables")

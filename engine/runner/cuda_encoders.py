@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.encoder import EncoderInput, EncoderSpec
+from engine.hidden import EncoderTap
 from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
 from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
 from engine.models.encoder_decoder import EncoderDecoder
-from engine.runner.encoders import Host, encode
+from engine.runner.encoders import Host, encode, store_states
 
 
 class CudaEncoders:
@@ -39,8 +40,10 @@ class CudaEncoders:
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
         self._scratch = torch.zeros((num_blocks, *shape), dtype=kv_cache.dtype, device=kv_cache.device)
 
-    def run(self, specs: Sequence[EncoderSpec]) -> None:
-        encode(self._model, self._kv_cache, specs, self._attention, self._send)
+    def run(self, specs: Sequence[EncoderSpec], taps: Sequence[EncoderTap] = (), ring: Tensor | None = None) -> None:
+        """`ring`: where the states go that `taps` ask for, [rows, H]."""
+        tap = None if ring is None else store_states(taps, ring, self._send)
+        encode(self._model, self._kv_cache, specs, self._attention, self._send, tap)
 
     def run_padding(self) -> None:
         """One run of the largest size whose result goes nowhere: what it allocates at its peak is what runs need."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine import _C
 from engine.kernels.cuda import DeviceLogprobs
+from engine.kernels.streams import copy_bytes, record
 from engine.runner.cuda_beams import PendingCandidates
 from engine.runner.cuda_states import PendingStates
 from engine.runner.staging import Field, StagingLayout
@@ -54,6 +54,13 @@ class PendingResults:
         self._num_logprobs = num_logprobs
         self._prompt = prompt
 
+    @property
+    def slow_to_read(self) -> bool:
+        return self._states is not None
+
+    def wait_computed(self) -> None:
+        self._copied.synchronize()
+
     def wait(self) -> StepResult:
         self._copied.synchronize()
         num, top = self._num_samples, self._num_logprobs
@@ -90,6 +97,7 @@ class ResultBuffers:
         self._arrays = [
             {name: self._layout.view(buffer, name).numpy() for name in self._layout.places} for buffer in self._pinned
         ]
+        self._views = {name: self._layout.view(self._device_buffer, name) for name in self._layout.places}
         self._turn = 0
 
     @property
@@ -117,16 +125,16 @@ class ResultBuffers:
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
         states: PendingStates | None,
-        stream: torch.cuda.Stream,
     ) -> PendingResults:
-        """Queues the copy back on the stream. `began` was recorded there when the step was."""
+        """Queues the copy back on the current stream. `began` was recorded there when the step was."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
         last = "bad" if num_logprobs is None else "top"
-        used = self._layout.places[last][0] + self._layout.size(last)
-        _C.cuda_copy(self._pinned[turn].data_ptr(), self._device_buffer.data_ptr(), used, stream.cuda_stream)
+        offset, field = self._layout.places[last]
+        used = offset + field.shape[0] * field.dtype.itemsize
+        copy_bytes(self._pinned[turn].data_ptr(), self._device_buffer.data_ptr(), used)
         copied = torch.cuda.Event(enable_timing=True)
-        copied.record(stream)
+        record(copied)
         return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
 
     def _view(self, name: str) -> Tensor:
-        return self._layout.view(self._device_buffer, name)
+        return self._views[name]

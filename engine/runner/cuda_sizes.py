@@ -44,18 +44,21 @@ class Ladder:
         self._max_num_seqs = max_num_seqs
         self._decode = decode_ladder(max_num_seqs)
         self._decode += [size for size in _BEAM_DECODE if size > max_num_seqs]
-        self._mixed = mixed_ladder(max_num_batched_tokens)
+        tokens = mixed_ladder(max_num_batched_tokens)
+        # Few steps sample more rows than they have tokens, and the product over the vocabulary is a large part of a
+        # short one. The last size takes any step that is not beams'.
+        self._mixed = [StepSize(size, min(size, max_num_seqs), prefill=True) for size in tokens[:-1]]
+        self._mixed.append(StepSize(tokens[-1], max_num_seqs, prefill=True))
         self._mixed_beams = [
             StepSize(size, min(size, MAX_BEAM_WIDTH + max_num_seqs), prefill=True)
             for size in _BEAM_MIXED
-            if max_num_seqs < size <= self._mixed[-1]
+            if max_num_seqs < size <= tokens[-1]
         ]
 
     def sizes(self) -> list[StepSize]:
         """Largest first: smaller graphs then fit into the memory of larger ones."""
-        mixed = [StepSize(size, self._max_num_seqs, prefill=True) for size in reversed(self._mixed)]
         decode = [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
-        return self._mixed_beams[::-1] + mixed + decode
+        return self._mixed_beams[::-1] + self._mixed[::-1] + decode
 
     def size_for(self, num_tokens: int, num_sequences: int, num_samples: int, prefill: bool) -> StepSize | None:
         """The smallest size that holds the step; None: run it eagerly. `prefill`: attention has prefill tiles."""
@@ -63,9 +66,6 @@ class Ladder:
         if decodes and num_tokens <= self._decode[-1]:
             padded = self._decode[bisect_left(self._decode, num_tokens)]
             return StepSize(padded, padded, prefill=False)
-        if num_samples > self._max_num_seqs:
-            fitting = (s for s in self._mixed_beams if s.num_tokens >= num_tokens and s.num_samples >= num_samples)
-            return next(fitting, None)
-        if num_tokens > self._mixed[-1]:
-            return None
-        return StepSize(self._mixed[bisect_left(self._mixed, num_tokens)], self._max_num_seqs, prefill=True)
+        sizes = self._mixed_beams if num_samples > self._max_num_seqs else self._mixed
+        fitting = (s for s in sizes if s.num_tokens >= num_tokens and s.num_samples >= num_samples)
+        return next(fitting, None)

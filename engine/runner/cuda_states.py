@@ -47,6 +47,12 @@ class StatesRing:
         """The staged arrays of a step, [T] and [T, 2], with the ring they point into."""
         return HiddenTap(rows, layers, self._ring)
 
+    @property
+    def rows(self) -> Tensor:
+        """[rows per step, H]: the half of the ring that is the next step's."""
+        first = self._turn * self._rows_per_step
+        return self._ring[first : first + self._rows_per_step]
+
     def stage(self, taps: StepTaps | None, rows: np.ndarray, layers: np.ndarray) -> None:
         """Writes the table of a step into its staging arrays, which are padded: rows [T'], layers [T', 2]."""
         rows[:] = -1

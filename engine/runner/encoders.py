@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from engine.encoder import EncoderSpec
+from engine.hidden import EncoderTap
 from engine.kernels import cpu as kernels
 from engine.models.backend import AttentionWork
 from engine.models.batch import EncoderInputs
 from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
-from engine.models.encoder_decoder import EncoderDecoder
+from engine.models.encoder_decoder import EncoderDecoder, Tap
 
 Host = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
@@ -29,10 +30,12 @@ def encode(
     specs: Sequence[EncoderSpec],
     attention: Callable[[EncoderLayout], tuple[AttentionWork, Tensor]],
     send: Callable[[Host], Tensor],
+    tap: Tap | None = None,
 ) -> None:
-    """Writes the cross keys and values of `specs` to the cache [NB, L, 2, NKV, BS, D].
+    """Writes the cross keys and values of `specs` to the cache [NB, L, 2, NKV, BS, D]; `tap` sees the states before.
 
     `attention` gives the work and the scratch of a layout, `send` brings an array to the device.
+    REQUIRES: specs without slots are the last
     """
     layout = lay_out([spec.input.length for spec in specs])
     work, scratch = attention(layout)
@@ -48,11 +51,42 @@ def encode(
         token_ids=tokens,
         features=features,
     )
-    slots = send(np.concatenate([spec.slots for spec in specs]))
-    model.write_cross(model.encode(batch), slots, kv_cache)
+    states = model.encode(batch, tap)  # [E, H]
+    written = [spec.slots for spec in specs if spec.slots is not None]
+    if written:
+        slots = send(np.concatenate(written))
+        model.write_cross(states[: len(slots)], slots, kv_cache)
 
 
-def encode_on_cpu(model: EncoderDecoder, kv_cache: Tensor, specs: Sequence[EncoderSpec]) -> None:
+def store_states(taps: Sequence[EncoderTap], ring: Tensor, send: Callable[[Host], Tensor]) -> Tap | None:
+    """Stores what is wanted of an encoder's layers into the rows of a step, [rows, H]."""
+    if not taps:
+        return None
+    places = [
+        (
+            send(tap.tokens),
+            tap.layers,
+            ring[tap.first_row : tap.first_row + tap.num_rows].view(len(tap.tokens), len(tap.layers), ring.shape[1]),
+        )
+        for tap in taps
+    ]
+
+    def store(layer: int, states: Tensor) -> None:
+        for tokens, layers, rows in places:
+            if layer in layers:
+                rows[:, layers.index(layer)] = states[tokens]
+
+    return store
+
+
+def encode_on_cpu(
+    model: EncoderDecoder,
+    kv_cache: Tensor,
+    specs: Sequence[EncoderSpec],
+    taps: Sequence[EncoderTap] = (),
+    ring: Tensor | None = None,
+) -> None:
+    """`ring`: where the states go that `taps` ask for, [rows, H]."""
     config = model.config
 
     def attention(layout: EncoderLayout) -> tuple[AttentionWork, Tensor]:
@@ -70,4 +104,5 @@ def encode_on_cpu(model: EncoderDecoder, kv_cache: Tensor, specs: Sequence[Encod
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
         return plan, torch.empty((layout.num_blocks, *shape), dtype=torch.float32)  # as activations are
 
-    encode(model, kv_cache, specs, attention, torch.from_numpy)
+    tap = None if ring is None else store_states(taps, ring, torch.from_numpy)
+    encode(model, kv_cache, specs, attention, torch.from_numpy, tap)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.errors import ModelError
 
 GIB = 1 << 30
+_LEAST_USEFUL_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,12 @@ class CacheWish:
         """Of a longest request that runs alone."""
         return self.self_blocks + self.cross_blocks
 
+    @property
+    def useful_blocks(self) -> int:
+        """More than anybody is likely to miss: all that can run at once at its longest, and three times as much for
+        what finished requests leave; for small models room for wide beams at least."""
+        return max(4 * self.blocks_per_sequence * self.max_num_seqs, _LEAST_USEFUL_BLOCKS) + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -66,9 +73,10 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     `shares` and the flags that would fit.
     """
     num_blocks = wish.num_blocks
-    if num_blocks is None:
-        limit = int(wish.cache_gb * GIB) if wish.cache_gb is not None else default_limit
-        num_blocks = max(0, min(limit // wish.block_bytes, wish.blocks_per_sequence * wish.max_num_seqs + 1))
+    if num_blocks is None and wish.cache_gb is not None:
+        num_blocks = int(wish.cache_gb * GIB) // wish.block_bytes
+    elif num_blocks is None:
+        num_blocks = max(0, min(default_limit // wish.block_bytes, wish.useful_blocks))
     if num_blocks * wish.block_bytes > available:
         most = max(0, available // wish.block_bytes)
         raise ModelError(

@@ -44,6 +44,9 @@ _CPU_BATCHED_TOKENS = 256
 _CPU_TOKENS_ALONE = 512
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
 _CPU_TOKENS_EXTRACTING = 64
+# The same on a GPU, in multiply-adds: twelve milliseconds of an H200. Short steps of a large model cost throughput.
+_CUDA_WORK_EXTRACTING = 4.2e12
+_CUDA_LEAST_EXTRACTING = 256
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
@@ -211,8 +214,14 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         plan.num_lease_blocks,
         tokens,
         states,
+        max_num_tokens_extracting=_tokens_extracting(loaded, tokens),
         max_num_encoder_tokens=encoder_tokens,
     )
+
+
+def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
+    tokens = max(int(_CUDA_WORK_EXTRACTING / loaded.num_parameters), _CUDA_LEAST_EXTRACTING)
+    return min(1 << (tokens.bit_length() - 1), most)
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
@@ -254,7 +263,10 @@ def _log_memory(wish: CacheWish, plan: CachePlan, num_host: int, loaded: LoadedM
 def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int:
     """Rows of hidden states in so much memory; room for all layers of a token in any case."""
     config = loaded.config
-    return max(num_bytes // (config.hidden_size * dtype.itemsize), config.num_layers + 1)
+    layers = config.num_layers
+    if isinstance(config, EncoderDecoderConfig):
+        layers = max(layers, config.encoder.num_layers)
+    return max(num_bytes // (config.hidden_size * dtype.itemsize), layers + 1)
 
 
 def _info(
@@ -304,6 +316,7 @@ def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | No
         num_mels=encoder.num_mels,
         num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
         frames_per_position=encoder.frames_per_state,
+        num_layers=encoder.num_layers,
     )
 
 

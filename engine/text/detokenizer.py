@@ -27,8 +27,8 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 class IncrementalDetokenizer:
     """`step(token_id)` gives the text that the token completes, maybe ""; `flush()`, once at the end, what is left.
 
-    `steps(token_ids)` is the text of several steps. `whole(token_ids)` is all text of an answer, and changes nothing.
-    REQUIRES for it: no step was made
+    `steps(token_ids)` is the text of several steps. `wholes(answers)` is all text of each of several answers, and
+    changes nothing. REQUIRES for it: no step was made
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
@@ -37,7 +37,7 @@ class IncrementalDetokenizer:
         self.step: Callable[[int], str] = stream.step
         self.steps: Callable[[Sequence[int]], str] = stream.steps
         self.flush: Callable[[], str] = stream.flush
-        self.whole: Callable[[Sequence[int]], str] = stream.whole
+        self.wholes: Callable[[Sequence[Sequence[int]]], list[str]] = stream.wholes
         self._stream = stream
 
     @property
@@ -71,10 +71,14 @@ class _ByteStream:
     def steps(self, token_ids: Sequence[int]) -> str:
         return self._strip(self._decode(self._shown_bytes(token_ids)))
 
-    def whole(self, token_ids: Sequence[int]) -> str:
+    def wholes(self, answers: Sequence[Sequence[int]]) -> list[str]:
         begun = self._decoder.getstate()[0]  # of a character, by the prompt
-        text = (begun + self._shown_bytes(token_ids)).decode("utf-8", "replace")
-        return text.removeprefix(" ") if self._strip_space else text
+        spelled, hidden = self._bytes, self._hidden
+        texts = [
+            b"".join([begun, *[spelled[i] for i in token_ids if i not in hidden]]).decode("utf-8", "replace")
+            for token_ids in answers
+        ]
+        return [text.removeprefix(" ") for text in texts] if self._strip_space else texts
 
     def _shown_bytes(self, token_ids: Sequence[int]) -> bytes:
         return b"".join([self._bytes[token_id] for token_id in token_ids if token_id not in self._hidden])
@@ -103,7 +107,10 @@ class _WindowStream:
         self._num_shown = len(self._window)  # tokens of the window whose text was shown
         self._shown = self._text(self._window).rstrip("\ufffd")
 
-    def whole(self, token_ids: Sequence[int]) -> str:
+    def wholes(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        return [self._whole(token_ids) for token_ids in answers]
+
+    def _whole(self, token_ids: Sequence[int]) -> str:
         before = self._window, self._num_shown, self._shown
         self._window = list(self._window)
         text = self.steps(token_ids) + self.flush()

@@ -107,3 +107,48 @@ def test_wrong_parents_and_tokens(pool: BlockPool) -> None:
         with pytest.raises(Error):
             beams.reorder(parents, tokens)
     assert len(beams) == 1
+
+
+def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> None:
+    beams = start(pool, 6)
+    beams.reorder(ints(0, 0), ints(7, 8))
+    pool.begin_plan()
+    assert beams.try_prepare_write(6) is not None
+    pool.end_plan()
+    first, second = blocks_of(beams)
+    assert beams.end(ints(1, 0)) == 0 and beams.end(ints(1)) == 2
+    beams.reorder(ints(0), ints(9))  # nobody runs on from the second
+    assert beams.ended_blocks() == [second, first, second]
+    assert pool.ref_count(second[1]) == 2 and pool.ref_count(first[0]) == 4
+    taken = beams.take_ended(2)
+    assert taken.blocks == second and beams.ended_blocks()[2] == []
+    with pytest.raises(Error, match="taken once"):
+        beams.take_ended(2)
+    with pytest.raises(Error, match="were taken"):
+        beams.epochs(ints(2), ints(7))
+    taken.free()
+    with pytest.raises(Error, match="not among the beams"):
+        beams.end(ints(1))
+    beams.free()
+    assert pool.num_used == 0
+    pool.check()
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 8])
+def test_epochs_of_ended_beams_are_those_of_their_tables(pool: BlockPool, length: int) -> None:
+    beams = start(pool, 8)
+    beams.end(ints(0, 0))
+    epochs = beams.epochs(ints(1, 0, -1), ints(length, 8, length))
+    tables = [beams.take_ended(1), beams.take_ended(0), beams.fork(0)]
+    tables[0].truncate(length)
+    tables[2].truncate(length)
+    assert len(epochs) == 3 and [epochs[i] for i in range(3)] == [table.epochs() for table in tables]
+    with pytest.raises(IndexError):
+        epochs[3]
+    assert epochs.num_left(pool) == sum(map(len, tables))
+    beams.free()
+    for table in tables:
+        table.free()
+    other = BlockTable(pool)
+    write(other, 0, pool.num_free * 4)  # takes every block
+    assert epochs.num_left(pool) == 0

@@ -16,7 +16,7 @@ from engine.engine import AsyncEngine
 from engine.extraction import ExtractionLimits
 from engine.hidden_values import ExtractedStates
 from engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
-from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner
+from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, NUM_LAYERS, VOCAB, PagedFakeRunner
 
 EOS = 5
 _ids = itertools.count()
@@ -68,7 +68,11 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         setup.extraction,
         setup.encoder_tokens,
     )
-    encoder = None if setup.encoder_len is None else EncoderInfo("tokens", setup.encoder_len, 1, (1,))
+    encoder = (
+        None
+        if setup.encoder_len is None
+        else EncoderInfo("tokens", setup.encoder_len, 1, (1,), num_layers=NUM_ENCODER_LAYERS)
+    )
     info = ModelInfo(
         "fake",
         "fake",

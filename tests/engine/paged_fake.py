@@ -11,6 +11,7 @@ cross table and hashes it before its own history.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -57,6 +58,7 @@ def best_continuations(
 
 
 NUM_LAYERS, HIDDEN = 5, 3  # of the fake's hidden states
+NUM_ENCODER_LAYERS = 4
 
 
 def hidden_state(history: Sequence[int] | np.ndarray, layer: int) -> np.ndarray:
@@ -70,6 +72,11 @@ def expected_states(
     """[K, P, HIDDEN]"""
     before = [CROSS + token for token in encoder]
     return np.asarray([[hidden_state([*before, *tokens[: p + 1]], layer) for p in positions] for layer in layers])
+
+
+def expected_encoder_states(encoder: Sequence[int], positions: Sequence[int], layers: Sequence[int]) -> np.ndarray:
+    """[K, P, HIDDEN] of an encoder's layers: each depends on the whole input."""
+    return np.asarray([[hidden_state([*encoder, CROSS + p], layer) for p in positions] for layer in layers])
 
 
 def expected_tokens(
@@ -154,13 +161,16 @@ class PagedFakeRunner:
         self.closed = True
 
     def _encode(self, plan: StepPlan, written: np.ndarray) -> None:
-        slots = [slot for spec in plan.encoders for slot in spec.slots.tolist()]
+        filling = [(spec, spec.slots) for spec in plan.encoders if spec.slots is not None]
+        assert all(spec.slots is None for spec in plan.encoders[len(filling) :]), "those without slots are the last"
+        slots = [slot for _, filled in filling for slot in filled.tolist()]
         assert len({*slots, *written.tolist()}) == len(slots) + len(written), "two writes to one slot"
-        for spec in plan.encoders:
-            assert len(spec.slots) == spec.input.length and (spec.slots >= self.block_size).all()
-            self.slots[spec.slots] = CROSS + np.asarray(spec.input.token_ids)
-        self.num_encoded += len(slots)
-        self.most_encoded = max(self.most_encoded, len(slots))
+        for spec, filled in filling:
+            assert len(filled) == spec.input.length and (filled >= self.block_size).all()
+            self.slots[filled] = CROSS + np.asarray(spec.input.token_ids)
+        read = sum(spec.input.length for spec in plan.encoders)
+        self.num_encoded += read
+        self.most_encoded = max(self.most_encoded, read)
 
     def _copy_blocks(self, pairs: np.ndarray) -> None:
         self.num_copies += len(pairs)
@@ -200,6 +210,13 @@ class PagedFakeRunner:
                 row = int(taps.rows[token]) + number
                 assert np.isnan(ring[row]).all(), "two states share a row"
                 ring[row] = hidden_state(history, layer)
+        inputs = [(spec.input.token_ids, p) for spec in plan.encoders for p in range(spec.input.length)]
+        for tap in taps.encoders:
+            for number, (token, layer) in enumerate(itertools.product(tap.tokens.tolist(), tap.layers)):
+                row = tap.first_row + number
+                assert np.isnan(ring[row]).all(), "two states share a row"
+                ids, position = inputs[token]
+                ring[row] = expected_encoder_states(ids, [position], [layer])[0, 0]
         self.num_states += len(ring)
         assert not np.isnan(ring).any(), "a row of the ring was not written"
         return taps.split(ring)

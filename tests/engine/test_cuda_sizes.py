@@ -21,7 +21,7 @@ def test_every_step_gets_the_smallest_size_that_holds_it(seqs: int, tokens: int)
             found = ladder.size_for(count, 0, num_samples, False)
             holding = [s for s in sizes if s.prefill and s.num_tokens >= count and s.num_samples >= num_samples]
             if num_samples <= seqs:
-                holding = [size for size in holding if size.num_samples == seqs]
+                holding = [size for size in holding if size.num_samples <= seqs]
             assert found == min(holding, key=lambda size: size.num_tokens, default=None)
             assert found is not None or num_samples > seqs
     assert ladder.size_for(MOST_GRAPH_TOKENS + 1, 1, 1, False) is None
@@ -29,7 +29,15 @@ def test_every_step_gets_the_smallest_size_that_holds_it(seqs: int, tokens: int)
 
 def test_a_step_of_single_tokens_may_have_prefill_tiles() -> None:
     """Where many sequences share a long prefix."""
-    assert Ladder(256, 2048).size_for(32, 32, 32, True) == StepSize(32, 256, prefill=True)
+    assert Ladder(256, 2048).size_for(32, 32, 32, True) == StepSize(32, 32, prefill=True)
+
+
+def test_many_choices_of_a_short_prompt_take_a_size_with_their_samples() -> None:
+    ladder = Ladder(256, 2048)
+    assert ladder.size_for(6, 1, 1, False) == StepSize(32, 32, prefill=True)
+    assert ladder.size_for(6, 1, 100, False) == StepSize(128, 128, prefill=True)
+    assert ladder.size_for(6, 1, 256, False) == StepSize(256, 256, prefill=True)
+    assert Ladder(256, 40).size_for(6, 1, 256, False) == StepSize(40, 256, prefill=True)
 
 
 def test_padding_of_decode_steps_is_bounded() -> None:

@@ -41,6 +41,7 @@ RULES: dict[str, dict[str, Any]] = {
     "whisper": {"suppress_tokens": [3, 5, 90], "begin_suppress_tokens": [7, 2]},
     "t5": {},
     "t5-gated-untied": {},
+    "mt5-untied": {},
 }
 DEFAULT_PROMPTS = {"bart": [2, 0], "bart-scaled-relu-untied": [2, 0], "mbart": [2, 77], "whisper": [2], "t5": [0]}
 

@@ -36,8 +36,13 @@ class Faulty(PagedFakeRunner):
 
 
 class _Pending:
+    slow_to_read = False
+
     def __init__(self, result: StepResult, fault: Callable[[], None] | None) -> None:
         self.result, self.fault = result, fault
+
+    def wait_computed(self) -> None:
+        raise AssertionError("nobody has to ask")
 
     def wait(self) -> StepResult:
         if self.fault is not None:

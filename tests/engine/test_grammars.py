@@ -15,9 +15,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
-from engine.grammar import Grammar, GrammarError, GrammarSource, lark_of_any
+from engine.grammar import Grammar, GrammarError, GrammarMasks, GrammarSource, Vocabulary, lark_of_any
 from engine.grammar_check import GrammarCheck
 from engine.llm import LLM
+from engine.masks import mask_words
 from engine.types import Delta, OutputMode, Request, SamplingParams
 from tests.engine.grammar_world import (
     EOS,
@@ -184,15 +185,30 @@ def test_bnf_is_taken_for_lark() -> None:
 
 def test_special_tokens_are_no_text() -> None:
     """A string that spells a special token is written out in others."""
-    handle = Grammar(GrammarSource("lark", 'start: "<|im_start|>x"'), vocabulary()).matcher()
+    rule = Grammar(GrammarSource("lark", 'start: "<|im_start|>x"'), vocabulary())
     ids = [token for part in ("<", "|", "im", "_", "start", "|", ">", "x") for token in tokenizer().encode(part, False)]
-    handle.advance(ids)
-    assert handle.error is None
-    handle.advance([EOS])
-    assert handle.error is None
-    wrong = Grammar(GrammarSource("lark", 'start: "<|im_start|>x"'), vocabulary()).matcher()
-    wrong.advance([1])  # the special token itself
-    assert wrong.error is not None
+    assert follows(rule, [*ids, EOS])
+    assert not follows(rule, [1])  # the special token itself
+    assert not follows(rule, ids[:-1] + ids[:1])
+
+
+def follows(rule: Grammar, token_ids: list[int]) -> bool:
+    masks, matcher = GrammarMasks(1), rule.matcher()
+    for token in token_ids:
+        masks.advance([(matcher, token)])
+    masks.fill([matcher], np.empty((1, mask_words(rule.vocabulary.vocab_size)), np.int32))
+    return matcher.failed is None
+
+
+def test_a_vocabulary_with_rows_that_no_token_has() -> None:
+    """As many models have it: llguidance still tokenises by itself, and those rows are never allowed."""
+    wide = Vocabulary(tokenizer(), tokenizer().vocab_size + 70, (EOS,))
+    rule = Grammar(GrammarSource("regex", ".*"), wide)
+    assert wide.handle_for(rule.source) is wide._quick
+    mask = np.empty((1, mask_words(wide.vocab_size)), np.int32)
+    GrammarMasks(1).fill([rule.matcher()], mask)
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert allowed[: tokenizer().vocab_size].sum() > 40_000 and not allowed[tokenizer().vocab_size :].any()
 
 
 def test_the_check_stops_what_does_not_end() -> None:

@@ -46,6 +46,7 @@ def test_the_worlds_see_everything() -> None:
         assert seen[event] > 0, event
     for event in ("NaN", "forgotten", "not prolonged", "beams", "searched", "cut", "extracted", "with states"):
         assert seen[event] > 0, event
+    assert 0 < seen["answered as one"] < seen["searched"]
 
 
 @pytest.mark.parametrize("seed", range(200, 200 + RUNS))
@@ -55,7 +56,8 @@ def test_random_steps_of_an_encoder_decoder_model(seed: int) -> None:
 
 def test_the_worlds_with_encoders_see_everything() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(300, 306):
+    for seed in range(300, 310):
         seen += run(seed, 300, most_encoder=50).seen
     for event in ("blocks", "host", "leased", "preempted", "swapped in", "encoded", "shared", "cross on the host"):
         assert seen[event] > 0, event
+    assert seen["states of an encoder"] > 0

@@ -19,7 +19,7 @@ from engine.draft import SchedulerLimits
 from engine.encoder import EncoderInput
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from engine.extraction import ExtractionLimits
-from engine.hidden import HiddenStatesParams, Span, present_positions
+from engine.hidden import present_positions
 from engine.outputs import ChoiceOutput
 from engine.records import KeptChoice, Record
 from engine.results import apply_result
@@ -28,6 +28,7 @@ from engine.sequence import NO_ROW, Group, Status
 from engine.step import Launch
 from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
 from tests.engine.beam_oracle import expected_beams
+from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request
 from tests.engine.paged_fake import (
     CROSS,
@@ -35,6 +36,7 @@ from tests.engine.paged_fake import (
     NUM_LAYERS,
     VOCAB,
     PagedFakeRunner,
+    expected_encoder_states,
     expected_states,
     expected_tokens,
 )
@@ -72,13 +74,6 @@ class Shape:
         if most_encoder:
             limits = replace(limits, max_num_encoder_tokens=draw.choice([1, 20, 64, 1000]))
         return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
-
-
-def draw_states(draw: random.Random, num_prompt: int) -> HiddenStatesParams:
-    position = draw.randrange(num_prompt)
-    positions = draw.choice(["last", "all", Span(position), (position, -1), (-1, 0, position)])
-    layers = tuple(draw.randint(0, NUM_LAYERS) for _ in range(draw.randint(1, 3)))
-    return HiddenStatesParams(layers, positions, include_prompt=draw.random() < 0.5)
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,8 @@ class World:
             self.promises[group] = Promise(min(asked.lineage.at, estate.computed, most))
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         self.open.append(group)
-        self.known.append((asked.tenant, asked.id))
+        if not asked.encodes_only:
+            self.known.append((asked.tenant, asked.id))
 
     def draw_request(self) -> Request | None:
         draw = self.draw
@@ -183,10 +179,10 @@ class World:
             temperature=1 if sampled else 0,
             seed=draw.randrange(100),
         )
-        states = draw_states(draw, len(prompt)) if draw.random() < 0.4 else None
-        if states is not None and params.max_tokens == 0:
-            params = replace(params, n=1)
-        return request(prompt, params, hidden_states=states, **fields)
+        if draw.random() >= 0.4:
+            return request(prompt, params, **fields)
+        params = replace(params, n=1) if params.max_tokens == 0 else params
+        return with_states(draw, request(prompt, params, **fields))
 
     def draw_beams(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
         """A group of beams, if it could run alone: others are refused before they get here."""
@@ -197,8 +193,8 @@ class World:
         params = SamplingParams(
             max_tokens=most, n=draw.randint(1, width), min_tokens=draw.choice([0, 0, most // 2]), beams=beams
         )
-        states = draw_states(draw, len(prompt)) if draw.random() < 0.2 else None
-        asked = request(prompt, params, output=OutputMode.FINAL, hidden_states=states, **fields)
+        asked = request(prompt, params, output=OutputMode.FINAL, **fields)
+        asked = with_states(draw, asked) if draw.random() < 0.2 else asked
         if self.scheduler.most_blocks_of_beams(asked, beams) > self.scheduler.blocks_beside_leases:
             return None
         return asked
@@ -323,7 +319,11 @@ class World:
         prompt, params = group.request.prompt_token_ids, group.request.params
         if params.beams is not None:
             expected = [tokens for tokens, _ in expected_beams(group.request)]
-            assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
+            if group.answer is not None:
+                assert group.answer.token_ids == expected
+                self.seen["answered as one"] += 1
+            else:
+                assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
             self.seen["searched"] += 1
             return
         assert [s.choice for s in group.sequences] == list(range(params.n))
@@ -348,12 +348,18 @@ class World:
         for s in group.sequences:
             assert s.capture is not None
             tokens = s.tokens.to_list()
-            first = 0 if wanted.include_prompt or group.request.extracts else s.num_prompt
-            positions = first + present_positions(wanted.positions, len(tokens) - first)
             states = s.capture.states(s.choice, INFO)
-            assert states.positions.tolist() == positions.tolist()
             encoder = group.request.encoder
             read = () if encoder is None else encoder.token_ids
+            if wanted.stack == "encoder":
+                positions = present_positions(wanted.positions, len(read))
+                assert states.positions.tolist() == positions.tolist()
+                assert (states.assemble() == expected_encoder_states(read, positions.tolist(), wanted.layers)).all()
+                self.seen["states of an encoder"] += 1
+                continue
+            first = 0 if wanted.include_prompt or group.request.extracts else s.num_prompt
+            positions = first + present_positions(wanted.positions, len(tokens) - first)
+            assert states.positions.tolist() == positions.tolist()
             expected = expected_states(tokens, positions.tolist(), wanted.layers, read).reshape(states.shape)
             assert (states.assemble() == expected).all()
         self.seen["extracted" if group.request.extracts else "with states"] += 1
@@ -382,7 +388,7 @@ class World:
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
                 running += not (s.group.request.extracts or s.owing) and s.group.search is None
-                for table in blocks_of_beams(s.group) or [blocks]:
+                for table in blocks_of_beams(s.group, ended=False) or [blocks]:
                     assert len(table) * self.shape.block_size >= s.num_computed
                 assert s.num_computed <= s.planned_len
             else:
@@ -399,11 +405,10 @@ class World:
         for group in groups:
             assert len(group.sequences) == 1 and group.sequences[0].row == NO_ROW
             assert group.search is not None and group.request.params.beams is not None
-            own = [*blocks_of_beams(group), *(table.blocks for table in group.ended_beams.values())]
+            own = blocks_of_beams(group)
             distinct = {block for table in own for block in table}
             assert len(distinct) <= self.scheduler.most_blocks_of_beams(group.request, group.request.params.beams)
             if group.beams is None:
-                assert not group.ended_beams
                 continue
             assert len(group.beams) == group.search.num_running
             assert not group.sequences[0].table.blocks
@@ -419,7 +424,8 @@ class World:
         assert total <= self.shape.limits.max_num_encoder_tokens or len(plan.encoders) == 1
         for group in self.open:
             holds = any(s.status is Status.RUNNING or len(s.table) for s in group.sequences)
-            assert (group.cross is not None) == (holds and group.request.encoder is not None)
+            reads = group.request.encoder is not None and not group.request.encodes_only
+            assert (group.cross is not None) == (holds and reads)
             if group.cross is not None and group.request.encoder is not None:
                 assert len(group.cross.table) == -(-group.request.encoder.length // self.shape.block_size)
                 self.seen["shared"] += not group.runs or group.cross.table.num_shared > 0
@@ -438,7 +444,6 @@ class World:
         """Every reference is a sequence's, a group's on its encoder input, a beam's or a lease's."""
         tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
         tables += [group.cross.table for group in self.open if group.cross is not None]
-        tables += [table for group in self.open for table in group.ended_beams.values()]
         beams = [blocks for group in self.open for blocks in blocks_of_beams(group)]
         owners = Counter(block for blocks in [*(table.blocks for table in tables), *beams] for block in blocks)
         for pool, sign in ((self.pool, 1), (self.host, -1)):
@@ -483,5 +488,9 @@ class World:
         return content
 
 
-def blocks_of_beams(group: Group) -> list[list[int]]:
-    return [] if group.beams is None else [group.beams.blocks(beam) for beam in range(len(group.beams))]
+def blocks_of_beams(group: Group, ended: bool = True) -> list[list[int]]:
+    """Of the running beams, and of those that have `ended`."""
+    if group.beams is None:
+        return []
+    running = [group.beams.blocks(beam) for beam in range(len(group.beams))]
+    return running + group.beams.ended_blocks() if ended else running

@@ -194,7 +194,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("lens", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
 def test_block_sizes(lens: tuple[tuple[int, int], ...], block_size: int, dtype: torch.dtype) -> None:
     check(Case(lens, block_size=block_size, dtype=dtype))
@@ -202,9 +202,29 @@ def test_block_sizes(lens: tuple[tuple[int, int], ...], block_size: int, dtype: 
 
 @pytest.mark.parametrize("lens", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (14, 2), (16, 2), (16, 1), (64, 2)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(4, 4), (4, 2), (6, 2), (5, 1), (12, 2), (14, 2), (16, 2), (16, 1), (64, 2)], ids=str
+)
 def test_heads(lens: tuple[tuple[int, int], ...], head_dim: int, heads: tuple[int, int]) -> None:
     check(Case(lens, num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim))
+
+
+# Prefixes around the ends of a prefill tile's keys (128) and of half of one.
+PREFIXES = (0, 1, 15, 16, 31, 47, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 257, 640)
+
+
+@pytest.mark.parametrize("change", [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("query_len", [17, 32, 64, 65, 129])
+@pytest.mark.parametrize("heads", [(4, 1, 128), (2, 2, 64), (96, 1, 128)], ids=str)
+def test_prefixes_around_tile_ends(heads: tuple[int, int, int], query_len: int, change: dict[str, float]) -> None:
+    """Chunks behind a cached prefix: the diagonal and the end of the keys at every place of a tile."""
+    shape = Case(
+        tuple((query_len, prefix + query_len) for prefix in PREFIXES),
+        num_q_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=heads[2],
+    )
+    check(replace(shape, **change))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.grammar import GrammarSource
+from engine.build import build_engine
+from engine.errors import EngineDraining
+from engine.grammar import Grammar, GrammarSource, Vocabulary
 from engine.kernels import cpu as kernels
+from engine.kernels import cuda
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.llm import LLM
-from engine.types import RowSpec, SamplingParams
+from engine.types import Request, RowSpec, SamplingParams
 from tests.engine.grammar_world import check_answers_follow_their_grammars
 from tests.gpu.test_engine import config
 from tests.kernels.test_sampling_masks import packed
@@ -90,3 +94,44 @@ def test_graphs_and_the_plain_loop_give_the_same_tokens(tiny_model: Callable[[st
             answers = [llm.generate([[5 + i, 6, 7]], params, progress=False)[0] for i in range(4)]
             told.append([answer.choices[0].token_ids for answer in answers])
     assert told[0] == told[1]
+
+
+def test_a_copy_waits_on_the_device_for_what_the_host_has_yet_to_write() -> None:
+    source = torch.zeros(40, dtype=torch.int32, pin_memory=True)
+    destination = torch.zeros(40, dtype=torch.int32, device=DEVICE)
+    copy = cuda.LateCopy(source, destination)
+    copy.publish(7)
+    copy.queue(40, 7)  # loads the kernel
+    torch.cuda.synchronize()
+    seen = []
+    for value in (8, 9, 10):
+        copy.queue(40, value)
+        seen.append(destination.clone())
+        queued = torch.cuda.Event()
+        queued.record()
+        assert not queued.query()
+        source[:] = torch.arange(value, value + 40)
+        copy.publish(value)
+        queued.synchronize()
+    assert [told.tolist() for told in seen] == [list(range(value, value + 40)) for value in (8, 9, 10)]
+
+
+async def test_an_engine_that_stops_does_not_leave_the_device_waiting(tiny_model: Callable[[str], Path]) -> None:
+    shape = {"dtype": "bfloat16", "max_model_len": 160}
+    built = await build_engine(config(tiny_model("llama-head-64"), **shape))
+    info = built.engine.info
+    vocabulary = Vocabulary(built.text.tokenizer, info.vocab_size, info.eos_token_ids)
+    rule = Grammar(GrammarSource("regex", "[a-f]{500}"), vocabulary)
+
+    async def one(number: int) -> None:
+        params = SamplingParams(max_tokens=100, seed=number, grammar=rule)
+        async for _ in built.engine.generate(Request(f"r{number}", "t", (5, 6, 7), params)):
+            pass
+
+    tasks = [asyncio.ensure_future(one(number)) for number in range(4)]
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(20):
+        await built.engine.stop()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(result is None or isinstance(result, EngineDraining) for result in results)
+    torch.cuda.synchronize()

@@ -14,6 +14,7 @@ from engine.catalogue import ROOT, Catalogue
 from engine.kernels import cpu
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import constrain_row
+from engine.runner.catalogues import PlacedCatalogues
 from engine.types import RowSpec, SamplingParams
 
 V = 50
@@ -155,3 +156,15 @@ def test_other_masks_still_hold() -> None:
     params = SamplingParams(max_tokens=9, allowed_token_ids=(1, 2, 4, 5, EOS))
     found = {sample_item(params, seed) for seed in range(40)}
     assert found == {(1, 2, EOS), (1, 4, 5, EOS)}
+
+
+def test_what_was_retired_leaves_the_device() -> None:
+    placed = PlacedCatalogues(torch.device("cpu"))
+    first, second, third = (ragged([(1, number)], 10, 1) for number in (2, 3, 4))
+    rule = placed.rule(first, (0,))
+    placed.rule(second, (0,))
+    assert placed.rule(first, (0,)) is rule and len(placed) == 2
+    first.retired = True
+    placed.rule(third, (0,))
+    assert len(placed) == 2 and placed.rule(second, (0,)).catalogue is second
+    assert placed.rule(first, (0,)) is not rule, "who was let in before may still come"

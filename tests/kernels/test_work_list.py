@@ -122,6 +122,17 @@ def check_states(shape: Shape, found: WorkList) -> None:
     assert merged == left
 
 
+def check_wide(shape: Shape, found: WorkList) -> None:
+    """Tiles of more rows than a decode tile has are single units, and all that their worker has."""
+    group = shape.num_q_heads // shape.num_kv_heads
+    for worker in found.workers if shape.dtype == BF16 else []:
+        wide = [item for item in worker if item.num_tokens * group > 16]
+        assert not wide or (wide == worker and len(wide) <= 2)
+        for item in wide:
+            assert item.kv_begin % 64 == 0 and item.kv_end == item.kv_begin + 64 <= item.first_position
+            assert item.num_tokens * group <= (128 if shape.head_dim < 256 else 64) and item.state_row >= 0
+
+
 def check_cover(shape: Shape, lens: list[tuple[int, int]], found: WorkList, tables: np.ndarray | None = None) -> None:
     """Each query token's visible keys are covered once, in its own sequence's blocks."""
     ranges: dict[int, list[tuple[int, int]]] = {}
@@ -135,6 +146,7 @@ def check_cover(shape: Shape, lens: list[tuple[int, int]], found: WorkList, tabl
                 blocks = slice(item.kv_begin // BLOCK_SIZE, -(-item.kv_end // BLOCK_SIZE))
                 assert (tables[item.sequence, blocks] == tables[owner[token], blocks]).all()
     check_states(shape, found)
+    check_wide(shape, found)
     token = 0
     for sequence, (query_len, seq_len) in enumerate(lens):
         for i in range(query_len):
@@ -210,11 +222,13 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
     shared = [item for item in found.decode + found.prefill if item.first_position == whole_units]
     group = shape.num_q_heads // shape.num_kv_heads
     workers = max(1, shape.multiprocessors * (1 if shape.head_dim > 128 else 2) // shape.num_kv_heads)
-    little = sum(seq_len for query_len, seq_len in lens if query_len <= 16 // group) // 64 < 4 * workers
-    if shape.dtype == F32 or not shape.causal or shape.window or group > 16 or little:
+    units = sum(seq_len for query_len, seq_len in lens if query_len <= 16 // group) // 64
+    wide = [item for item in shared if item.num_tokens * group > 16 and item in found.decode]
+    if shape.dtype == F32 or not shape.causal or shape.window or group > 16 or units < (2 if wide else 4) * workers:
         assert not shared
         return
-    tile = (128 if shape.head_dim < 256 else 64) if shared[0] in found.prefill else 16
+    assert not wide or wide == shared
+    tile = (128 if shape.head_dim < 256 else 64) if wide or shared[0] in found.prefill else 16
     assert sum(item.kv_end - item.kv_begin for item in shared) == whole_units * -(-count // (tile // group))
 
 

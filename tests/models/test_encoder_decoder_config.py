@@ -61,9 +61,41 @@ def test_bart_and_whisper(tmp_path: Path) -> None:
     assert (encoder.takes, encoder.num_mels, encoder.max_len, encoder.frames_per_state) == ("audio", 10, 41, 2)
 
 
+@pytest.mark.parametrize("name", ["bart", "mbart"])
+def test_a_checkpoint_of_the_stacks_alone(name: str, tmp_path: Path) -> None:
+    """Saved as BartModel: names lack their first part, and the output matrix is the embedding."""
+    whole, bare = tmp_path / "whole", tmp_path / "bare"
+    for directory in (whole, bare):
+        directory.mkdir()
+        save_encoder_decoder(name, directory)
+    architecture = {"bart": "BartModel", "mbart": "MBartModel"}[name]
+    edit(bare, architectures=[architecture])
+    tensors = load_file(bare / "model.safetensors")
+    stacks = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    save_file(stacks, bare / "model.safetensors")
+    one, other = open_checkpoint(whole), open_checkpoint(bare)
+    assert one.config == other.config and one.generation == other.generation
+    for key in stacks:
+        assert torch.equal(one.source.load("model." + key), other.source.load("model." + key))
+    assert load_model(bare).num_parameters == load_model(whole).num_parameters
+
+
+def test_mt5_is_version_1_1_whatever_its_file_leaves_out(tmp_path: Path) -> None:
+    directory = edit(save_encoder_decoder("mt5-untied", tmp_path), feed_forward_proj=None, tie_word_embeddings=None)
+    config = open_checkpoint(directory).config
+    assert isinstance(config, T5Config)
+    assert (config.gated, config.activation, config.tie_word_embeddings, config.output_scale) == (
+        True,
+        "gelu_tanh",
+        False,
+        1.0,
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("t5", {"architectures": ["T5EncoderModel"]}, "T5EncoderModel is an encoder without a decoder"),
         ("t5", {"d_kv": 0}, "head_dim must be positive"),
         ("t5", {"d_model": None}, "config.json lacks d_model"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, "activation 'tanh' is not supported"),

@@ -48,7 +48,7 @@ class FakeStates:
         choices = tuple(self._states(request, wanted, index, ids) for index, ids in sorted(sampled.items()))
         self.held += 1
         self.most_held = max(self.most_held, self.held)
-        computed = len(request.prompt_token_ids) if request.extracts else 1
+        computed = request.states_lens[0] if request.extracts else 1
         if request.lineage is not None:
             computed = len(choices[0].positions)
         return structs.replace(delta, hidden_states=ExtractedStates(choices, computed, self._on_release))
@@ -59,6 +59,8 @@ class FakeStates:
     def _states(self, request: Request, wanted: HiddenStatesParams, index: int, sampled: list[int]) -> ChoiceStates:
         token_ids = (*request.prompt_token_ids, *sampled)
         counts_from = 0 if request.extracts or wanted.include_prompt else len(request.prompt_token_ids)
+        if request.states_of_encoder and request.encoder is not None:
+            token_ids, counts_from = request.encoder.token_ids, 0
         positions = counts_from + present_positions(wanted.positions, len(token_ids) - counts_from)
         if wanted.pooling == "last":
             positions = positions[-1:]

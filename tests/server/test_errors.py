@@ -292,6 +292,13 @@ async def test_unknown_model(front: Front) -> None:
     "refusal, kind, code, tries, header",
     [
         (QueueFull("The queue is full."), openai.RateLimitError, "queue_full", 2, ("Retry-After", "1")),
+        (
+            QueueFull("The queue is full.", details={"retry_after": 3}),
+            openai.RateLimitError,
+            "queue_full",
+            2,
+            ("Retry-After", "3"),
+        ),
         (EngineDraining("Going down."), openai.InternalServerError, "draining", 2, ("Retry-After", "1")),
         (EngineDead("The engine failed."), openai.InternalServerError, "engine_dead", 2, ("Retry-After", "1")),
         (InternalError("A fault."), openai.InternalServerError, "internal_error", 2, None),

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from engine.errors import InternalError
 from engine.observation import RequestStats, StepStats
 from server.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
 from server.metrics import Metrics
 from server.tracing import no_tracing, start_tracing
 from tests.server.conftest import Starter
+from tests.server.fakes import FakeEngine, failing_script
 from tests.server.front import Front
 
 DASHBOARD = Path(__file__).parent.parent.parent / "deploy" / "grafana-dashboard.json"
@@ -166,6 +168,22 @@ async def test_answers_and_errors_are_counted(front: Front) -> None:
         assert line in text, line
     first = front.metrics.traffic.last_errors[0]
     assert (first.request_id, first.status, first.route) == ("empty", 400, "POST /v1/completions")
+
+
+@pytest.mark.parametrize("path, body", [("/v1/completions", {"prompt": "a"}), ("/v1/responses", {"input": "a"})])
+async def test_an_error_in_a_stream_is_an_error_too(start: Starter, path: str, body: dict[str, Any]) -> None:
+    """Its status was sent long before."""
+    front = await start(FakeEngine(failing_script(InternalError("A fault."), after=2)))
+    with logged(JsonFormatter()) as log:
+        headers = {"X-Request-Id": "mine"}
+        answer, content = await front.post(path, {**body, "stream": True}, headers=headers)
+    assert answer.status == 200 and b'"internal_error"' in content
+    (error,) = front.metrics.traffic.last_errors
+    assert (error.request_id, error.status, error.code, error.message) == ("mine", 500, "internal_error", "A fault.")
+    assert error.route == f"POST {path}"
+    assert 'bequest:errors_total{code="internal_error"} 1.0' in front.metrics.exposition()[0].decode()
+    warning = next(line for line in map(json.loads, log.getvalue().splitlines()) if line["level"] == "warning")
+    assert warning["request_id"] == "mine" and "internal_error: A fault." in warning["message"]
 
 
 def test_times_per_token_and_per_step() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,65 @@ async def test_drain_timeout_ends_what_runs_with_an_error(caplog: pytest.LogCapt
     status, body = await open_request
     assert status == 503 and '"draining"' in body
     assert await process.ended == 0
+
+
+PROMPTS = 100  # of one request: an answer of more bytes than sockets hold
+
+
+class SlowReader:
+    """Asks for a long answer and does not read it yet."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def asking(cls, url: str) -> SlowReader:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        host, port = url.removeprefix("http://").split(":")
+        await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=4096)
+        body = json.dumps({"prompt": ["a"] * PROMPTS, "n": 128, "logprobs": 20, "max_tokens": 7}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        return cls(reader, writer)
+
+    async def rest(self) -> bytes:
+        try:
+            return await self._reader.read()
+        finally:
+            self._writer.close()
+
+
+async def test_an_answer_that_is_being_written_gets_the_rest_of_the_drain_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process = Process(caplog, drain_timeout=20)
+    slow = await SlowReader.asking(await process.url())
+    await process.running(PROMPTS)
+    process.engine.advance()
+    assert not process.engine.runs
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(1.3)  # more than connections get that have nothing to say
+    assert not process.ended.done()
+    answer = await slow.rest()
+    length = int(re.search(rb"Content-Length: (\d+)", answer)[1])  # type: ignore[index]
+    assert len(answer.partition(b"\r\n\r\n")[2]) == length > 4_500_000
+    assert await process.ended == 0 and "drained" in caplog.text
+
+
+async def test_an_answer_that_nobody_reads_does_not_hold_the_end_up(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(caplog, drain_timeout=0.1)
+    slow = await SlowReader.asking(await process.url())
+    await process.running(PROMPTS)
+    process.engine.advance()
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(10):
+        assert await process.ended == 0
+    assert "drain timeout" in caplog.text
+    with suppress(ConnectionError):
+        await slow.rest()
 
 
 async def test_a_second_signal_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:

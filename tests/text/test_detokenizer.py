@@ -13,7 +13,7 @@ from engine.text import IncrementalDetokenizer, TextBundle, Tokenizer
 def stream(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:
     """The text of each step and of the flush; several steps at once, and all of them, must give the same."""
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip)
-    whole = [detokenizer.whole(output), detokenizer.whole(output)]
+    whole = detokenizer.wholes([output, output])
     pieces = [*map(detokenizer.step, output), detokenizer.flush()]
     assert whole == ["".join(pieces)] * 2
     at_once = IncrementalDetokenizer(tokenizer, prompt, skip)

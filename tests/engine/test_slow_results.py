@@ -1,0 +1,71 @@
+"""Results that take a while to read, as many hidden states do: the device goes on meanwhile, and no further."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from engine.build import CacheSizes, make_scheduler
+from engine.draft import SchedulerLimits
+from engine.engine import AsyncEngine
+from engine.extraction import ExtractionLimits
+from engine.hidden import HiddenStatesParams
+from engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
+from tests.engine.harness import ask, request, until
+from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states
+
+PROMPT = list(range(20, 40))
+
+
+class Pending:
+    slow_to_read = True
+
+    def __init__(self, result: StepResult) -> None:
+        self.result = result
+        self.computed, self.read = threading.Event(), threading.Event()
+
+    def wait_computed(self) -> None:
+        self.computed.wait()
+
+    def wait(self) -> StepResult:
+        self.read.wait()
+        return self.result
+
+
+class SlowRunner(PagedFakeRunner):
+    def __init__(self) -> None:
+        super().__init__(200, 4)
+        self.pending: list[Pending] = []
+
+    def launch(self, plan: StepPlan) -> Pending:  # type: ignore[override]
+        self.pending.append(Pending(super().launch(plan)))
+        return self.pending[-1]
+
+
+async def test_a_step_of_extractions_waits_for_the_device_but_not_for_the_reader() -> None:
+    runner = SlowRunner()
+    limits = SchedulerLimits(4, 64, True, extraction=ExtractionLimits(max_step_tokens=8, queues_steps=False))
+    info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
+    engine = AsyncEngine(info, make_scheduler(limits, CacheSizes(4, 200), ()), runner, None)
+    wanted = HiddenStatesParams((0, NUM_LAYERS), "all")
+    answer = asyncio.ensure_future(ask(engine, request(PROMPT, SamplingParams(max_tokens=0), hidden_states=wanted)))
+    await until(lambda: runner.num_steps == 1)
+    await asyncio.sleep(0.01)
+    assert runner.num_steps == 1, "nothing is queued behind it"
+    runner.pending[0].computed.set()
+    await until(lambda: runner.num_steps == 2)
+    runner.pending[1].computed.set()
+    await asyncio.sleep(0.01)
+    assert runner.num_steps == 2, "there are two steps whose results are not here"
+    runner.pending[0].read.set()
+    await until(lambda: runner.num_steps == 3)
+    for pending in (runner.pending[1], runner.pending[2]):
+        pending.computed.set()
+        pending.read.set()
+    states = (await answer).states
+    assert states is not None and runner.num_steps == 3
+    assert (states.choices[0].assemble() == expected_states(PROMPT, range(20), (0, NUM_LAYERS))).all()
+    states.release()
+    assert await engine.drain(10)
+    await engine.stop()
+    engine.scheduler.check_idle()
