@@ -1,20 +1,10 @@
 #include "ops/skinny_linear.cuh"
 
 namespace bequest::cuda {
-namespace {
 
-// What the registers of a chip hold beside all else.
-constexpr int64_t kSmallWeight = 8 << 20;  // elements
-
-}  // namespace
-
-bool is_small_weight(int64_t out_features, int64_t in_features) {
-  return out_features * in_features <= kSmallWeight;
-}
-
-bool skinny_linear_norms(int num_tokens, int64_t out_features, int64_t in_features) {
-  if (num_tokens > kMostFusedRows) return false;
-  return is_small_weight(out_features, in_features) || skinny_stream_norms(num_tokens, in_features);
+bool skinny_linear_norms(int num_tokens, int64_t in_features) {
+  return num_tokens <= kMostStreamedRows ? skinny_stream_norms(num_tokens, in_features)
+                                         : num_tokens <= kMostFusedRows;
 }
 
 void skinny_linear(const SkinnyLinearParams& p, Stream stream) {
@@ -24,16 +14,14 @@ void skinny_linear(const SkinnyLinearParams& p, Stream stream) {
   check(is_aligned(p.x, 16) && is_aligned(p.weight, 16) && is_aligned(p.norm_weight, 16),
         "skinny_linear: x and the weights are aligned to 16 bytes");
   check(p.result != SkinnyResult::kGate || p.out_features % 2 == 0, "skinny_linear: gate without up");
-  check(p.norm_weight == nullptr || skinny_linear_norms(p.num_tokens, p.out_features, p.in_features),
+  check(p.norm_weight == nullptr || skinny_linear_norms(p.num_tokens, p.in_features),
         "skinny_linear: rows too many or too long to be normed");
   check(in_range(p.tap) && !p.tap.store_output, "skinny_linear: tap");
   check(p.tap.ring_rows == nullptr || (p.norm_weight != nullptr && is_aligned(p.tap.ring, 16)),
         "skinny_linear: a tap is the norm's");
   check(p.num_tokens <= kMostFusedRows || (p.result == SkinnyResult::kStore && p.norm_weight == nullptr),
         "skinny_linear: rows too many to fuse");
-  if (p.num_tokens > kMostFusedRows || is_small_weight(p.out_features, p.in_features))
-    return skinny_linear_mma(p, stream);
-  skinny_linear_stream(p, stream);
+  p.num_tokens <= kMostStreamedRows ? skinny_linear_stream(p, stream) : skinny_linear_mma(p, stream);
 }
 
 }  // namespace bequest::cuda

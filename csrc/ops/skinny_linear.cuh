@@ -54,9 +54,9 @@ inline int multiprocessors() {
   return count;
 }
 
-// Weights that the chip holds at once, and larger ones. The arguments have been checked.
-void skinny_linear_mma(const SkinnyLinearParams& p, Stream stream);
+// Up to kMostStreamedRows, and more. The arguments have been checked.
 void skinny_linear_stream(const SkinnyLinearParams& p, Stream stream);
+void skinny_linear_mma(const SkinnyLinearParams& p, Stream stream);
 bool skinny_stream_norms(int num_tokens, int64_t in_features);
 
 }  // namespace bequest::cuda

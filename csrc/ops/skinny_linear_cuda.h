@@ -10,7 +10,7 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kMostFusedRows = 16;
+inline constexpr int kMostStreamedRows = 4, kMostFusedRows = 16;
 inline constexpr int kMostSkinnyRows = 32;
 inline constexpr int kSkinnyDepthUnit = 256;  // 32 accesses of 8 bfloat16
 
@@ -36,13 +36,12 @@ struct SkinnyLinearParams {
   HiddenTap tap = {};  // of x as it is before the norm; not `store_output`
 };
 
-// Whether a norm can be part of the product of rows [T, K] with W [N, K].
-bool skinny_linear_norms(int num_tokens, int64_t out_features, int64_t in_features);
+// Whether a norm can be part of a product of rows [T, K].
+bool skinny_linear_norms(int num_tokens, int64_t in_features);
 
-// A row's result depends on the row alone, and on whether there are more than kMostFusedRows. REQUIRES: 1 <=
-// T
-// <= kMostSkinnyRows; K is a multiple of kSkinnyDepthUnit; beyond kMostFusedRows kStore and no norm; a norm
-// where skinny_linear_norms.
+// A row's result depends on the row alone, and on whether there are more than kMostStreamedRows, and more
+// than kMostFusedRows. REQUIRES: 1 <= T <= kMostSkinnyRows; K is a multiple of kSkinnyDepthUnit; beyond
+// kMostFusedRows kStore and no norm; a norm where skinny_linear_norms.
 void skinny_linear(const SkinnyLinearParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -1,4 +1,4 @@
-// Up to 16 rows: a stream of weights through a ring in shared memory, one CTA on each multiprocessor.
+// Up to four rows: a stream of weights through a ring in shared memory, one CTA on each multiprocessor.
 //
 // A warp of its own asks the copy engine for the weights: stages of 8 rows of W by 1024 of k. It begins
 // before the predecessor has ended, because weights depend on nothing, and a ring holds what the memory
@@ -410,10 +410,8 @@ bool is_staged(int num_tokens, int64_t in_features) {
 bool skinny_stream_norms(int num_tokens, int64_t in_features) { return is_staged(num_tokens, in_features); }
 
 void skinny_linear_stream(const SkinnyLinearParams& p, Stream stream) {
-  const bool staged = is_staged(p.num_tokens, p.in_features);
-  if (p.num_tokens <= kTokenTile)
-    return staged ? launch_stream<1, true>(p, stream) : launch_stream<1, false>(p, stream);
-  staged ? launch_stream<2, true>(p, stream) : launch_stream<2, false>(p, stream);
+  is_staged(p.num_tokens, p.in_features) ? launch_stream<1, true>(p, stream)
+                                         : launch_stream<1, false>(p, stream);
 }
 
 }  // namespace bequest::cuda

@@ -22,14 +22,12 @@ from engine.kernels.streams import current_stream
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-MOST_FUSED_ROWS = 16  # csrc/ops/skinny_linear_cuda.h
-MOST_SKINNY_ROWS = 32
+MOST_STREAMED_ROWS, MOST_FUSED_ROWS, MOST_SKINNY_ROWS = 4, 16, 32  # csrc/ops/skinny_linear_cuda.h
 _DEPTH_UNIT = 256
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
-# Where our kernels end before cuBLAS: a large weight keeps it as busy as few rows do ours, and beyond the rows that can
-# be fused it is slower only where there are few outputs.
+# Where our kernels end before cuBLAS: a large weight keeps it busy enough, and beyond the rows that can be fused it is
+# slower only where there are few outputs.
 _SMALL_WEIGHT, _NARROW_OUTPUTS = 8 << 20, 2048  # elements
-_MOST_ROWS_OF_A_LARGE_WEIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,10 @@ def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
     num_tokens, depth = x.shape
     if x.dtype is not torch.bfloat16 or depth % _DEPTH_UNIT != 0:
         return False
-    most = MOST_FUSED_ROWS if weight.numel() <= _SMALL_WEIGHT else _MOST_ROWS_OF_A_LARGE_WEIGHT
+    most = MOST_FUSED_ROWS if weight.numel() <= _SMALL_WEIGHT else MOST_STREAMED_ROWS
     if not 0 < num_tokens <= most:
         return False
-    return not normed or _C.cuda_skinny_linear_norms(num_tokens, weight.shape[0], depth)
+    return not normed or _C.cuda_skinny_linear_norms(num_tokens, depth)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
