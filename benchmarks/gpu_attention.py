@@ -1,12 +1,14 @@
 """Paged attention on a GPU beside torch's SDPA on contiguous tensors and the measured read bandwidth, in one run.
 
-    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill|shared]
+    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill|shared|fp8]
 
 32 query and 8 KV heads of 128, bf16, blocks of 16 in shuffled order. Each layer of the cache is other memory, and a
 timed graph walks all layers, so that the L2 does not serve what a model would read from memory.
 
 Shared prefix: sequences that have a prefix in the same blocks and 40 keys of their own, read once for all of them, and
 beside it as decode reads them when it does not know that they share: the L2 then serves most of them.
+
+fp8: the same decode and prefill over a cache in e4m3, beside the one in bf16.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.kernels import cuda_attention as cuda
+from engine.kernels.kv_format import FP8
 
 NQ, NKV, D, BS = 32, 8, 128, 16
 SCALE = D**-0.5
@@ -75,6 +78,16 @@ def read_bandwidth() -> float:
 
 
 @dataclass(frozen=True)
+class Fp8Row:
+    """Microseconds over either cache, and the rate of the fp8 one: TB/s (decode) or TFLOP/s (prefill)."""
+
+    shape: str
+    bf16_us: float
+    fp8_us: float
+    rate: float
+
+
+@dataclass(frozen=True)
 class SharedRow:
     batch: int
     prefix: int
@@ -83,17 +96,17 @@ class SharedRow:
 
 
 def paged_step(
-    lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False
+    lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False, kv_dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor, cuda.CudaAttentionPlan, int]:
     """(q [T, NQ, D], kv_cache, plan, layers) of a step with (query_len, seq_len) per sequence.
 
     All have `prefix` keys in the same blocks, which attention makes use of if it `shares`.
     """
     total = prefix + sum(seq_len - prefix for _, seq_len in lens)
-    layers = max(2, min(64, ROTATION_BYTES // (total * BYTES_PER_TOKEN)))
+    layers = max(2, min(64, ROTATION_BYTES // (total * BYTES_PER_TOKEN * kv_dtype.itemsize // 2)))
     blocks_of = [-(-seq_len // BS) for _, seq_len in lens]
     num_blocks = sum(blocks_of) + 1
-    cache = torch.empty(num_blocks, layers, 2, NKV, BS, D, dtype=torch.bfloat16, device="cuda").normal_()
+    cache = torch.empty(num_blocks, layers, 2, NKV, BS, D, dtype=torch.bfloat16, device="cuda").normal_().to(kv_dtype)
     tables = np.zeros((len(lens), max(blocks_of)), np.int32)
     shuffled = np.random.default_rng(0).permutation(num_blocks - 1).astype(np.int32) + 1
     starts = np.cumsum([0, *blocks_of])
@@ -119,8 +132,10 @@ def paged_step(
     return q, cache, plan, layers
 
 
-def ours(lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False) -> float:
-    q, cache, plan, layers = paged_step(lens, prefix, shares)
+def ours(
+    lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False, kv_dtype: torch.dtype = torch.bfloat16
+) -> float:
+    q, cache, plan, layers = paged_step(lens, prefix, shares, kv_dtype)
     out = torch.empty_like(q)
 
     def run() -> None:
@@ -153,11 +168,30 @@ def measure(batch: int, kilo: int, query_len: int) -> Row:
     own = ours([(query_len, seq_len)] * batch)
     others = {name: library(backend, batch, query_len, seq_len) for name, backend in LIBRARY.items()}
     torch.cuda.empty_cache()
+    return Row(f"{batch} x {kilo}k", own, rate_of(batch, seq_len, query_len, own), others)
+
+
+def rate_of(batch: int, seq_len: int, query_len: int, microseconds: float) -> float:
+    """TB/s of a bf16 cache (decode) or TFLOP/s (prefill)."""
     if query_len == 1:
-        rate = batch * seq_len * BYTES_PER_TOKEN / own / 1e6
-    else:
-        rate = 4 * NQ * D * batch * seq_len * (seq_len + 1) / 2 / own / 1e6
-    return Row(f"{batch} x {kilo}k", own, rate, others)
+        return batch * seq_len * BYTES_PER_TOKEN / microseconds / 1e6
+    return 4 * NQ * D * batch * seq_len * (seq_len + 1) / 2 / microseconds / 1e6
+
+
+def measure_fp8(batch: int, kilo: int, query_len: int) -> Fp8Row:
+    seq_len = kilo * 1024
+    bf16, fp8 = (ours([(query_len, seq_len)] * batch, kv_dtype=dtype) for dtype in (torch.bfloat16, FP8))
+    torch.cuda.empty_cache()
+    rate = rate_of(batch, seq_len, query_len, fp8) / (2 if query_len == 1 else 1)
+    return Fp8Row(f"{batch} x {kilo}k", bf16, fp8, rate)
+
+
+def print_fp8(title: str, unit: str, rows: list[Fp8Row]) -> None:
+    print(f"\n{title:<18}{'bf16 us':>10}{'fp8 us':>10}{unit:>10}{'ratio':>8}")
+    for row in rows:
+        print(
+            f"{row.shape:<18}{row.bf16_us:>10.1f}{row.fp8_us:>10.1f}{row.rate:>10.2f}{row.bf16_us / row.fp8_us:>8.2f}"
+        )
 
 
 def measure_shared(batch: int, prefix: int) -> SharedRow:
@@ -198,12 +232,12 @@ def print_table(title: str, unit: str, rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=["decode", "prefill", "shared"])
+    parser.add_argument("--only", choices=["decode", "prefill", "shared", "fp8"])
     args = parser.parse_args()
     bandwidth = read_bandwidth()
     host = list_microseconds()
     print(f"{torch.cuda.get_device_name()}: reads {bandwidth:.2f} TB/s; work list of 256 sequences: {host:.1f} us")
-    wanted = [args.only] if args.only else ["decode", "prefill", "shared"]
+    wanted = [args.only] if args.only else ["decode", "prefill", "shared", "fp8"]
     decode = [measure(batch, kilo, 1) for batch, kilo in DECODE] if "decode" in wanted else []
     print_table("decode", "TB/s", decode)
     prefill = [measure(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if "prefill" in wanted else []
@@ -213,11 +247,21 @@ def main() -> None:
     for row in shared:
         name = f"{row.batch} x {row.prefix}"
         print(f"{name:<18}{row.shared_us:>10.1f}{row.plain_us:>10.1f}{row.plain_us / row.shared_us:>8.1f}")
+    fp8 = [measure_fp8(batch, kilo, 1) for batch, kilo in DECODE] if "fp8" in wanted else []
+    print_fp8("decode, fp8", "TB/s", fp8)
+    fp8_prefill = [measure_fp8(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if "fp8" in wanted else []
+    print_fp8("prefill, fp8", "TFLOP/s", fp8_prefill)
     if args.json:
         report = {"read_tb_s": bandwidth, "list_us": host}
         tables = {
             name: [asdict(row) for row in rows]
-            for name, rows in (("decode", decode), ("prefill", prefill), ("shared", shared))
+            for name, rows in (
+                ("decode", decode),
+                ("prefill", prefill),
+                ("shared", shared),
+                ("fp8", fp8),
+                ("fp8_prefill", fp8_prefill),
+            )
         }
         args.json.write_text(json.dumps(report | tables, indent=1))
 

@@ -1,6 +1,7 @@
 """The whole engine on a GPU with random weights of known shapes: single stream, decode steps, offline load, start-up.
 
-    python -m benchmarks.gpu_engine [--shapes qwen3-0.6b llama-3.1-8b] [--quick] [--json FILE]
+    python -m benchmarks.gpu_engine [--shapes qwen3-0.6b llama-3.1-8b] [--kv-cache-dtype fp8] [--load-only] [--quick]
+                                    [--json FILE]
 
 Every figure comes with what it is compared to, measured in the same run: the floor of a decode step is the bytes of the
 weights and of the KV that it reads over the read bandwidth that this device shows.
@@ -104,25 +105,33 @@ async def replay_times(built: Built) -> dict[str, float]:
     return figures
 
 
-async def measure(shape: str, directory: Path, quick: bool, bandwidth: float, process_began: float) -> dict[str, Any]:
-    figures: dict[str, Any] = {"shape": shape}
+@dataclass(frozen=True)
+class Trial:
+    shape: str
+    kv_cache_dtype: Any
+    quick: bool
+    load_only: bool
+    bandwidth: float
+    process_began: float
+
+
+async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
+    shape, quick = trial.shape, trial.quick
+    figures: dict[str, Any] = {"shape": shape, "kv_cache_dtype": trial.kv_cache_dtype}
     busy = Busy()
     config = EngineConfig(
-        model=str(directory), load_format="dummy", max_model_len=2560, max_num_seqs=256, device="cuda"
+        model=str(directory),
+        load_format="dummy",
+        max_model_len=2560,
+        max_num_seqs=256,
+        device="cuda",
+        kv_cache_dtype=trial.kv_cache_dtype,
     )
     built = await build_engine(config, busy)  # type: ignore[arg-type]
     await run_requests(built, [(16, 1)], "first")
-    figures["start_to_first_token_seconds"] = time.time() - process_began
-    figures |= await replay_times(built)
-    weights = built.engine.info.num_parameters * 2
-    kv_per_token = SHAPES[shape].kv_bytes_per_token
-    for batch in (1, 32):
-        seconds = await decode_rate(built, batch, 1024, 64 if quick else 256, f"decode{batch}")
-        floor = (weights + batch * (1024 + 64) * kv_per_token) / bandwidth
-        figures[f"decode_{batch}_ms"] = seconds * 1e3
-        figures[f"decode_{batch}_over_floor"] = seconds / floor
-    seconds = await run_requests(built, [(512, 512)], "single")
-    figures["single_stream_tokens_per_second"] = 512 / seconds
+    figures["start_to_first_token_seconds"] = time.time() - trial.process_began
+    if not trial.load_only:
+        figures |= await measure_streams(built, trial)
     count, prompt_len, output_len = SHAPES[shape].load
     count = count // 4 if quick else count
     busy.seconds = 0.0
@@ -134,23 +143,40 @@ async def measure(shape: str, directory: Path, quick: bool, bandwidth: float, pr
     return figures
 
 
-def in_own_process(shape: str, quick: bool, bandwidth: float) -> dict[str, Any]:
+async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
+    """Steps of 1 and 32 sequences, and a single stream."""
+    figures = await replay_times(built)
+    weights = built.engine.info.num_parameters * 2
+    kv_per_token = SHAPES[trial.shape].kv_bytes_per_token // (1 if trial.kv_cache_dtype == "auto" else 2)
+    for batch in (1, 32):
+        seconds = await decode_rate(built, batch, 1024, 64 if trial.quick else 256, f"decode{batch}")
+        floor = (weights + batch * (1024 + 64) * kv_per_token) / trial.bandwidth
+        figures[f"decode_{batch}_ms"] = seconds * 1e3
+        figures[f"decode_{batch}_over_floor"] = seconds / floor
+    seconds = await run_requests(built, [(512, 512)], "single")
+    figures["single_stream_tokens_per_second"] = 512 / seconds
+    return figures
+
+
+def in_own_process(trial: Trial) -> dict[str, Any]:
     """Start-up counts from the start of a process, and an engine has its GPU to itself."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measure_shape, (shape, quick, bandwidth, time.time()))
+        return pool.apply(_measure_shape, (trial,))
 
 
-def _measure_shape(shape: str, quick: bool, bandwidth: float, process_began: float) -> dict[str, Any]:
+def _measure_shape(trial: Trial) -> dict[str, Any]:
     logging.basicConfig(level="INFO", format="%(message)s")
     faulthandler.dump_traceback_later(240, exit=True)
     with tempfile.TemporaryDirectory() as folder:
-        directory = write_model(shape, Path(folder) / shape)
-        return asyncio.run(measure(shape, directory, quick, bandwidth, process_began))
+        directory = write_model(trial.shape, Path(folder) / trial.shape)
+        return asyncio.run(measure(trial, directory))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=GPU_SHAPES, choices=list(SHAPES))
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
+    parser.add_argument("--load-only", action="store_true", help="start-up and offline load, no single streams")
     parser.add_argument("--quick", action="store_true", help="a quarter of the load, for a first look")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
@@ -160,7 +186,8 @@ def main() -> None:
     print(f"read bandwidth {bandwidth / 1e12:.2f} TB/s")
     results = []
     for shape in options.shapes:
-        results.append(in_own_process(shape, options.quick, bandwidth))
+        trial = Trial(shape, options.kv_cache_dtype, options.quick, options.load_only, bandwidth, time.time())
+        results.append(in_own_process(trial))
         for name, value in results[-1].items():
             print(f"  {name:36} {value:,.3f}" if isinstance(value, float) else f"  {name:36} {value}", flush=True)
     if options.json:

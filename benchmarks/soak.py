@@ -6,7 +6,7 @@ Starts a server with a small random model and a small cache, or uses a running o
 from leases and from warm records, branch, search with beams, follow grammars, extract hidden states, embed, tokenize,
 upload catalogues, list and delete what is retained, hang up at random moments, send nonsense and grammars that never
 end, and open connections that they never use. A refusal is fine where the API has one. Then every record is deleted,
-and the server's blocks, leases, descriptors and memory are compared with those after the first seconds. Exits with 1 if
+and the server's blocks, leases, descriptors and memory are compared with those after the first minutes. Exits with 1 if
 a request was not answered within a minute, was answered wrongly, or if anything was lost.
 """
 
@@ -38,6 +38,7 @@ FINE = {
 FINE |= {409: {"continuation_parent_failed", "request_id_in_use"}, 429: {"insufficient_retention", "queue_full"}}
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 BOMB = "start: A\nA: /(.*a.{%d})/ & /(.*b.{17})/ & /(.*c.{16}.*)/ & ~/(.*d.{15})/"
+GROWTH = 1.05  # of resident memory, which the allocator does not give back to the last page
 SETTLE = 15.0  # seconds for connections to be gone
 
 
@@ -267,7 +268,7 @@ async def tick(session: aiohttp.ClientSession, url: str) -> None:
 
 async def soak(url: str, minutes: float, clients: int, seed: int, score: Score) -> tuple[Standing, Standing]:
     timeout = aiohttp.ClientTimeout(total=None)
-    warm_up = min(0.25, minutes / 4)  # whatever is made once is made before the count begins
+    warm_up = min(2.0, minutes / 4)  # whatever is made once, or grows up to a limit, does so before the count begins
     before: Standing | None = None
     for part in (warm_up, minutes - warm_up):
         end = time.monotonic() + 60 * part
@@ -287,6 +288,8 @@ def judge(score: Score, before: Standing, after: Standing) -> None:
             score.fault(f"at the end {name} is {getattr(after, name):g}")
     if after.descriptors > before.descriptors:
         score.fault(f"descriptors: {before.descriptors} before, {after.descriptors} after")
+    if after.resident_mb > GROWTH * before.resident_mb:
+        score.fault(f"memory: {before.resident_mb:.1f} MB before, {after.resident_mb:.1f} MB after")
 
 
 def report(score: Score, before: Standing, after: Standing) -> None:

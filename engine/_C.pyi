@@ -111,6 +111,8 @@ def write_kv(
     kv_dtype: int,
     kv_sizes: tuple[int, int, int, int, int],
     layer: int,
+    key_factor: float,
+    value_factor: float,
 ) -> None: ...
 def copy_blocks(
     source: int,
@@ -155,6 +157,7 @@ def paged_attention(
     soft_cap: float,
     bias: int,
     bias_reach: int,
+    value_scale: float,
     plan: AttentionPlan,
 ) -> None: ...
 
@@ -311,6 +314,9 @@ def cuda_prepare_qkv(
     kv_cache: int,
     kv_sizes: tuple[int, int, int, int, int],
     layer: int,
+    kv_dtype: int,
+    key_factor: float,
+    value_factor: float,
     dtype: int,
     stream: int,
 ) -> None: ...
@@ -711,8 +717,11 @@ def cuda_paged_attention(
     q_stride: int,
     out: int,
     kv_cache: int,
+    kv_dtype: int,
     kv_sizes: tuple[int, int, int, int, int],
     layer: int,
+    key_scale: float,
+    value_scale: float,
     scale: float,
     soft_cap: float,
     bias: int,

@@ -52,7 +52,7 @@ class Draft:
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
     encoders: list[EncoderRun] = field(default_factory=list)
-    overdrawn: int = 0  # positions that encoders read for their states alone, beyond what was left of the budget
+    overdrawn: int = 0  # positions that encoders read for extractions, beyond what was left of the budget
 
     def takes_encoder(self, encoder: EncoderInput | None, limits: SchedulerLimits) -> bool:
         """Whether an encoder that has to run still fits the step's own budget for them."""
@@ -81,7 +81,8 @@ class Draft:
             return False
         self.add_encoder(sequence, None)
         self.used.add(sequence)
-        self.overdrawn += max(0, length - self.budget)
+        if sequence.extracts:
+            self.overdrawn += max(0, length - self.budget)
         self.budget = max(0, self.budget - length)
         sequence.group.states_tokens += length
         sequence.group.account.served += length

@@ -35,7 +35,7 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-_MOST_THREADS = 16
+_MOST_THREADS = 4  # more wait for each other longer than they work
 
 
 @dataclass(frozen=True, slots=True)

@@ -464,6 +464,7 @@ class ModelInfo:
     hidden_size: int = 0  # H
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
+    kv_cache_dtype: str = ""
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

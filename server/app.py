@@ -92,6 +92,7 @@ def make_app(
 ) -> web.Application:
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
+    metrics.cache_dtype = engine.info.kv_cache_dtype
     metrics.load = engine.load
     gate = Gate(
         keys,

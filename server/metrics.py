@@ -63,6 +63,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.model_name = ""  # the label on everything, known when the model is
+        self.cache_dtype = ""  # likewise
         self.load: Callable[[], EngineLoad] = lambda: EngineLoad(0, 0, 0, 0)  # asked at each exposition
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -160,6 +161,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         load = self.load()
         yield from self._gauges(load)
+        yield self._cache_config(load)
         yield from self._retained(load)
         yield from self._counters()
         yield from self._histograms()
@@ -185,6 +187,12 @@ class Metrics(Collector):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self.model_name], value)
             yield gauge
+
+    def _cache_config(self, load: EngineLoad) -> Metric:
+        labels = {"cache_dtype": self.cache_dtype, "num_gpu_blocks": str(load.usable_blocks)}
+        info = GaugeMetricFamily("vllm:cache_config_info", "The cache, in its labels.", labels=["model_name", *labels])
+        info.add_metric([self.model_name, *labels.values()], 1)
+        return info
 
     def _retained(self, load: EngineLoad) -> Iterator[Metric]:
         """What can be continued from, by grade."""

@@ -300,7 +300,7 @@ class TileAttention {
   void write_result() {
     const StateRows all = total();
     for (int row = 0; row < rows_; ++row) {
-      const float inverse = all.d[row] == 0.0f ? 0.0f : 1.0f / all.d[row];
+      const float inverse = all.d[row] == 0.0f ? 0.0f : p_.value_scale / all.d[row];
       const float* o = all.o + int64_t{row} * padded_dim_;
       const int64_t token = job_.tile->first_token + row / group_;
       const int64_t head = job_.head * group_ + row % group_;
@@ -451,6 +451,8 @@ void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin
             float* scratch, float* partials) {
   if (p.kv_dtype == DType::kF32)
     return attend_typed<float>(p, job, split_begin, split_end, scratch, partials);
+  if (p.kv_dtype == DType::kF8E4M3)
+    return attend_typed<Float8>(p, job, split_begin, split_end, scratch, partials);
   attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
 }
 

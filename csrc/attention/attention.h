@@ -27,6 +27,8 @@ struct PagedAttentionParams {
   // window, however wide: without one sequences may share tiles, whose rows have no positions of their own.
   const float* bias = nullptr;
   int64_t bias_reach = 0;
+  float value_scale =
+      1.0f;  // what the stored values are to be multiplied by; that of keys is part of `scale`
 };
 
 // REQUIRES: `out` does not overlap `q`; no other call uses `plan` meanwhile.

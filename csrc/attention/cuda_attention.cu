@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <type_traits>
 
 #include "attention/cuda_attention.h"
 #include "attention/device_args.cuh"
@@ -13,7 +14,7 @@ namespace {
 constexpr float kLog2E = 1.44269504f;
 
 AttentionArgs make_args(const CudaAttentionParams& p) {
-  const size_t key_offset = p.layout.keys(p.layer, 0) * size_of(p.dtype);
+  const size_t key_offset = p.layout.keys(p.layer, 0) * size_of(p.kv_dtype);
   AttentionArgs a{};
   a.q = p.q;
   a.out = p.out;
@@ -37,8 +38,9 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   a.num_kv_heads = static_cast<int32_t>(p.layout.num_kv_heads);
   a.group = a.num_q_heads / a.num_kv_heads;
   a.window = p.window > 0 ? p.window : INT_MAX / 2;
-  a.score_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
+  a.score_factor = p.key_scale * (p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E);
   a.cap_factor = p.soft_cap * kLog2E;
+  a.value_scale = p.value_scale;
   a.bias = p.bias;
   a.bias_reach = p.bias_reach;
   a.far_position = p.causal ? 0 : kFarPosition;
@@ -65,17 +67,18 @@ bool is_hopper() {
   return major == 9;
 }
 
-template <int D>
+template <int D, class Cache>
 void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores scores, cudaStream_t stream) {
   a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
   a.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
-  if constexpr (D <= 128)
+  if constexpr (D <= 128 && std::is_same_v<Cache, Bf16Cache>)
     if (scores != Scores::kBias && is_hopper())
       return launch_prefill_wgmma<D>(a, kv_tensor_map(a.keys, p.layout),
                                      p.lists.blocks / attention_blocks_per_sm(D), scores, stream);
-  launch_prefill<D>(a, p.lists.blocks, scores, stream);
+  launch_prefill<D, Cache>(a, p.lists.blocks, scores, stream);
 }
 
+template <class Cache>
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
                  cudaStream_t stream) {
   check(a.block_size >= 8 && std::has_single_bit(static_cast<uint32_t>(a.block_size)),
@@ -84,8 +87,8 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
         "rows of q must be 16-byte aligned");
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
   dispatch_head_dim(a.head_dim, [&]<int D>() {
-    if (launches.prefill) launch_prefill_any<D>(p, a, scores, stream);
-    if (launches.decode) launch_decode<D>(a, p.lists.workers, scores, stream);
+    if (launches.prefill) launch_prefill_any<D, Cache>(p, a, scores, stream);
+    if (launches.decode) launch_decode<D, Cache>(a, p.lists.workers, scores, stream);
   });
   const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
@@ -100,10 +103,15 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
   check(p.bias == nullptr || (p.soft_cap == 0.0f && p.bias_reach >= 0 && p.bias_reach < kFarPosition),
         "a bias has a reach, and no soft cap beside it");
   check(p.bias == nullptr || !p.causal || p.window > 0, "a bias needs a window where the mask is causal");
+  check(p.kv_dtype == p.dtype || p.kv_dtype == DType::kF8E4M3, "the cache has the dtype of q, or is fp8");
+  check(p.key_scale > 0.0f && p.value_scale > 0.0f, "scales of keys and values must be positive");
   const AttentionArgs a = make_args(p);
-  if (p.dtype == DType::kBF16) return launch_bf16(p, launches, a, stream);
+  if (p.dtype == DType::kBF16) {
+    if (p.kv_dtype == DType::kBF16) return launch_bf16<Bf16Cache>(p, launches, a, stream);
+    return launch_bf16<Fp8Cache>(p, launches, a, stream);
+  }
   check(p.dtype == DType::kF32, "attention is for bf16 and f32");
-  if (launches.decode) launch_f32(a, p.lists.blocks, stream);
+  if (launches.decode) launch_f32(a, p.kv_dtype, p.lists.blocks, stream);
 }
 
 }  // namespace bequest

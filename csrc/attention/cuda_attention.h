@@ -3,7 +3,8 @@
 // every later list.
 //
 // bf16: the result of a row depends, in its last bits, on how the list cut its keys. f32: it depends on
-// nothing but the row's own q and the keys it sees.
+// nothing but the row's own q and the keys it sees. Over an fp8 cache bf16 queries are multiplied as float16,
+// which fp8 is exact in; magnitudes beyond 65504 stay there.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +30,12 @@ struct CudaAttentionParams {
   const void* q;         // [T, NQ, D], rows q_stride apart, 16-byte aligned
   int64_t q_stride;      // elements
   void* out;             // [T, NQ, D], contiguous; rows no item covers (padding) stay as they are
-  DType dtype;           // of q, out and the cache
+  DType dtype;           // of q and out, bf16 or f32
   const void* kv_cache;  // [NB, L, 2, NKV, BS, D]
-  KvLayout layout;       // bf16: BS a power of two, at least 8; D 64, 128 or 256
+  DType kv_dtype;        // the same, or fp8
+  float key_scale;       // what stored keys and values are to be multiplied by
+  float value_scale;
+  KvLayout layout;  // bf16: BS a power of two, at least 8; D 64, 128 or 256
   int64_t layer;
   int num_q_heads;
   float scale;     // > 0

@@ -1,44 +1,52 @@
 // Attention of tiles of at most 16 rows, where reading the keys and values is all the cost.
 //
 // A thread block is four warps that never wait for each other while they read: each owns every fourth step of
-// kStepKeys keys of the block's items, a private ring of kStages steps in shared memory, and a private
-// softmax state. The ring runs on over the ends of items, so that memory stays busy while an item is
-// finished. At its end the four states meet in the ring slots the warps have just emptied (a step's keys and
-// values are exactly the bytes of a 16 × D float tile) and become the output or the item's partial state.
+// the block's items (16 keys in bf16, 32 in fp8: the same bytes), a private ring of kStages steps in shared
+// memory, and a private softmax state. The ring runs on over the ends of items, so that memory stays busy
+// while an item is finished. At its end the four states meet in the ring slots the warps have just emptied (a
+// step's keys and values are exactly the bytes of a 16 × D float tile) and become the output or the item's
+// partial state.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "attention/device_args.cuh"
+#include "attention/kv_formats.cuh"
 #include "attention/launch.cuh"
 #include "attention/tensor_core.cuh"
 #include "attention/wide_tile.cuh"
 
 namespace bequest {
 
-inline constexpr int kStepKeys = 16;
 inline constexpr int kDecodeWarps = 4;
-static_assert(kStepKeys * kDecodeWarps == kUnitKeys);
 
-template <int D>
+template <int D, class Cache>
 struct DecodeShape {
-  static constexpr int kRowBytes = D * 2;
-  static constexpr int kTileBytes = kStepKeys * kRowBytes;  // of keys; the values follow
+  using Step = DecodeStep<D, Cache>;
+  static constexpr int kStepKeys = Step::kKeys;
+  static constexpr int kRoundKeys = kDecodeWarps * kStepKeys;
+  static constexpr int kTileBytes = kStepKeys * Step::kRowBytes;  // of keys; the values follow
   static constexpr int kStageBytes = 2 * kTileBytes;
+  static_assert(kStageBytes == kDecodeRows * D * 4);
   // 128 KiB of steps in flight per multiprocessor: half as much again queued in front of L2
   // and cost 2 % of the bandwidth.
   static constexpr int kStages = D == 64 ? 4 : 2;
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kBlockBytes = kDecodeWarps * kWarpBytes;
+
+  // The first key of the warp's first step of an item.
+  __device__ static int first_key(const WorkItem& item, int warp) {
+    return item.kv_begin / kStepKeys * kStepKeys + warp * kStepKeys;
+  }
 };
 
 // Issues the copies of one warp's steps, item after item.
-template <int D>
+template <int D, class Cache>
 class StepReader {
  public:
   __device__ StepReader(const AttentionArgs& a, int warp, int lane, int head)
       : a_(a), warp_(warp), lane_(lane), item_(worker_of_block()) {
-    keys_ = static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
+    keys_ = static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
     enter_item();
   }
 
@@ -46,7 +54,7 @@ class StepReader {
   __device__ void read_step(uint32_t stage) {
     if (token_ < end_) {
       copy_step(stage);
-      token_ += kUnitKeys;
+      token_ += S::kRoundKeys;
       if (token_ < end_)
         fetch_blocks();
       else
@@ -56,10 +64,14 @@ class StepReader {
   }
 
  private:
-  using S = DecodeShape<D>;
-  static constexpr int kChunks = D / 8;  // per row
+  using S = DecodeShape<D, Cache>;
+  using Step = typename S::Step;
+  using Element = typename Cache::Element;
+  static constexpr int kChunks = Step::kRowBytes / 16;  // per row
   static constexpr int kRowsPerCopy = 32 / kChunks;
-  static constexpr int kCopies = kStepKeys / kRowsPerCopy;
+  static constexpr int kCopies = S::kStepKeys / kRowsPerCopy;
+  static constexpr int kGroups = S::kStepKeys / 8;  // of rows that share a block whatever the block size
+  static constexpr int kGroupCopies = kCopies / kGroups;
 
   // On to the next item that has a step for this warp.
   __device__ void enter_item() {
@@ -67,7 +79,7 @@ class StepReader {
     while (item_ >= 0) {
       const WorkItem item = load_item(a_.items, item_);
       item_ = item.next;
-      token_ = item.kv_begin / kStepKeys * kStepKeys + warp_ * kStepKeys;
+      token_ = S::first_key(item, warp_);
       begin_ = item.kv_begin;
       end_ = item.kv_end;
       table_ = a_.block_tables + item.sequence * a_.max_blocks;
@@ -77,24 +89,26 @@ class StepReader {
 
   // A step ahead of their use, so that the copies never wait for the block table.
   __device__ void fetch_blocks() {
-    blocks_[0] = __ldg(table_ + (token_ >> a_.log2_block_size));
-    blocks_[1] = __ldg(table_ + (min(token_ + 8, end_ - 1) >> a_.log2_block_size));
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      blocks_[g] = __ldg(table_ + (min(token_ + g * 8, end_ - 1) >> a_.log2_block_size));
   }
 
   __device__ void copy_step(uint32_t stage) {
     const int chunk = lane_ % kChunks;
     const int lane_row = lane_ / kChunks;
-    const bf16* sources[2];
-    for (int half = 0; half < 2; ++half)
-      sources[half] = keys_ + blocks_[half] * a_.block_stride +
-                      ((token_ + half * 8) & (a_.block_size - 1)) * D + lane_row * D + chunk * 8;
+    const Element* sources[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      sources[g] = keys_ + blocks_[g] * a_.block_stride +
+                   (((token_ + g * 8) & (a_.block_size - 1)) + lane_row) * D + chunk * (D / kChunks);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int row = i * kRowsPerCopy + lane_row;
-      const bf16* source = sources[i / (kCopies / 2)] + i % (kCopies / 2) * kRowsPerCopy * D;
+      const Element* source = sources[i / kGroupCopies] + i % kGroupCopies * kRowsPerCopy * D;
       // Slots without a key the item sees may hold anything, NaN included: they become zeros.
       const bool valid = token_ + row >= begin_ && token_ + row < end_;
-      const uint32_t destination = stage + tile_offset<D>(row, chunk);
+      const uint32_t destination = stage + Step::offset(row, chunk);
       copy_16_once_async(destination, source, valid, policy_);
       copy_16_once_async(destination + S::kTileBytes, source + a_.values_after_keys, valid, policy_);
     }
@@ -103,15 +117,15 @@ class StepReader {
   const AttentionArgs& a_;
   const int warp_, lane_;
   const uint64_t policy_ = read_once_policy();
-  const bf16* keys_;
+  const Element* keys_;
   const int32_t* table_ = nullptr;
   int item_, token_ = 0, begin_ = 0, end_ = 0;
-  int blocks_[2] = {0, 0};  // of rows 0-7 and 8-15 of the step
+  int blocks_[kGroups] = {};
 };
 
 // A lane's part of an item's 16 query rows, as the matrix product takes it; asked for while the item before
 // it is finished.
-template <int D>
+template <int D, class Cache>
 struct QueryRows {
   uint32_t q[D / 16][4];
 
@@ -121,23 +135,19 @@ struct QueryRows {
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
       const bf16* source = static_cast<const bf16*>(a.q) + (item.first_token + row / a.group) * a.q_stride +
-                           (head * a.group + row % a.group) * D + lane % 4 * 2;
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
-        q[k][half] = row < rows ? *reinterpret_cast<const uint32_t*>(source + k * 16) : 0;
-        q[k][half + 2] = row < rows ? *reinterpret_cast<const uint32_t*>(source + k * 16 + 8) : 0;
-      }
+                           (head * a.group + row % a.group) * D;
+      DecodeStep<D, Cache>::read_query(q, half, row < rows ? source : nullptr, lane);
     }
   }
 };
 
 // One warp's softmax state of 16 rows. A lane holds rows lane / 4 + {0, 8}: m[half], d[half] (its own
 // columns' part).
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 class WarpState {
  public:
-  __device__ WarpState(const AttentionArgs& a, const WorkItem& item, const QueryRows<D>& queries, int head,
-                       int lane)
+  __device__ WarpState(const AttentionArgs& a, const WorkItem& item, const QueryRows<D, Cache>& queries,
+                       int head, int lane)
       : lane_(lane), q_(queries.q) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -147,28 +157,12 @@ class WarpState {
     }
   }
 
-  // Adds the keys [token, token + 16) of the item, whose tiles are at `stage`.
+  // Adds the keys of the step at `token` of the item, whose tiles are at `stage`.
   __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage) {
-    float scores[2][4] = {};
-    const uint32_t keys = stage + lane_offset_columns_first<D>(lane_);
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      uint32_t b[4];
-      load_matrices(b, keys ^ (k * 32));
-      multiply_accumulate(scores[0], q_[k], b[0], b[1]);
-      multiply_accumulate(scores[1], q_[k], b[2], b[3]);
-    }
+    float scores[kTiles][4] = {};
+    Step::multiply_keys(scores, q_, stage, lane_);
     weigh(a, item, token, scores);
-    const uint32_t weights[4] = {pack(scores[0][0], scores[0][1]), pack(scores[0][2], scores[0][3]),
-                                 pack(scores[1][0], scores[1][1]), pack(scores[1][2], scores[1][3])};
-    const uint32_t values = stage + DecodeShape<D>::kTileBytes + lane_offset_rows_first<D>(lane_);
-#pragma unroll
-    for (int n = 0; n < D / 16; ++n) {
-      uint32_t b[4];
-      load_matrices_transposed(b, values ^ (n * 32));
-      multiply_accumulate(o_[2 * n], weights, b[0], b[1]);
-      multiply_accumulate(o_[2 * n + 1], weights, b[2], b[3]);
-    }
+    Step::multiply_values(o_, scores, stage + DecodeShape<D, Cache>::kTileBytes, lane_);
   }
 
   // Leaves o at `tile` [16, D] and {m, d} at scales[16]. Columns are swizzled: see swizzled().
@@ -179,40 +173,45 @@ class WarpState {
       const float d = quad_sum(d_[half]);
       if (row >= rows) continue;
       if (lane_ % 4 == 0) scales[row] = {m_[half], d};
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
-        float* target = tile + row * D + swizzled(row, n * 8 + lane_ % 4 * 2);
-        *reinterpret_cast<float2*>(target) = {o_[n][half * 2], o_[n][half * 2 + 1]};
-      }
+      Step::store_row(o_, half, tile + row * D, lane_, [row](int column) { return swizzled(row, column); });
     }
   }
 
-  // Spreads the four rows that a half-warp writes at once over all banks.
+  // Spreads the rows that are written at once over the banks.
   __device__ static int swizzled(int row, int column) { return column ^ ((row & 3) << 3); }
 
  private:
+  using Step = DecodeStep<D, Cache>;
+  static constexpr int kTiles = Step::kKeys / 8;  // of scores, 8 keys each
+
   // scores → softmax weights, relative to m.
-  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[2][4]) {
+  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[kTiles][4]) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int half = 0; half < 2; ++half) {
+      // Relative to the lane's first key, so that each comparison is with a constant.
+      const int origin = token + lane_ % 4 * 2, position = position_[half];
+      const int begin = max(item.kv_begin, position - a.window + 1) - origin;
+      const int end = min(item.kv_end, position + 1) - origin;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = token + n * 8 + lane_ % 4 * 2 + (e & 1);
-        const int position = position_[e >> 1];
-        const bool seen =
-            key >= item.kv_begin && key < item.kv_end && key <= position && key > position - a.window;
-        float score = seen ? score_in_log2<kScores>(scores[n][e], a) : -INFINITY;
-        if constexpr (kScores == Scores::kBias) score = BiasRow(a, q_head_[e >> 1]).add(score, key, position);
-        scores[n][e] = score;
-        highest[e >> 1] = fmaxf(highest[e >> 1], score);
-      }
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int key = n * 8 + e;
+          float score = score_in_log2<kScores>(scores[n][half * 2 + e], a);
+          if constexpr (kScores == Scores::kBias)
+            score = BiasRow(a, q_head_[half]).add(score, origin + key, position);
+          score = key >= begin && key < end ? score : -INFINITY;
+          scores[n][half * 2 + e] = score;
+          highest[half] = fmaxf(highest[half], score);
+        }
+    }
     highest[0] = quad_max(highest[0]);
     highest[1] = quad_max(highest[1]);
     const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
     if (__any_sync(0xffffffffu, grows)) rescale(highest);
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         scores[n][e] = exp2f(scores[n][e] - finite_or_zero(m_[e >> 1]));
@@ -246,7 +245,7 @@ class WarpState {
 
 // Merges the warps' states of an item (tiles[warp] null: no step of it) and writes the rows. By the whole
 // block.
-template <int D>
+template <int D, class Cache>
 __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, int head,
                             float* const (&tiles)[kDecodeWarps],
                             const float2 (&scales)[kDecodeWarps][kDecodeRows]) {
@@ -265,29 +264,30 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, int he
       if (!tiles[w]) continue;
       const float factor = exp2f(scales[w][row].x - finite_or_zero(m));
       const auto& part = *reinterpret_cast<const float4*>(
-          tiles[w] + row * D + WarpState<D, Scores::kPlain>::swizzled(row, column));
+          tiles[w] + row * D + WarpState<D, Cache, Scores::kPlain>::swizzled(row, column));
       o = {o.x + factor * part.x, o.y + factor * part.y, o.z + factor * part.z, o.w + factor * part.w};
       d += factor * scales[w][row].y;
     }
-    if (item.state_row >= 0) {
+    const bool whole = item.state_row < 0;
+    const float factor = !whole ? a.value_scale : d > 0.0f ? a.value_scale / d : 0.0f;
+    o = {o.x * factor, o.y * factor, o.z * factor, o.w * factor};
+    if (!whole) {
       const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
       *reinterpret_cast<float4*>(a.state_values + state * D + column) = o;
       if (column == 0) a.state_scales[state] = {m, d};
     } else {
-      const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
       const int64_t token = item.first_token + row / a.group;
       bf16* out =
           static_cast<bf16*>(a.out) + (token * a.num_q_heads + head * a.group + row % a.group) * D + column;
-      *reinterpret_cast<uint2*>(out) = {pack(o.x * inverse, o.y * inverse),
-                                        pack(o.z * inverse, o.w * inverse)};
+      *reinterpret_cast<uint2*>(out) = {pack(o.x, o.y), pack(o.z, o.w)};
     }
   }
 }
 
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     decode_kernel(const __grid_constant__ AttentionArgs a) {
-  using S = DecodeShape<D>;
+  using S = DecodeShape<D, Cache>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   __shared__ float* shared_tiles[kDecodeWarps];
@@ -300,26 +300,26 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   WorkItem item = load_item(a.items, worker_of_block());
   if constexpr (kScores != Scores::kBias) {  // where there is a bias nothing is shared
     static_assert(S::kBlockBytes >= WideShape<D>::kBlockBytes);
-    if (item.num_tokens * a.group > kDecodeRows) return attend_wide_items<D, kScores>(a, item, head, shared);
+    if (item.num_tokens * a.group > kDecodeRows)
+      return attend_wide_items<D, Cache, kScores>(a, item, head, shared);
   }
-  StepReader<D> reader(a, warp, lane, head);
+  StepReader<D, Cache> reader(a, warp, lane, head);
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
   // before.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
   if (item.num_tokens == 0) return;
-  QueryRows<D> queries;
+  QueryRows<D, Cache> queries;
   queries.read(a, item, head, lane);
   int stage = 0;
   for (;;) {
     const bool last = item.next < 0;
     const WorkItem next = last ? item : load_item(a.items, item.next);
-    WarpState<D, kScores> state(a, item, queries, head, lane);
+    WarpState<D, Cache, kScores> state(a, item, queries, head, lane);
     // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.
     int held = -1;
-    for (int token = item.kv_begin / kStepKeys * kStepKeys + warp * kStepKeys; token < item.kv_end;
-         token += kUnitKeys) {
+    for (int token = S::first_key(item, warp); token < item.kv_end; token += S::kRoundKeys) {
       if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
       wait_copies<S::kStages - 1>();
       __syncwarp();
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     if (!last) queries.read(a, next, head, lane);
     __syncthreads();
     float* const tiles[kDecodeWarps] = {shared_tiles[0], shared_tiles[1], shared_tiles[2], shared_tiles[3]};
-    finish_item<D>(a, item, head, tiles, scales);
+    finish_item<D, Cache>(a, item, head, tiles, scales);
     __syncthreads();
     if (last) return;
     if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
@@ -342,13 +342,13 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   }
 }
 
-template <int D>
+template <int D, class Cache>
 void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream) {
-  const auto kernel = scores == Scores::kPlain     ? decode_kernel<D, Scores::kPlain>
-                      : scores == Scores::kSoftCap ? decode_kernel<D, Scores::kSoftCap>
-                                                   : decode_kernel<D, Scores::kBias>;
-  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32, DecodeShape<D>::kBlockBytes,
-                       Overlap::kPrevious},
+  const auto kernel = scores == Scores::kPlain     ? decode_kernel<D, Cache, Scores::kPlain>
+                      : scores == Scores::kSoftCap ? decode_kernel<D, Cache, Scores::kSoftCap>
+                                                   : decode_kernel<D, Cache, Scores::kBias>;
+  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32,
+                       DecodeShape<D, Cache>::kBlockBytes, Overlap::kPrevious},
                 stream, a);
 }
 

@@ -1,5 +1,6 @@
 #include "attention/decode.cuh"
 
 namespace bequest {
-template void launch_decode<256>(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
+template void launch_decode<256, Bf16Cache>(const AttentionArgs& a, int workers, Scores scores,
+                                            cudaStream_t stream);
 }  // namespace bequest

@@ -42,8 +42,9 @@ struct AttentionArgs {
   int32_t num_kv_heads;
   int32_t group;
   int32_t window;      // INT_MAX / 2: all keys
-  float score_factor;  // with a soft cap: scale / cap; else scale * log2(e)
+  float score_factor;  // with a soft cap: scale / cap; else scale * log2(e); the keys' own scale in either
   float cap_factor;    // cap * log2(e)
+  float value_scale;   // what the stored values are to be multiplied by
   const float* bias;   // [NQ, 2 * bias_reach + 1], or null
   int32_t bias_reach;
   int32_t far_position;  // what the list added to the positions of queries
@@ -133,15 +134,19 @@ class Tickets {
   const int total_;
 };
 
-template <int D>
+// What the cache holds beside queries in bf16: kv_formats.cuh.
+struct Bf16Cache;
+struct Fp8Cache;
+
+template <int D, class Cache>
 void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
-template <int D>
+template <int D, class Cache>
 void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream);
 // On Hopper, without a bias; `map` as of kv_tensor_map().
 template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
                           cudaStream_t stream);
-void launch_f32(const AttentionArgs& a, int blocks, cudaStream_t stream);
+void launch_f32(const AttentionArgs& a, DType cache, int blocks, cudaStream_t stream);
 void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream);
 
 }  // namespace bequest

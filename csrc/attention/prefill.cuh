@@ -4,12 +4,14 @@
 // tile is read once for the whole group) and walks the keys in units of 64. A warp has 32 rows (16 for D =
 // 256, where registers end): each matrix of keys or values it loads from shared memory serves two row tiles,
 // which keeps shared memory behind the tensor cores. Keys, values and block ids arrive one unit ahead through
-// two buffers: one barrier per unit.
+// two buffers: one barrier per unit. Those of an fp8 cache arrive in buffers of half the size, and the block
+// makes a tile of float16 of each before it is used: a second barrier, in the same shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "attention/device_args.cuh"
+#include "attention/kv_formats.cuh"
 #include "attention/launch.cuh"
 #include "attention/tensor_core.cuh"
 
@@ -34,19 +36,20 @@ struct PrefillShape {
 };
 
 // Moves an item's queries, keys and values to shared memory. By the whole block.
-template <int D>
+template <int D, class Cache>
 class TileReader {
  public:
   __device__ TileReader(const AttentionArgs& a, const WorkItem& item, int head, uint8_t* shared)
       : a_(a),
         item_(item),
         head_(head),
-        keys_(static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride),
+        keys_(static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride),
         ids_(reinterpret_cast<int32_t*>(shared + S::kQueryBytes + 2 * S::kBufferBytes)),
         queries_(shared_address(shared)) {}
 
+  // Where add_unit finds keys and values.
   __device__ uint32_t buffer(int unit) const {
-    return queries_ + S::kQueryBytes + (unit & 1) * S::kBufferBytes;
+    return queries_ + S::kQueryBytes + (kConverts ? 0 : (unit & 1) * S::kBufferBytes);
   }
 
   __device__ void read_queries() const {
@@ -60,6 +63,21 @@ class TileReader {
     }
   }
 
+  // What this thread has copied of the queries becomes what is multiplied with the cache.
+  __device__ void convert_queries() const {
+    if constexpr (kConverts) {
+      const int chunk = threadIdx.x % S::kChunks;
+#pragma unroll 4
+      for (int row = threadIdx.x / S::kChunks; row < S::kRows; row += S::kRowsPerCopy) {
+        uint32_t pairs[4];
+        load_16(pairs, queries_ + tile_offset<D>(row, chunk));
+#pragma unroll
+        for (uint32_t& pair : pairs) pair = bf16_to_f16(pair);
+        store_16(queries_ + tile_offset<D>(row, chunk), pairs);
+      }
+    }
+  }
+
   // The block ids of unit `unit`, whose first key is `key`, for read_unit after the next barrier.
   __device__ void read_ids(int unit, int key) const {
     if (threadIdx.x >= kIds || key >= item_.kv_end) return;
@@ -70,34 +88,59 @@ class TileReader {
   }
 
   __device__ void read_unit(int unit, int key) const {
-    const int chunk = threadIdx.x % S::kChunks;
+    constexpr int kChunks = D * sizeof(Element) / 16;  // per row
+    constexpr int kRowsPerCopy = kPrefillThreads / kChunks;
+    const int chunk = threadIdx.x % kChunks;
     const int32_t* ids = ids_ + (unit & 1) * kIds;
-    const uint32_t target = buffer(unit);
 #pragma unroll
-    for (int i = 0; i < kUnitKeys / S::kRowsPerCopy; ++i) {
-      const int row = i * S::kRowsPerCopy + threadIdx.x / S::kChunks;
-      const bf16* source =
-          keys_ + ids[row / kIdRows] * a_.block_stride + ((key + row) & (a_.block_size - 1)) * D + chunk * 8;
+    for (int i = 0; i < kUnitKeys / kRowsPerCopy; ++i) {
+      const int row = i * kRowsPerCopy + threadIdx.x / kChunks;
+      const Element* source = keys_ + ids[row / kIdRows] * a_.block_stride +
+                              ((key + row) & (a_.block_size - 1)) * D + chunk * (D / kChunks);
       // Slots without a key the item sees may hold anything, NaN included: they become zeros.
       const bool valid = key + row >= item_.kv_begin && key + row < item_.kv_end;
-      const uint32_t destination = target + tile_offset<D>(row, chunk);
-      copy_16_async(destination, source, valid);
-      copy_16_async(destination + S::kKeyBytes, source + a_.values_after_keys, valid);
+      const uint32_t keys =
+          kConverts ? staged(unit) + row * D + chunk * 16 : buffer(unit) + tile_offset<D>(row, chunk);
+      copy_16_async(keys, source, valid);
+      copy_16_async(keys + (kConverts ? S::kKeyBytes / 2 : S::kKeyBytes), source + a_.values_after_keys,
+                    valid);
+    }
+  }
+
+  // Of an fp8 cache: makes the tile of what has arrived.
+  __device__ void convert_unit(int unit) const {
+    if constexpr (kConverts) {
+      const int chunk = threadIdx.x % S::kChunks;
+#pragma unroll 4
+      for (int row = threadIdx.x / S::kChunks; row < 2 * kUnitKeys; row += S::kRowsPerCopy) {  // keys, values
+        uint32_t fours[2], pairs[4];
+        load_8(fours, staged(unit) + row * D + chunk * 8);
+        fp8_to_f16(fours[0], pairs[0], pairs[1]);
+        fp8_to_f16(fours[1], pairs[2], pairs[3]);
+        store_16(buffer(unit) + tile_offset<D>(row, chunk), pairs);
+      }
     }
   }
 
  private:
   using S = PrefillShape<D>;
+  using Element = typename Cache::Element;
+  static constexpr bool kConverts = sizeof(Element) == 1;
+
+  __device__ uint32_t staged(int unit) const {
+    return queries_ + S::kQueryBytes + S::kBufferBytes + (unit & 1) * (S::kBufferBytes / 2);
+  }
+
   const AttentionArgs& a_;
   const WorkItem& item_;
   const int head_;
-  const bf16* const keys_;
+  const Element* const keys_;
   int32_t* const ids_;
   const uint32_t queries_;
 };
 
 // One warp's rows of a tile. A lane holds rows lane / 4 + {0, 8} of each row tile t.
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 class WarpTile {
  public:
   using S = PrefillShape<D>;
@@ -166,8 +209,8 @@ class WarpTile {
         load_matrices(b, (k_address ^ (k * 32)) + n * 16 * S::kRowBytes);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_accumulate(scores[t][2 * n], q[t], b[0], b[1]);
-          multiply_accumulate(scores[t][2 * n + 1], q[t], b[2], b[3]);
+          Cache::multiply(scores[t][2 * n], q[t], b[0], b[1]);
+          Cache::multiply(scores[t][2 * n + 1], q[t], b[2], b[3]);
         }
       }
     }
@@ -275,7 +318,7 @@ class WarpTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float (&pair)[4] = weights[t][2 * k + i / 2];
-          p[t][i] = pack(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+          p[t][i] = Cache::pack_weights(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
         }
 #pragma unroll
       for (int n = 0; n < D / 16; ++n) {
@@ -283,8 +326,8 @@ class WarpTile {
         load_matrices_transposed(b, (v_address ^ (n * 32)) + k * 16 * S::kRowBytes);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_accumulate(o_[t][2 * n], p[t], b[0], b[1]);
-          multiply_accumulate(o_[t][2 * n + 1], p[t], b[2], b[3]);
+          Cache::multiply(o_[t][2 * n], p[t], b[0], b[1]);
+          Cache::multiply(o_[t][2 * n + 1], p[t], b[2], b[3]);
         }
       }
     }
@@ -301,7 +344,7 @@ class WarpTile {
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
           *reinterpret_cast<float2*>(a.state_values + state * D + n * 8 + lane_ % 4 * 2) = {
-              o_[t][n][half * 2], o_[t][n][half * 2 + 1]};
+              o_[t][n][half * 2] * a.value_scale, o_[t][n][half * 2 + 1] * a.value_scale};
       }
   }
 
@@ -312,11 +355,11 @@ class WarpTile {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float inverse = d_[t][half] > 0.0f ? 1.0f / d_[t][half] : 0.0f;
+        const float factor = d_[t][half] > 0.0f ? a.value_scale / d_[t][half] : 0.0f;
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
           *reinterpret_cast<uint32_t*>(queries + tile_offset<D>(row(t, half), n) + lane_ % 4 * 4) =
-              pack(o_[t][n][half * 2] * inverse, o_[t][n][half * 2 + 1] * inverse);
+              pack(o_[t][n][half * 2] * factor, o_[t][n][half * 2 + 1] * factor);
       }
     __syncwarp();
     const int chunk = lane_ % S::kChunks;
@@ -340,7 +383,7 @@ class WarpTile {
 };
 
 // Attends one item and draws the next ticket meanwhile.
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket, uint8_t* shared) {
   // The item lies in shared memory because registers are all taken.
   __shared__ WorkItem item;
@@ -348,15 +391,16 @@ __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int t
   if (threadIdx.x == 0) item = load_item(a.items, ticket / a.num_kv_heads);
   __syncthreads();
   const int head = ticket % a.num_kv_heads;
-  const TileReader<D> reader(a, item, head, shared);
+  const TileReader<D, Cache> reader(a, item, head, shared);
   const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
   const int units = (item.kv_end - first_key + kUnitKeys - 1) / kUnitKeys;
   reader.read_queries();
   reader.read_ids(0, first_key);
   reader.read_ids(1, first_key + kUnitKeys);
   commit_copies();
-  WarpTile<D, kScores> tile(a, item, head);
+  WarpTile<D, Cache, kScores> tile(a, item, head);
   wait_copies<0>();
+  reader.convert_queries();
   __syncthreads();
   reader.read_unit(0, first_key);
   commit_copies();
@@ -368,6 +412,10 @@ __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int t
       reader.read_ids(unit, key + 2 * kUnitKeys);
       commit_copies();
     }
+    if constexpr (sizeof(typename Cache::Element) == 1) {
+      reader.convert_unit(unit);
+      __syncthreads();
+    }
     tile.add_unit(a, item, key, shared_address(shared), reader.buffer(unit));
   }
   if (threadIdx.x == 0) next_ticket = tickets.draw();
@@ -376,22 +424,22 @@ __device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int t
   return next_ticket;
 }
 
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
     prefill_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   asm volatile("griddepcontrol.launch_dependents;");
   const Tickets tickets(a);
   for (int ticket = tickets.first(); ticket >= 0;)
-    ticket = attend_item<D, kScores>(a, tickets, ticket, shared);
+    ticket = attend_item<D, Cache, kScores>(a, tickets, ticket, shared);
   if (threadIdx.x == 0) tickets.finish();
 }
 
-template <int D>
+template <int D, class Cache>
 void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream) {
-  const auto kernel = scores == Scores::kPlain     ? prefill_kernel<D, Scores::kPlain>
-                      : scores == Scores::kSoftCap ? prefill_kernel<D, Scores::kSoftCap>
-                                                   : prefill_kernel<D, Scores::kBias>;
+  const auto kernel = scores == Scores::kPlain     ? prefill_kernel<D, Cache, Scores::kPlain>
+                      : scores == Scores::kSoftCap ? prefill_kernel<D, Cache, Scores::kSoftCap>
+                                                   : prefill_kernel<D, Cache, Scores::kBias>;
   launch_kernel(Launch{kernel, dim3(blocks), kPrefillThreads, PrefillShape<D>::kBlockBytes}, stream, a);
 }
 

@@ -1,5 +1,6 @@
 #include "attention/prefill.cuh"
 
 namespace bequest {
-template void launch_prefill<256>(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
+template void launch_prefill<256, Bf16Cache>(const AttentionArgs& a, int blocks, Scores scores,
+                                             cudaStream_t stream);
 }  // namespace bequest

@@ -147,19 +147,22 @@ class TileLoader {
         box_keys_(1 << log2_box_) {}
 
   // A stage is full when its tile has landed; tiles with keys that are not the item's complete `edge`
-  // instead.
-  __device__ void load(const WorkItem& item, int head, uint64_t* full, uint64_t* edge, uint64_t* empty) {
+  // instead. Calls meanwhile() behind the first tile.
+  template <class F>
+  __device__ void load(const WorkItem& item, int head, uint64_t* full, uint64_t* edge, uint64_t* empty,
+                       F&& meanwhile) {
     const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
     const int head_row = first_row_ + head * a_.block_size;
-    int key = item.kv_begin / kUnitKeys * kUnitKeys;
-    int id = block_id(item, table, key);
-    for (; key < item.kv_end; key += kTileKeys) {
+    const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
+    int id = block_id(item, table, first_key);
+    for (int key = first_key; key < item.kv_end; key += kTileKeys) {
       const int next_id = block_id(item, table, key + kTileKeys);
       const bool is_edge = key < item.kv_begin || key + kTileKeys > item.kv_end;
       wait(shared_address(&empty[stage_.index]), stage_.parity ^ 1);
       load_tile(item, key, id, head_row, shared_address(is_edge ? &edge[stage_.index] : &full[stage_.index]));
       stage_.advance();
       id = next_id;
+      if (key == first_key) meanwhile();
     }
   }
 
@@ -207,28 +210,36 @@ class TileLoader {
   Cursor<kStages> stage_;
 };
 
-// Warp 0: draws tickets, publishes them as tasks and loads their keys.
+// Publishes `ticket` as a task, -1: the end. By a whole warp.
+template <class Control>
+__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, int ticket) {
+  wait(shared_address(&control.task_empty[slot.index]), slot.parity ^ 1);
+  if (threadIdx.x % 32 == 0) {
+    PrefillTask& task = control.tasks[slot.index];
+    task.head = ticket < 0 ? -1 : ticket % a.num_kv_heads;
+    if (ticket >= 0) task.item = load_item(a.items, ticket / a.num_kv_heads);
+    arrive(shared_address(&control.task_full[slot.index]));
+  }
+  __syncwarp();
+  slot.advance();
+}
+
+// Warp 0. A task is published when the keys of the one before begin to be loaded: its queries have time.
 template <int D>
 __device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
   const Tickets tickets(a);
   TileLoader<D, PrefillBuffers<D>::kKeyStages> loader(a, map, buffers.keys, 0);
-  Cursor<kTasks> slot;
   const bool is_first_lane = threadIdx.x % 32 == 0;
-  for (int ticket = tickets.first();; slot.advance()) {
-    const int head = ticket < 0 ? -1 : ticket % a.num_kv_heads;
-    WorkItem item{};
-    if (ticket >= 0) item = load_item(a.items, ticket / a.num_kv_heads);
-    wait(shared_address(&control.task_empty[slot.index]), slot.parity ^ 1);
-    if (is_first_lane) {
-      control.tasks[slot.index] = {item, head};
-      arrive(shared_address(&control.task_full[slot.index]));
-    }
-    __syncwarp();
-    if (ticket < 0) break;
-    if (is_first_lane) ticket = tickets.draw();  // back before the keys are asked for
-    loader.load(item, head, control.keys_full, control.keys_full, control.keys_empty);
-    ticket = __shfl_sync(0xffffffffu, ticket, 0);
+  Cursor<kTasks> next_slot, slot;
+  publish(a, control, next_slot, tickets.first());
+  while (control.tasks[slot.index].head >= 0) {
+    int ticket = 0;
+    if (is_first_lane) ticket = tickets.draw();
+    const PrefillTask task = control.tasks[slot.index];
+    loader.load(task.item, task.head, control.keys_full, control.keys_full, control.keys_empty,
+                [&] { publish(a, control, next_slot, __shfl_sync(0xffffffffu, ticket, 0)); });
+    slot.advance();
   }
   if (is_first_lane) tickets.finish();
 }
@@ -241,7 +252,7 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
                                                         a.num_kv_heads * a.block_size);
   TaskReader tasks(control);
   for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
-    loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty);
+    loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty, [] {});
 }
 
 // row / group for rows of a tile, without a division.

@@ -4,13 +4,15 @@
 // are round trips. So a thread block takes one unit for all rows: the block ids are read before the grid
 // ahead has ended, then keys, queries and values come in one round trip, are multiplied once, and the rows'
 // states go out. No step loops, no ring. Registers stay below what the decode kernel takes anyway, so that
-// the merge still finds room beside it: scores are turned into bf16 weights first, and the values multiplied
-// 64 columns at a time.
+// the merge still finds room beside it: scores are turned into 16-bit weights first, and the values
+// multiplied 64 columns at a time. Keys and values of an fp8 cache come through registers, which make float16
+// of them.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "attention/device_args.cuh"
+#include "attention/kv_formats.cuh"
 #include "attention/tensor_core.cuh"
 
 namespace bequest {
@@ -29,7 +31,7 @@ struct WideShape {
 };
 
 // Moves a unit and the rows that attend to it to shared memory. By the whole block.
-template <int D>
+template <int D, class Cache>
 class WideReader {
  public:
   using S = WideShape<D>;
@@ -45,26 +47,74 @@ class WideReader {
 
   // Two groups of copies: keys and queries, then values. Rows from item.num_tokens * group on become zeros.
   __device__ void read(const AttentionArgs& a, const WorkItem& item, int head, uint32_t shared) const {
-    const bf16* keys =
-        static_cast<const bf16*>(a.keys) + static_cast<int64_t>(head) * a.head_stride + chunk_ * 8;
+    const Element* keys =
+        static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride + chunk_ * 8;
+    if constexpr (sizeof(Element) == 1) {
+      read_queries(a, item, head, shared);
+      commit_copies();
+      read_converting(a, item, keys, shared);
+      wait_copies<0>();
+      convert_queries(shared);
+    } else {
 #pragma unroll
-    for (int i = 0; i < S::kCopies; ++i)
-      copy_16_async(shared + key_offset(i), keys + source_of(a, item, i), true);
+      for (int i = 0; i < S::kCopies; ++i)
+        copy_16_async(shared + key_offset(i), keys + source_of(a, item, i), true);
+      read_queries(a, item, head, shared);
+      commit_copies();
+#pragma unroll
+      for (int i = 0; i < S::kCopies; ++i)
+        copy_16_async(shared + S::kKeyBytes + key_offset(i),
+                      keys + source_of(a, item, i) + a.values_after_keys, true);
+      commit_copies();
+    }
+  }
+
+ private:
+  using Element = typename Cache::Element;
+
+  __device__ void read_queries(const AttentionArgs& a, const WorkItem& item, int head,
+                               uint32_t shared) const {
     for (int row = first_row_; row < S::kRows; row += S::kRowsPerCopy) {
       const bf16* source = static_cast<const bf16*>(a.q) + (item.first_token + row / a.group) * a.q_stride +
                            (head * a.group + row % a.group) * D + chunk_ * 8;
       copy_16_async(shared + 2 * S::kKeyBytes + tile_offset<D>(row, chunk_), source,
                     row < item.num_tokens * a.group);
     }
-    commit_copies();
-#pragma unroll
-    for (int i = 0; i < S::kCopies; ++i)
-      copy_16_async(shared + S::kKeyBytes + key_offset(i), keys + source_of(a, item, i) + a.values_after_keys,
-                    true);
-    commit_copies();
   }
 
- private:
+  // What this thread has copied of them.
+  __device__ void convert_queries(uint32_t shared) const {
+    for (int row = first_row_; row < S::kRows; row += S::kRowsPerCopy) {
+      const uint32_t address = shared + 2 * S::kKeyBytes + tile_offset<D>(row, chunk_);
+      uint32_t pairs[4];
+      load_16(pairs, address);
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = bf16_to_f16(pair);
+      store_16(address, pairs);
+    }
+  }
+
+  // All of them are asked for before the first is waited for.
+  __device__ void read_converting(const AttentionArgs& a, const WorkItem& item, const Element* keys,
+                                  uint32_t shared) const {
+    uint2 eights[2][S::kCopies];
+#pragma unroll
+    for (int kind = 0; kind < 2; ++kind)
+#pragma unroll
+      for (int i = 0; i < S::kCopies; ++i)
+        eights[kind][i] =
+            *reinterpret_cast<const uint2*>(keys + source_of(a, item, i) + kind * a.values_after_keys);
+#pragma unroll
+    for (int kind = 0; kind < 2; ++kind)
+#pragma unroll
+      for (int i = 0; i < S::kCopies; ++i) {
+        uint32_t pairs[4];
+        fp8_to_f16(eights[kind][i].x, pairs[0], pairs[1]);
+        fp8_to_f16(eights[kind][i].y, pairs[2], pairs[3]);
+        store_16(shared + kind * S::kKeyBytes + key_offset(i), pairs);
+      }
+  }
+
   __device__ uint32_t key_offset(int i) const {
     return tile_offset<D>(i * S::kRowsPerCopy + first_row_, chunk_);
   }
@@ -78,7 +128,7 @@ class WideReader {
 };
 
 // A warp's 16 * kTiles rows. A lane holds rows lane / 4 + {0, 8} of each row tile t.
-template <int D, Scores kScores, int kTiles>
+template <int D, class Cache, Scores kScores, int kTiles>
 class WideRows {
  public:
   using S = WideShape<D>;
@@ -124,7 +174,7 @@ class WideRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float (&pair)[4] = scores[t][2 * k + i / 2];
-          weights_[t][k][i] = pack(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+          weights_[t][k][i] = Cache::pack_weights(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
         }
   }
 
@@ -143,8 +193,8 @@ class WideRows {
           load_matrices_transposed(b, (values ^ (column * 2 + n * 32)) + k * 16 * S::kRowBytes);
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
-            multiply_accumulate(o[t][2 * n], weights_[t][k], b[0], b[1]);
-            multiply_accumulate(o[t][2 * n + 1], weights_[t][k], b[2], b[3]);
+            Cache::multiply(o[t][2 * n], weights_[t][k], b[0], b[1]);
+            Cache::multiply(o[t][2 * n + 1], weights_[t][k], b[2], b[3]);
           }
         }
 #pragma unroll
@@ -158,7 +208,8 @@ class WideRows {
           float* target = a.state_values + state * D + column + lane_ % 4 * 2;
 #pragma unroll
           for (int n = 0; n < 8; ++n)
-            *reinterpret_cast<float2*>(target + n * 8) = {o[t][n][half * 2], o[t][n][half * 2 + 1]};
+            *reinterpret_cast<float2*>(target + n * 8) = {o[t][n][half * 2] * a.value_scale,
+                                                          o[t][n][half * 2 + 1] * a.value_scale};
         }
     }
   }
@@ -179,8 +230,8 @@ class WideRows {
         load_matrices(b, (k_address ^ (k * 32)) + n * 16 * S::kRowBytes);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_accumulate(scores[t][2 * n], q[t], b[0], b[1]);
-          multiply_accumulate(scores[t][2 * n + 1], q[t], b[2], b[3]);
+          Cache::multiply(scores[t][2 * n], q[t], b[0], b[1]);
+          Cache::multiply(scores[t][2 * n + 1], q[t], b[2], b[3]);
         }
       }
     }
@@ -192,9 +243,9 @@ class WideRows {
 };
 
 // With the unit on its way to shared memory.
-template <int D, Scores kScores, int kTiles>
+template <int D, class Cache, Scores kScores, int kTiles>
 __device__ void attend_wide(const AttentionArgs& a, const WorkItem& item, int head, uint32_t shared) {
-  WideRows<D, kScores, kTiles> rows(a, item);
+  WideRows<D, Cache, kScores, kTiles> rows(a, item);
   wait_copies<1>();
   __syncthreads();
   if (rows.any()) rows.weigh_keys(a, shared);
@@ -205,21 +256,21 @@ __device__ void attend_wide(const AttentionArgs& a, const WorkItem& item, int he
 
 // A worker's wide tiles. By the whole block, as its only work. REQUIRES: each item is a whole unit, leaves a
 // state and has no more rows than WideShape::kRows
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int head, uint8_t* memory) {
   using S = WideShape<D>;
   const uint32_t shared = shared_address(memory);
   for (;;) {
-    const WideReader<D> reader(a, item);
+    const WideReader<D, Cache> reader(a, item);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     reader.read(a, item, head, shared);
     if constexpr (S::kRows > 64) {
       if (item.num_tokens * a.group > 64)
-        attend_wide<D, kScores, 2>(a, item, head, shared);
+        attend_wide<D, Cache, kScores, 2>(a, item, head, shared);
       else
-        attend_wide<D, kScores, 1>(a, item, head, shared);
+        attend_wide<D, Cache, kScores, 1>(a, item, head, shared);
     } else {
-      attend_wide<D, kScores, 1>(a, item, head, shared);
+      attend_wide<D, Cache, kScores, 1>(a, item, head, shared);
     }
     if (item.next < 0) return;
     item = load_item(a.items, item.next);

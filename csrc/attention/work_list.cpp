@@ -20,6 +20,7 @@ constexpr int64_t kItemCost = 5;  // of starting and finishing a decode item, wh
 constexpr int64_t kSnap = 32;     // a decode cut closer to a tile's edge than share / kSnap moves there
 constexpr int64_t kMinPrefillUnits = 4;  // a state costs more to store and merge than shorter pieces gain
 constexpr int kPrefillPiecesPerShare = 2;
+constexpr int64_t kPrefillGrains = 8;  // of a worker's share: what items are sorted by
 // A shared tile costs its sharers a state each, which fewer units do not pay for.
 constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
 // Where workers have fewer units each, what they wait for is not bytes: sharing would only add states.
@@ -358,6 +359,21 @@ int32_t write_prefill(Step& step, PieceWriter writer) {
   return count;
 }
 
+// Large items first, so that the last to begin are short. But those whose lengths differ by a small part of a
+// worker's share stand with their sequence, whose keys the L2 then still has from one item to the next.
+void sort_prefill(WorkItem* items, int32_t count, int workers) {
+  const auto length = [](const WorkItem& item) { return static_cast<int64_t>(item.kv_end - item.kv_begin); };
+  int64_t keys = 0;
+  for (int32_t i = 0; i < count; ++i) keys += length(items[i]);
+  const int64_t grain = std::max<int64_t>(kUnitKeys, keys / (workers * kPrefillGrains));
+  std::stable_sort(items, items + count, [&](const WorkItem& a, const WorkItem& b) {
+    const int64_t coarse_a = length(a) / grain, coarse_b = length(b) / grain;
+    if (coarse_a != coarse_b) return coarse_a > coarse_b;
+    if (a.sequence != b.sequence) return a.sequence < b.sequence;
+    return length(a) > length(b);
+  });
+}
+
 void check_batch(const WorkShape& shape, const BlockTableRows& batch) {
   check(batch.num_sequences <= shape.max_sequences, "more sequences than the work list was sized for");
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -426,9 +442,7 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
   if (layout.prefill_tokens > 0) {
     auto* items = reinterpret_cast<WorkItem*>(buffer + layout.prefill_items);
     header.num_prefill_items = write_prefill(step, PieceWriter(items, merges, &header, shape.group()));
-    std::stable_sort(items, items + header.num_prefill_items, [](const WorkItem& a, const WorkItem& b) {
-      return a.kv_end - a.kv_begin > b.kv_end - b.kv_begin;
-    });
+    sort_prefill(items, header.num_prefill_items, layout.workers);
   }
   auto* decode_items = reinterpret_cast<WorkItem*>(buffer + layout.decode_items);
   const PieceWriter decode(decode_items, merges, &header, shape.group());

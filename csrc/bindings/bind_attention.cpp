@@ -21,10 +21,11 @@ void bind_kv(py::module_& m) {
   m.def(
       "write_kv",
       [](Address k, int64_t k_stride, Address v, int64_t v_stride, Address slots, int64_t num_tokens,
-         Address kv_cache, int kv_dtype, const KvSizes& kv_sizes, int64_t layer) {
+         Address kv_cache, int kv_dtype, const KvSizes& kv_sizes, int64_t layer, float key_factor,
+         float value_factor) {
         write_kv({pointer<float>(k), pointer<float>(v), k_stride, v_stride, pointer<int64_t>(slots),
                   num_tokens, pointer<void>(kv_cache), static_cast<DType>(kv_dtype), layout_of(kv_sizes),
-                  layer});
+                  layer, key_factor, value_factor});
       },
       py::call_guard<py::gil_scoped_release>());
   m.def(
@@ -57,11 +58,11 @@ void bind_attention(py::module_& m) {
   m.def(
       "paged_attention",
       [](Address q, int64_t q_stride, Address out, Address kv_cache, int kv_dtype, const KvSizes& kv_sizes,
-         int64_t layer, float scale, float soft_cap, Address bias, int64_t bias_reach,
+         int64_t layer, float scale, float soft_cap, Address bias, int64_t bias_reach, float value_scale,
          const AttentionPlan& plan) {
         paged_attention({pointer<float>(q), q_stride, pointer<float>(out), pointer<void>(kv_cache),
                          static_cast<DType>(kv_dtype), layout_of(kv_sizes), layer, scale, soft_cap,
-                         pointer<float>(bias), bias_reach},
+                         pointer<float>(bias), bias_reach, value_scale},
                         plan);
       },
       py::call_guard<py::gil_scoped_release>());

@@ -32,16 +32,19 @@ std::tuple<int, int, int> write_list(const AttentionWork& self, Address query_st
 
 #ifdef BEQUEST_WITH_CUDA
 void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out, Address kv_cache,
-            const KvSizes& sizes, int64_t layer, float scale, float soft_cap, Address bias, int bias_reach,
-            Address block_tables, int64_t max_blocks, Address work_list, Address state_values,
-            Address state_scales, Address tickets, bool decode, bool prefill, int max_merges,
-            Address stream) {
+            int kv_dtype, const KvSizes& sizes, int64_t layer, float key_scale, float value_scale,
+            float scale, float soft_cap, Address bias, int bias_reach, Address block_tables,
+            int64_t max_blocks, Address work_list, Address state_values, Address state_scales,
+            Address tickets, bool decode, bool prefill, int max_merges, Address stream) {
   const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
   const CudaAttentionParams params{pointer<void>(q),
                                    q_stride,
                                    pointer<void>(out),
                                    self.shape.dtype,
                                    pointer<void>(kv_cache),
+                                   static_cast<DType>(kv_dtype),
+                                   key_scale,
+                                   value_scale,
                                    {num_blocks, num_layers, num_kv_heads, block_size, head_dim},
                                    layer,
                                    self.shape.num_q_heads,
@@ -89,7 +92,8 @@ void bind_cuda_attention(py::module_& m) {
                                return std::tuple(self.layout.merges, self.layout.decode_items,
                                                  self.layout.prefill_items);
                              })
-      .def("write", &write_list, py::call_guard<py::gil_scoped_release>());
+      // With the GIL: the list takes less time than to get it back.
+      .def("write", &write_list);
 #ifdef BEQUEST_WITH_CUDA
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>());
 #endif

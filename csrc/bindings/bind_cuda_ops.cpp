@@ -63,7 +63,8 @@ void bind_layers(py::module_& m) {
         [](Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
            int64_t num_tokens, int64_t q_heads, int64_t k_heads, int64_t head_dim, Address q_weight,
            Address k_weight, float eps, Address positions, Address cos_sin, int64_t rotary_dim, Address slots,
-           Address kv_cache, const KvSizes& kv_sizes, int64_t layer, int dtype, Address stream) {
+           Address kv_cache, const KvSizes& kv_sizes, int64_t layer, int kv_dtype, float key_factor,
+           float value_factor, int dtype, Address stream) {
           cuda::prepare_qkv({.q = pointer<void>(q),
                              .k = pointer<void>(k),
                              .v = pointer<void>(v),
@@ -84,6 +85,9 @@ void bind_layers(py::module_& m) {
                              .kv_cache = pointer<void>(kv_cache),
                              .layout = layout_of(kv_sizes),
                              .layer = layer,
+                             .kv_dtype = DType(kv_dtype),
+                             .key_factor = key_factor,
+                             .value_factor = value_factor,
                              .dtype = DType(dtype)},
                             stream_of(stream));
         });

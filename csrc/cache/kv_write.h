@@ -19,6 +19,10 @@ struct KvWriteParams {
   DType kv_dtype;
   KvLayout layout;
   int64_t layer;
+  // What keys and values are multiplied by before they are rounded to fp8, where what exceeds its largest
+  // value becomes it.
+  float key_factor = 1.0f;
+  float value_factor = 1.0f;
 };
 
 // Throws before anything is written if a slot is neither -1 nor in [0, NB * BS).

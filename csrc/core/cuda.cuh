@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -78,10 +79,17 @@ __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(BFloat16 x) { return __uint_as_float(uint32_t{x.bits} << 16); }
 
+__device__ __forceinline__ float widen(Float8 x) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, __NV_E4M3)));
+}
+
+// To Float8 what is too large becomes the largest value.
 template <class T>
 __device__ __forceinline__ T narrow(float x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
+  } else if constexpr (std::is_same_v<T, Float8>) {
+    return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
   } else {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
   }
@@ -113,6 +121,7 @@ union Packed {
   static constexpr int kWords = sizeof(T) * W / 4 > 0 ? sizeof(T) * W / 4 : 1;
   Raw raw;
   uint32_t word[kWords];
+  uint16_t pair[2 * kWords];  // of one-byte elements
 };
 
 template <class T, int W>
@@ -163,6 +172,10 @@ __device__ __forceinline__ void store_vector(T* p, const float (&x)[W]) {
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
       for (int i = 0; i < W; ++i) packed.word[i] = __float_as_uint(x[i]);
+    } else if constexpr (sizeof(T) == 1) {
+#pragma unroll
+      for (int i = 0; i < W; i += 2)
+        packed.pair[i / 2] = __nv_cvt_float2_to_fp8x2({x[i], x[i + 1]}, __NV_SATFINITE, __NV_E4M3);
     } else {
 #pragma unroll
       for (int i = 0; i < W; i += 2) {

@@ -31,6 +31,7 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));  // the bits of kLanes bfloat16
 
+inline VecF broadcast(float x) { return x - VecF{}; }
 inline VecF load(const float* p) {
   VecF v;
   std::memcpy(&v, p, sizeof(v));
@@ -62,6 +63,27 @@ inline VecF load_half(const uint16_t* p) {  // the bits of float16
   return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #endif
 }
+inline VecF load(const Float8* p) {
+  // The bits moved to where float16 has them are the value over 2^8, except for NaN.
+#if defined(BEQUEST_ISA_avx512)
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
+  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16((int16_t)0xbf80));
+  const VecF v = (VecF)_mm512_maskz_cvtph_ps(0xffff, half) * 256.0f;
+#elif defined(BEQUEST_ISA_avx2)
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)), 8);
+  const __m128i half = _mm_and_si128(_mm_srai_epi16(wide, 1), _mm_set1_epi16((int16_t)0xbf80));
+  const VecF v = (VecF)_mm256_cvtph_ps(half) * 256.0f;
+#else
+  uint32_t four;
+  std::memcpy(&four, p, sizeof(four));
+  const uint16x4_t bytes = vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four))));
+  const int16x4_t wide = vreinterpret_s16_u16(vshl_n_u16(bytes, 8));
+  const uint16x4_t half = vand_u16(vreinterpret_u16_s16(vshr_n_s16(wide, 1)), vdup_n_u16(0xbf80));
+  const VecF v = (VecF)vcvt_f32_f16(vreinterpret_f16_u16(half)) * 256.0f;
+#endif
+  // 480 would follow on the largest value, 448, and is the code of NaN.
+  return ((VecU)v & 0x7fffffffu) == 0x43f00000u ? broadcast(__builtin_nanf("")) : v;
+}
 inline void store(float* p, VecF v) { std::memcpy(p, &v, sizeof(v)); }
 inline void store(BFloat16* p, VecF v) {
   const VecU bits = (VecU)v;
@@ -72,7 +94,17 @@ inline void store(BFloat16* p, VecF v) {
   std::memcpy(p, &h, sizeof(h));
 }
 
-inline VecF broadcast(float x) { return x - VecF{}; }
+inline void store(Float8* p, VecF v) {  // as from_float<Float8>
+  typedef uint8_t VecB __attribute__((vector_size(kLanes)));
+  const VecU magnitude = (VecU)v & 0x7fffffffu;
+  const VecU normal = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
+  const VecU small = (VecU)((VecF)magnitude + 16384.0f) & 15u;
+  const VecU finite = magnitude < 0x3c800000u ? small : magnitude < 0x43e00000u ? normal : VecU{} + 0x7eu;
+  const VecU code = magnitude > 0x7f800000u ? VecU{} + 0x7fu : finite;
+  const VecB bytes = __builtin_convertvector(code | ((VecU)v >> 24 & 0x80u), VecB);
+  std::memcpy(p, &bytes, sizeof(bytes));
+}
+
 // a > b ? a : b, so b where one is NaN.
 inline VecF max(VecF a, VecF b) {
 #if defined(BEQUEST_ISA_avx512)

@@ -136,8 +136,24 @@ __device__ __forceinline__ int64_t first_key(const QkvParams& p, int64_t slot) {
   return block * p.layout.block_stride() + p.layout.keys(p.layer, 0) + offset * p.head_dim;
 }
 
-// A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on.
-template <class T, int E, bool kFull, int kHeads>
+// A key or value head to its place in the cache; `key` is that of the token's head 0.
+template <class C, int E, bool kFull>
+__device__ __forceinline__ void store_cached(const QkvParams& p, const Head& head, int64_t key, int lane,
+                                             float (&x)[E]) {
+  const bool is_value = head.kind == HeadKind::kValue;
+  C* to = static_cast<C*>(p.kv_cache) + key + p.layout.keys(0, head.index);
+  if (is_value) to += p.layout.values_after_keys();
+  if constexpr (std::is_same_v<C, Float8>) {
+    const float factor = is_value ? p.value_factor : p.key_factor;
+#pragma unroll
+    for (int i = 0; i < E; ++i) x[i] *= factor;
+  }
+  store_head<C, E, kFull>(to, lane, p.head_dim, x);
+}
+
+// A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on. The cache
+// is of type C.
+template <class T, class C, int E, bool kFull, int kHeads>
 __global__ void prepare_qkv_kernel(const QkvParams p) {
   __shared__ float staged[kWarps][kWarp * E];
   let_next_start();
@@ -180,16 +196,14 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
       }
       if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, whole, lane, staged[warp], x[h]);
     }
-    T* to = source_of<T>(p, token, head);
-    if (!is_query && p.kv_cache) {
-      to = static_cast<T*>(p.kv_cache) + key + p.layout.keys(0, head.index);
-      if (head.kind == HeadKind::kValue) to += p.layout.values_after_keys();
-    }
-    store_head<T, E, kFull>(to, lane, p.head_dim, x[h]);
+    if (is_query || !p.kv_cache)
+      store_head<T, E, kFull>(source_of<T>(p, token, head), lane, p.head_dim, x[h]);
+    else
+      store_cached<C, E, kFull>(p, head, key, lane, x[h]);
   }
 }
 
-template <class T, int E, int kHeads>
+template <class T, class C, int E, int kHeads>
 void launch_heads(const QkvParams& p, Stream stream) {
   constexpr size_t kBytes = E * sizeof(T);
   const bool full = p.head_dim == E * kWarp && is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) &&
@@ -201,17 +215,25 @@ void launch_heads(const QkvParams& p, Stream stream) {
                   static_cast<unsigned>(ceil_div(num_heads, kWarps * kHeads)));
   const LaunchShape shape{.grid = grid, .block = kWarps * kWarp, .overlaps_previous = true};
   if constexpr (kBytes <= 16)
-    if (full) return launch(prepare_qkv_kernel<T, E, true, kHeads>, shape, stream, p);
-  launch(prepare_qkv_kernel<T, E, false, kHeads>, shape, stream, p);
+    if (full) return launch(prepare_qkv_kernel<T, C, E, true, kHeads>, shape, stream, p);
+  launch(prepare_qkv_kernel<T, C, E, false, kHeads>, shape, stream, p);
 }
 
 // Few tokens: a head per warp, for the latency. Many: four, for the bytes in flight. A head's result is the
 // same.
-template <class T, int E>
+template <class T, class C, int E>
 void launch_elements(const QkvParams& p, Stream stream) {
   constexpr int64_t kManyTokens = 128;
-  if (p.num_tokens < kManyTokens) return launch_heads<T, E, 1>(p, stream);
-  launch_heads<T, E, 4>(p, stream);
+  if (p.num_tokens < kManyTokens) return launch_heads<T, C, E, 1>(p, stream);
+  launch_heads<T, C, E, 4>(p, stream);
+}
+
+template <class T, class C>
+void launch_head_dim(const QkvParams& p, Stream stream) {
+  if (p.head_dim <= 32) return launch_elements<T, C, 1>(p, stream);
+  if (p.head_dim <= 64) return launch_elements<T, C, 2>(p, stream);
+  if (p.head_dim <= 128) return launch_elements<T, C, 4>(p, stream);
+  return launch_elements<T, C, 8>(p, stream);
 }
 
 }  // namespace
@@ -224,13 +246,13 @@ void prepare_qkv(const QkvParams& p, Stream stream) {
   check(!p.kv_cache || (p.layout.num_kv_heads == p.k_heads && p.layout.head_dim == p.head_dim &&
                         p.layer >= 0 && p.layer < p.layout.num_layers),
         "prepare_qkv: the cache has another shape");
+  check(!p.kv_cache || p.kv_dtype == p.dtype || p.kv_dtype == DType::kF8E4M3,
+        "prepare_qkv: the cache has the dtype of the heads, or is fp8");
   check(p.layout.num_slots() <= INT32_MAX, "prepare_qkv: more slots than 32 bits count");
   if (p.num_tokens == 0 || p.q_heads + p.k_heads == 0) return;
   dispatch(p.dtype, [&]<class T>() {
-    if (p.head_dim <= 32) return launch_elements<T, 1>(p, stream);
-    if (p.head_dim <= 64) return launch_elements<T, 2>(p, stream);
-    if (p.head_dim <= 128) return launch_elements<T, 4>(p, stream);
-    return launch_elements<T, 8>(p, stream);
+    if (p.kv_cache && p.kv_dtype == DType::kF8E4M3) return launch_head_dim<T, Float8>(p, stream);
+    launch_head_dim<T, T>(p, stream);
   });
 }
 

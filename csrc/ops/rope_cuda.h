@@ -34,8 +34,11 @@ struct QkvParams {
   void* kv_cache;        // [NB, L, 2, NKV, BS, D], or null
   KvLayout layout;
   int64_t layer;
+  DType kv_dtype;    // `dtype`, or fp8: then keys and values are multiplied by these before they are rounded
+  float key_factor;  // and what exceeds fp8's largest value becomes it
+  float value_factor;
 
-  DType dtype;  // of q, k, v, both weights and the cache
+  DType dtype;  // of q, k, v and both weights
 };
 
 // REQUIRES: 1 <= D <= 256; slots inside the cache, none twice; positions inside the table (neither can be

@@ -22,13 +22,14 @@ from engine.kernels.cpu_activations import silu_mul as silu_mul
 from engine.kernels.cpu_layer_norm import layer_norm as layer_norm
 from engine.kernels.cpu_sampler import Sampler as Sampler
 from engine.kernels.cpu_sampler import logprobs as logprobs
-from engine.kernels.cpu_weights import _DTYPE_CODES, PackedWeight
+from engine.kernels.cpu_weights import PackedWeight
 from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
 from engine.kernels.cpu_weights import pack_quantised as pack_quantised
 from engine.kernels.cpu_weights import pack_weight as pack_weight
 from engine.kernels.cpu_weights import pack_weights as pack_weights
 from engine.kernels.hidden_tap import LayerTap, tap_arguments
 from engine.kernels.host_arrays import HostInts, host_ints
+from engine.kernels.kv_format import KV_DTYPE_CODES, UNSCALED, KvScales
 
 Error = _C.Error
 WITH_CUDA: bool = _C.with_cuda  # whether this build has the CUDA kernels
@@ -228,8 +229,11 @@ def _row_stride(rows: Tensor) -> int:
     return stride[0]
 
 
-def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
-    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16.
+def write_kv(
+    k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor, scales: KvScales = UNSCALED
+) -> None:
+    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32, bf16 or
+    fp8; in fp8 divided by their scales and at most ±448.
 
     slot_mapping int64 [T]: block * BS + offset; -1 is skipped, anything else outside the cache is an Error.
     """
@@ -245,9 +249,11 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: T
         slot_mapping.data_ptr(),
         num_tokens,
         kv_cache.data_ptr(),
-        _DTYPE_CODES[kv_cache.dtype],
+        KV_DTYPE_CODES[kv_cache.dtype],
         sizes,
         layer,
+        1 / scales.key,
+        1 / scales.value,
     )
 
 
@@ -337,13 +343,15 @@ def paged_attention(
     soft_cap: float = 0.0,
     out: Tensor | None = None,
     bias: Tensor | None = None,
+    scales: KvScales = UNSCALED,
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, as f32 [T, NQ, D].
 
-    q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32 or bf16. With a soft cap
-    c > 0 a score s becomes c * tanh(s / c); with a bias f32 [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's
-    position less the query's, within [-R, R]; a causal plan then needs a window, however wide, because without one
-    sequences may share tiles. Bit for bit, a row depends on its own q and on the keys it sees alone.
+    q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32, bf16 or fp8; K and V are
+    what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
+    [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the query's, within [-R, R]; a causal plan
+    then needs a window, however wide, because without one sequences may share tiles.
+    Bit for bit, a row depends on its own q and on the keys it sees alone.
     """
     shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
     assert q.shape == shape
@@ -358,13 +366,14 @@ def paged_attention(
         _row_stride(q),
         out.data_ptr(),
         kv_cache.data_ptr(),
-        _DTYPE_CODES[kv_cache.dtype],
+        KV_DTYPE_CODES[kv_cache.dtype],
         _kv_sizes(kv_cache),
         layer,
-        scale,
+        scale * scales.key,
         soft_cap,
         0 if bias is None else bias.data_ptr(),
         0 if bias is None else bias.shape[1] // 2,
+        scales.value,
         plan._plan,
     )
     return out

@@ -20,6 +20,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.cpu_activations import ACTIVATION_CODES
 from engine.kernels.hidden_tap import LayerTap, tap_arguments
+from engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
 from engine.kernels.streams import current_stream as _stream
 from engine.types import IntArray
 
@@ -189,11 +190,13 @@ def prepare_qkv(
     positions: Tensor,
     cos_sin: Tensor | None,
     norm: QkNorm | None = None,
+    scales: KvScales = UNSCALED,
 ) -> Tensor:
     """All that lies between the fused projection qkv [T, (NQ + 2 NKV) D] and the attention, in one launch.
 
     Query and key heads are normalised (if `norm`) and rotated by cos_sin float32 [P, R] at positions int32 [T] (if
-    given); keys and values go to kv_cache [NB, L, 2, NKV, BS, D] at slot_mapping int64 [T], those of slot -1 nowhere.
+    given); keys and values go to kv_cache [NB, L, 2, NKV, BS, D] at slot_mapping int64 [T], those of slot -1 nowhere
+    (in an fp8 cache divided by their scales and at most ±448).
     Queries are changed in place; returns them as a view [T, NQ, D]. The key and value parts of qkv stay as they are.
     """
     num_tokens, width = qkv.shape
@@ -201,16 +204,18 @@ def prepare_qkv(
     assert width == (num_q_heads + 2 * num_kv_heads) * head_dim, (width, num_q_heads, num_kv_heads, head_dim)
     heads = qkv.view(num_tokens, num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads[:, :num_q_heads], heads[:, num_q_heads:-num_kv_heads], heads[:, -num_kv_heads:]
-    _prepare(q, k, v, (kv_cache, layer, slot_mapping), positions, cos_sin, norm)
+    _prepare(q, k, v, (kv_cache, layer, slot_mapping), positions, cos_sin, norm, scales)
     return q
 
 
-def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
-    """Stores k, v [T, NKV, D] (views of a fused row are fine) in kv_cache [NB, L, 2, NKV, BS, D].
+def write_kv(
+    k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor, scales: KvScales = UNSCALED
+) -> None:
+    """Stores k, v [T, NKV, D] (views of a fused row are fine) in kv_cache [NB, L, 2, NKV, BS, D], as prepare_qkv does.
 
     slot_mapping int64 [T]: block * BS + offset; -1 is skipped.
     """
-    _prepare(k[:, :0], k, v, (kv_cache, layer, slot_mapping), None, None, None)
+    _prepare(k[:, :0], k, v, (kv_cache, layer, slot_mapping), None, None, None, scales)
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -235,6 +240,7 @@ def _prepare(
     positions: Tensor | None,
     cos_sin: Tensor | None,
     norm: QkNorm | None,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """prepare_qkv over separate heads; without a cache keys are changed in place and values are not needed."""
     num_tokens, q_heads, head_dim = q.shape
@@ -243,12 +249,14 @@ def _prepare(
     q_address, q_stride = _heads(q, dtype)
     k_address, k_stride = _heads(k, dtype)
     v_address, v_stride = (0, 0) if v is None else _heads(v, dtype)
-    kv_address, sizes, layer, slots = 0, _NO_CACHE, 0, 0
+    kv_address, sizes, layer, slots, kv_dtype = 0, _NO_CACHE, 0, 0, dtype
     if cache is not None:
         kv_cache, layer, slot_mapping = cache
         assert v is not None and v.shape == k.shape
         sizes = _kv_sizes(kv_cache)
-        kv_address = address_of(kv_cache, dtype, *kv_cache.shape)
+        kv_dtype = kv_cache.dtype
+        assert kv_dtype in (dtype, FP8), (kv_dtype, dtype)
+        kv_address = address_of(kv_cache, kv_dtype, *kv_cache.shape)
         slots = address_of(slot_mapping, torch.int64, num_tokens)
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     _C.cuda_prepare_qkv(
@@ -272,6 +280,9 @@ def _prepare(
         kv_address,
         sizes,
         layer,
+        KV_DTYPE_CODES[kv_dtype],
+        1 / scales.key,
+        1 / scales.value,
         _DTYPE_CODES[dtype],
         _stream(),
     )

@@ -16,8 +16,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.cpu import _kv_sizes
 from engine.kernels.host_arrays import HostInts, host_ints
-
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
+from engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,10 @@ class WorkCounts:
 class CudaAttentionWorkspace:
     """What is fixed about attention when an engine starts; see AttentionPlan for `causal` and `window`.
 
-    bf16 serves head_dim 64, 128 and 256 and block sizes that are powers of two from 8 on; float32 any head_dim up to
-    256. `max_sequences` and `max_tokens` bound one step; they size the list and nothing else. With a `block_size`
-    sequences that share their first blocks read them once, if they are causal, bf16 and without a window.
+    `dtype` is that of queries and results; the cache has the same, or is fp8. bf16 serves head_dim 64, 128 and 256 and
+    block sizes that are powers of two from 8 on; float32 any head_dim up to 256. `max_sequences` and `max_tokens` bound
+    one step; they size the list and nothing else. With a `block_size` sequences that share their first blocks read them
+    once, if they are causal, bf16 and without a window.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class CudaAttentionWorkspace:
             num_q_heads,
             num_kv_heads,
             head_dim,
-            _DTYPES[dtype],
+            KV_DTYPE_CODES[dtype],
             causal,
             window,
             multiprocessors,
@@ -179,19 +179,21 @@ def paged_attention(
     soft_cap: float = 0.0,
     out: Tensor | None = None,
     bias: Tensor | None = None,
+    scales: KvScales = UNSCALED,
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, [T, NQ, D] in q's dtype.
 
-    q [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D]; both of the workspace's dtype.
-    With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias float32 [NQ, 2 R + 1] it becomes
-    s + bias[head, d + R], d the key's position less the query's, within [-R, R]; where it is causal the workspace then
-    needs a window, however wide. Rows of `out` that belong to no sequence stay as they are.
+    q [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D]; both of the workspace's dtype, or
+    the cache fp8. K and V are what the cache holds times their scales. With a soft cap c > 0 a score s becomes
+    c * tanh(s / c); with a bias float32 [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the
+    query's, within [-R, R]; where it is causal the workspace then needs a window, however wide.
+    Rows of `out` that belong to no sequence stay as they are.
     """
     workspace = plan.workspace
     num_tokens = q.shape[0]
     shape = (num_tokens, workspace.num_q_heads, workspace.head_dim)
     sizes = _kv_sizes(kv_cache)
-    assert q.shape == shape and q.dtype == kv_cache.dtype == workspace.dtype
+    assert q.shape == shape and q.dtype == workspace.dtype and kv_cache.dtype in (q.dtype, FP8)
     assert q.stride(2) == 1 and q.stride(1) == workspace.head_dim
     assert sizes[2] == workspace.num_kv_heads and sizes[4] == workspace.head_dim
     if out is None:
@@ -207,8 +209,11 @@ def paged_attention(
         q.stride(0),
         out.data_ptr(),
         kv_cache.data_ptr(),
+        KV_DTYPE_CODES[kv_cache.dtype],
         sizes,
         layer,
+        scales.key,
+        scales.value,
         scale,
         soft_cap,
         0 if bias is None else bias.data_ptr(),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.kernels import cpu as kernels
 from engine.kernels.hidden_tap import LayerTap
+from engine.kernels.kv_format import UNSCALED, KvScales
 from engine.models.config import Activation as Activation
 
 # A matrix in the form that the backend multiplies; it tells its `nbytes`.
@@ -49,6 +50,7 @@ class Projected:
     slot_mapping: Tensor  # [T] int64
     kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
     layer: int
+    scales: KvScales = UNSCALED
 
 
 class Backend(Protocol):
@@ -102,7 +104,14 @@ class Backend(Protocol):
         ...
 
     def attention(
-        self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float, bias: Tensor | None = None
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        work: AttentionWork,
+        scale: float,
+        bias: Tensor | None = None,
+        scales: KvScales = UNSCALED,
     ) -> Tensor:
         """[T, NQ, D] → [T, NQ, D]. `bias` [NQ, 2 R + 1] float32 is added to the scaled scores of a head, by distance:
         key position less query position, clamped to [-R, R]."""
@@ -187,16 +196,23 @@ class CpuBackend:
             kernels.head_rms_norm(k, norm.k_weight, norm.eps)
         if cos_sin is not None:
             kernels.rotary(q, k, projected.positions, cos_sin)
-        kernels.write_kv(k, v, projected.kv_cache, projected.layer, projected.slot_mapping)
+        kernels.write_kv(k, v, projected.kv_cache, projected.layer, projected.slot_mapping, projected.scales)
         return q
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
         kernels.write_kv(k, v, kv_cache, layer, slot_mapping)
 
     def attention(
-        self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float, bias: Tensor | None = None
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        work: AttentionWork,
+        scale: float,
+        bias: Tensor | None = None,
+        scales: KvScales = UNSCALED,
     ) -> Tensor:
-        return kernels.paged_attention(q, kv_cache, layer, work, scale, bias=bias)
+        return kernels.paged_attention(q, kv_cache, layer, work, scale, bias=bias, scales=scales)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return kernels.activate(x, activation)

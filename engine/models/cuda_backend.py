@@ -10,11 +10,12 @@ from torch import Tensor
 from engine.kernels import cuda, cuda_attention, cuda_linear
 from engine.kernels.cpu_weights import QuantisedRows
 from engine.kernels.hidden_tap import LayerTap
+from engine.kernels.kv_format import UNSCALED, KvScales
 from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected, StreamNorm
 
 
 class CudaBackend:
-    """Activations, weights and cache in one dtype, bfloat16 or float32."""
+    """Activations and weights in one dtype, bfloat16 or float32; the cache in the same or in fp8."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -66,15 +67,23 @@ class CudaBackend:
             projected.positions,
             cos_sin,
             None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps),
+            projected.scales,
         )
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor) -> None:
         cuda.write_kv(k, v, kv_cache, layer, slot_mapping)
 
     def attention(
-        self, q: Tensor, kv_cache: Tensor, layer: int, work: AttentionWork, scale: float, bias: Tensor | None = None
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        work: AttentionWork,
+        scale: float,
+        bias: Tensor | None = None,
+        scales: KvScales = UNSCALED,
     ) -> Tensor:
-        return cuda_attention.paged_attention(q, kv_cache, layer, work, scale, bias=bias)
+        return cuda_attention.paged_attention(q, kv_cache, layer, work, scale, bias=bias, scales=scales)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return cuda.activate(x, activation)

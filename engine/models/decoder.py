@@ -29,6 +29,7 @@ class Attention:
         self.layer = layer
         self.backend = loader.backend
         self.window = config.sliding_windows[layer]
+        self.scales = loader.kv_scales(prefix)
         self.qkv = Linear.load(
             loader, [prefix + name for name in ("q_proj", "k_proj", "v_proj")], config.attention_bias
         )
@@ -50,12 +51,14 @@ class Attention:
         """[T, H] → what `output` projects: [T, NQ D]; with `read` the rows that it names. K and V of all are stored."""
         config = self.config
         qkv = self.backend.normed_linear(added, residual, norm, self.qkv.weight, self.qkv.bias)
-        projected = Projected(qkv, batch.positions, batch.slot_mapping, batch.kv_cache, self.layer)
+        projected = Projected(qkv, batch.positions, batch.slot_mapping, batch.kv_cache, self.layer, self.scales)
         q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
         work = batch.attention[self.window]
         if read is not None:
             q, work = q[read.rows], read.attention
-        return self.backend.attention(q, batch.kv_cache, self.layer, work, config.attention_scale).flatten(1)
+        scale = config.attention_scale
+        attended = self.backend.attention(q, batch.kv_cache, self.layer, work, scale, scales=self.scales)
+        return attended.flatten(1)
 
 
 class MLP:

@@ -1,4 +1,4 @@
-"""What weights are stored in. On a CPU activations are float32 whatever this says."""
+"""What weights and caches are stored in. On a CPU activations are float32 whatever this says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.kv_format import FP8
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # x86-64 and aarch64 names of instructions that multiply bfloat16.
@@ -26,6 +27,15 @@ def resolve_dtype(requested: str, checkpoint: torch.dtype, native_bfloat16: bool
 def resolve_cuda_dtype(requested: str) -> torch.dtype:
     """`auto` is bfloat16 on a GPU, whatever the checkpoint is in: tensor cores and bandwidth are made for it."""
     return resolve_dtype("bfloat16" if requested == "auto" else requested, torch.bfloat16, native_bfloat16=True)
+
+
+def resolve_kv_dtype(requested: str, storage: torch.dtype) -> torch.dtype:
+    """What the cache is stored in; `auto` is as the weights are."""
+    if requested == "auto":
+        return storage
+    if requested not in ("fp8", "fp8_e4m3"):
+        raise ModelError(f"kv_cache_dtype {requested!r} is not supported; supported are auto, fp8, fp8_e4m3")
+    return FP8
 
 
 def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

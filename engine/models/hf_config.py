@@ -15,6 +15,7 @@ from engine.models.config import (
     parse_rope_kind,
 )
 from engine.models.fields import Fields
+from engine.models.kv_scales import quantises_only_the_cache
 from engine.models.registry import HFVariant, find_hf_variant
 
 # Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
@@ -154,11 +155,15 @@ def _sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     return tuple(window_of[kind] for kind in types)
 
 
+def _is_harmless(name: str, value: Any) -> bool:
+    return name == "quantization_config" and quantises_only_the_cache(value)
+
+
 def _refuse_unsupported(fields: Fields) -> None:
     found = [
         f"{name} = {fields.raw(name)!r}"
         for name, harmless in UNSUPPORTED_FIELDS.items()
-        if fields.has(name) and fields.raw(name) not in harmless
+        if fields.has(name) and fields.raw(name) not in harmless and not _is_harmless(name, fields.raw(name))
     ]
     if found:
         raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.hidden_tap import LayerTap
+from engine.kernels.kv_format import UNSCALED, KvScales
 from engine.models.backend import Backend, Matrix, StreamNorm
+from engine.models.kv_scales import read_kv_scales
 from engine.models.weights import WeightSource
 
 
@@ -20,6 +22,11 @@ class Loader:
     source: WeightSource
     backend: Backend
     dtype: torch.dtype
+    scales_kv: bool = False  # the cache is fp8
+
+    def kv_scales(self, prefix: str) -> KvScales:
+        """Of the layer whose attention's tensors begin with `prefix`."""
+        return read_kv_scales(self.source, prefix) if self.scales_kv else UNSCALED
 
     def matrix(self, names: Sequence[str]) -> Matrix:
         """Stacked along the output. A float32 matrix stays in the codes of a quantised file, which are its values."""

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.kv_format import FP8
 from engine.models.backend import Backend, CpuBackend
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
-from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype
+from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
 from engine.models.dummy import DummySource
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
@@ -52,6 +53,7 @@ class LoadedModel:
     config: ModelConfig
     generation: GenerationDefaults
     dtype: torch.dtype  # of the stored weights
+    kv_dtype: torch.dtype  # of the cache
     max_model_len: int
     num_parameters: int
     weight_bytes: int
@@ -64,10 +66,12 @@ def load_model(
     *,
     backend: Backend | None = None,
     dummy: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> LoadedModel:
     """A Hugging Face directory, a .gguf file, or what foreign.py knows. `dtype` is auto, float32 or bfloat16;
     `max_model_len` may shorten the model's own context; the backend is the CPU's unless given; `dummy` takes random
-    weights for those of the files. Shows a progress bar on a terminal. Raises ModelError."""
+    weights for those of the files; `kv_cache_dtype` is auto (as the weights), fp8 or fp8_e4m3.
+    Shows a progress bar on a terminal. Raises ModelError."""
     backend = backend or CpuBackend()
     checkpoint = open_dummy(path, backend.device) if dummy else open_checkpoint(path)
     config, source = checkpoint.config, checkpoint.source
@@ -77,12 +81,14 @@ def load_model(
     num_parameters = sum(math.prod(shape) for shape in _tensors(config).values())
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
-    model = _build(config, Loader(source, backend, storage), length)
+    kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage)
+    model = _build(config, Loader(source, backend, storage, scales_kv=kv_dtype is FP8), length)
     return LoadedModel(
         model=model,
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
+        kv_dtype=kv_dtype,
         max_model_len=length,
         num_parameters=num_parameters,
         weight_bytes=model.weight_bytes,

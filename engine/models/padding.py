@@ -64,6 +64,8 @@ class PaddedHeads:
     def load(self, name: str) -> Tensor:
         tensor = self._source.load(name)
         match name.rsplit(".", 2)[-2:]:
+            case [_, ("k_scale" | "v_scale" | "output_scale")]:  # of an fp8 cache
+                return tensor
             case [("q_proj" | "k_proj" | "v_proj" | "q" | "k" | "v"), _]:
                 heads = tensor.unflatten(0, (-1, self._head_dim))  # [heads, D] or [heads, D, K]
                 return self._pad(heads, dim=1).flatten(0, 1)

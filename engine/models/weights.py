@@ -138,6 +138,13 @@ def check_shapes(
         raise ModelError(f"{source.description} does not fit {architecture} as configured: {listed}")
 
 
+# What checkpoints call the scales of an fp8 cache (engine.models.kv_scales) and of products that stay in float here.
+_SCALES = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale", "k_proj.output_scale", "v_proj.output_scale")
+
+
 def _is_harmless(name: str, config: DecoderConfig) -> bool:
-    """Old checkpoints hold buffers that we compute; some hold the tied output matrix a second time."""
+    """Old checkpoints hold buffers that we compute; some hold the tied output matrix a second time; some have scales
+    for a cache that may be one of another dtype."""
+    if ".self_attn." in name and name.endswith(tuple(f".{scale}" for scale in _SCALES)):
+        return True
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

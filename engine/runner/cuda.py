@@ -72,10 +72,16 @@ class CudaRunner:
     """Owns the weights, the KV cache, the sampler rows and the graphs."""
 
     def __init__(
-        self, model: Decoder | EncoderDecoder, kv_cache: Tensor, num_host_blocks: int, limits: RunnerLimits
+        self,
+        model: Decoder | EncoderDecoder,
+        kv_cache: Tensor,
+        dtype: torch.dtype,
+        num_host_blocks: int,
+        limits: RunnerLimits,
     ) -> None:
         self._model = model
-        self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
+        self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
         self._limits = limits
         self._device = kv_cache.device
@@ -88,12 +94,12 @@ class CudaRunner:
         if isinstance(model, EncoderDecoder):
             if model.config.encoder.takes == "audio":
                 self._timestamps = TimestampRows(limits.max_num_seqs, config.vocab_size, self._device)
-            self._encoders = CudaEncoders(model, kv_cache, limits.max_num_seqs, limits.max_num_encoder_tokens)
+            self._encoders = CudaEncoders(model, kv_cache, dtype, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._large = self._buffers(limits.max_tokens)
         self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens))
         for window, workspace in self._small.workspaces.items():
             workspace.share_scratch(self._large.workspaces[window])
-        self._states = StatesRing(limits.states_rows, config.hidden_size, kv_cache.dtype, self._device)
+        self._states = StatesRing(limits.states_rows, config.hidden_size, dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
@@ -118,7 +124,7 @@ class CudaRunner:
             head_dim=config.head_dim,
             max_sequences=max_tokens,
             max_tokens=max_tokens,
-            dtype=self._kv_cache.dtype,
+            dtype=self._dtype,
             causal=causal,
             window=window,
             block_size=self._kv_cache.shape[4] if causal else None,

@@ -19,7 +19,9 @@ from engine.runner.encoders import Host, encode, store_states
 class CudaEncoders:
     """Owns the scratch and the attention workspace of encoders. The inputs of a step are bounded when it is made."""
 
-    def __init__(self, model: EncoderDecoder, kv_cache: Tensor, max_inputs: int, max_tokens: int) -> None:
+    def __init__(
+        self, model: EncoderDecoder, kv_cache: Tensor, dtype: torch.dtype, max_inputs: int, max_tokens: int
+    ) -> None:
         config = model.config
         self._model = model
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
@@ -31,14 +33,14 @@ class CudaEncoders:
             head_dim=config.head_dim,
             max_sequences=max_inputs,
             max_tokens=self._most,
-            dtype=kv_cache.dtype,
+            dtype=dtype,
             causal=False,
             device=kv_cache.device,
         )
         # Each input has blocks of its own, the last of which it may fill with one position.
         num_blocks = self._most // SCRATCH_BLOCK_SIZE + max_inputs
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
-        self._scratch = torch.zeros((num_blocks, *shape), dtype=kv_cache.dtype, device=kv_cache.device)
+        self._scratch = torch.zeros((num_blocks, *shape), dtype=dtype, device=kv_cache.device)
 
     def run(self, specs: Sequence[EncoderSpec], taps: Sequence[EncoderTap] = (), ring: Tensor | None = None) -> None:
         """`ring`: where the states go that `taps` ask for, [rows, H]."""

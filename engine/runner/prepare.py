@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.encoder import EncoderInfo
 from engine.errors import ModelError
 from engine.kernels import cpu as kernels
+from engine.kernels.kv_format import FP8
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.load import LoadedModel, load_model
 from engine.runner.cpu import CpuRunner
@@ -44,9 +45,10 @@ _CPU_BATCHED_TOKENS = 256
 _CPU_TOKENS_ALONE = 512
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
 _CPU_TOKENS_EXTRACTING = 64
-# The same on a GPU, in multiply-adds: twelve milliseconds of an H200. Short steps of a large model cost throughput.
-_CUDA_WORK_EXTRACTING = 4.2e12
+# The same on a GPU, in multiply-adds: sixteen milliseconds of an H200. Shorter steps of a large model cost throughput.
+_CUDA_WORK_EXTRACTING = 5.4e12
 _CUDA_LEAST_EXTRACTING = 256
+_CUDA_STEP_OF_LADDER = 128  # no step is padded
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
@@ -105,23 +107,29 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
     with phase("weights"):
-        loaded = load_model(path, config.dtype, config.max_model_len, dummy=config.load_format == "dummy")
+        loaded = load_model(
+            path,
+            config.dtype,
+            config.max_model_len,
+            dummy=config.load_format == "dummy",
+            kv_cache_dtype=config.kv_cache_dtype,
+        )
     with phase("cache"):
         available = host_memory()
         shares = [Share("weights", loaded.weight_bytes), Share("free before the cache", available)]
         wish = _wish(config, loaded)
         plan = plan_cache(wish, available, min(int(available * _CPU_SHARE), _CPU_MOST), shares)
         shape = loaded.config.kv_shape(config.block_size)
-        kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.dtype)
+        kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.kv_dtype)
         # Pages that nothing is written to take no memory.
         num_host = 1 + plan_host_blocks(wish, (available - kv_cache.nbytes) // 2)
-        host_cache = torch.empty((num_host, *shape), dtype=loaded.dtype)
+        host_cache = torch.empty((num_host, *shape), dtype=loaded.kv_dtype)
         # A block is first written in the middle of a step, which should not wait for its pages.
         kernels.advise_large_pages(kv_cache)
         populate_in_background(kv_cache, _CPU_PAGES_AT_START)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
-    log.info("kernels: %s, %d threads; weights and cache in %s", kernels.isa(), threads, _name(loaded.dtype))
+    log.info("kernels: %s, %d threads; %s", kernels.isa(), threads, _storage(loaded))
     runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
@@ -158,6 +166,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
                 config.max_model_len,
                 backend=CudaBackend(device),
                 dummy=config.load_format == "dummy",
+                kv_cache_dtype=config.kv_cache_dtype,
             )
         except torch.cuda.OutOfMemoryError:
             shares = [Share("total", total), Share("others", others), Share("free before the weights", free)]
@@ -175,12 +184,13 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         # One step of the largest size beside a cache of one block tells what the steps need.
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        probe = CudaRunner(loaded.model, torch.zeros((2, *shape), dtype=loaded.dtype, device=device), 1, limits)
+        two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
+        probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits)
         probe.run_padding(tokens)
         probe.run_encoder_padding()
         activations = torch.cuda.max_memory_allocated(device) - before
         probe.close()
-        del probe
+        del probe, two_blocks
         torch.cuda.empty_cache()
     with phase("cache"):
         free, total = torch.cuda.mem_get_info(device)
@@ -196,11 +206,11 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         ]
         plan = plan_cache(wish, max(0, available), max(0, available), shares)
         # Not empty: rows of padding read the null block, and NaN there would be spread by nobody but is hard to debug.
-        kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.dtype, device=device)
+        kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.kv_dtype, device=device)
     num_host = 1 + plan_host_blocks(wish, host_memory() // 2)
     _log_memory(wish, plan, num_host, loaded, shares)
-    log.info("device: %s; weights and cache in %s", torch.cuda.get_device_name(device), _name(loaded.dtype))
-    runner = CudaRunner(loaded.model, kv_cache, num_host, limits)
+    log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
+    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits)
     if not config.enforce_eager:
         with phase("graphs"):
             count = runner.capture()
@@ -220,13 +230,13 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
 
 
 def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
-    tokens = max(int(_CUDA_WORK_EXTRACTING / loaded.num_parameters), _CUDA_LEAST_EXTRACTING)
-    return min(1 << (tokens.bit_length() - 1), most)
+    tokens = int(_CUDA_WORK_EXTRACTING / loaded.num_parameters) // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER
+    return min(max(tokens, _CUDA_LEAST_EXTRACTING), most)
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
     return CacheWish(
-        block_bytes=loaded.config.kv_shape(config.block_size).numel() * loaded.dtype.itemsize,
+        block_bytes=loaded.config.kv_shape(config.block_size).numel() * loaded.kv_dtype.itemsize,
         block_size=config.block_size,
         max_model_len=loaded.max_model_len,
         max_model_len_asked=config.max_model_len is not None,
@@ -285,6 +295,7 @@ def _info(
         hidden_size=loaded.config.hidden_size,
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
         encoder=_encoder_info(config, loaded),
+        kv_cache_dtype=_name(loaded.kv_dtype),
     )
 
 
@@ -320,5 +331,11 @@ def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | No
     )
 
 
+def _storage(loaded: LoadedModel) -> str:
+    if loaded.kv_dtype is loaded.dtype:
+        return f"weights and cache in {_name(loaded.dtype)}"
+    return f"weights in {_name(loaded.dtype)}, cache in {_name(loaded.kv_dtype)}"
+
+
 def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return "fp8_e4m3" if dtype is FP8 else str(dtype).removeprefix("torch.")

@@ -98,6 +98,7 @@ class FakeEngine(FakeRecords):
             num_parameters=1,
             num_layers=NUM_LAYERS,
             hidden_size=HIDDEN,
+            kv_cache_dtype="fp8_e4m3",
         )
         self.extraction_limits = ExtractionLimits()
         self.states = FakeStates(self.info)

@@ -258,6 +258,7 @@ async def test_metrics(front: Front) -> None:
         f"vllm:num_requests_running{label} 3.0",
         f"vllm:num_requests_waiting{label} 2.0",
         f"vllm:kv_cache_usage_perc{label} 0.25",
+        'vllm:cache_config_info{cache_dtype="fp8_e4m3",model_name="fake/model",num_gpu_blocks="20"} 1.0',
         f"vllm:prompt_tokens_total{label} 7.0",
         f"vllm:generation_tokens_total{label} 2.0",
         f"vllm:num_preemptions_total{label} 1.0",

@@ -1,0 +1,54 @@
+"""The scales of an fp8 cache that a checkpoint brings: one for the keys and one for the values of a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import ModelError
+from engine.kernels.kv_format import KvScales
+from engine.models.weights import WeightSource
+
+# Behind a layer's `self_attn.`, as compressed-tensors, ModelOpt and vLLM write them; the first that is there counts.
+_KEY_NAMES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")
+_VALUE_NAMES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale")
+
+
+def read_kv_scales(source: WeightSource, prefix: str) -> KvScales:
+    """Of the layer whose attention's tensors begin with `prefix`; 1 where the checkpoint says nothing."""
+    return KvScales(_read(source, prefix, _KEY_NAMES), _read(source, prefix, _VALUE_NAMES))
+
+
+def _read(source: WeightSource, prefix: str, endings: tuple[str, ...]) -> float:
+    names = source.names()
+    name = next((prefix + ending for ending in endings if prefix + ending in names), None)
+    if name is None:
+        return 1.0
+    tensor = source.load(name)
+    if tensor.numel() != 1:
+        raise ModelError(
+            f"{source.description}: {name} has shape {list(tensor.shape)}; an fp8 cache takes one scale per layer"
+        )
+    scale = float(tensor.float().item())
+    if not (math.isfinite(scale) and scale > 0):
+        raise ModelError(f"{source.description}: {name} = {scale:g} is no scale of an fp8 cache")
+    return scale
+
+
+def quantises_only_the_cache(description: Any) -> bool:
+    """Whether a config.json's `quantization_config` leaves the weights alone and has an fp8 cache of static scales."""
+    if not isinstance(description, Mapping):
+        return False
+    if description.get("config_groups") or description.get("quant_algo") not in (None, "", "NO_QUANT"):
+        return False
+    scheme = description.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return (
+            scheme.get("type") == "float"
+            and scheme.get("num_bits") == 8
+            and scheme.get("strategy", "tensor") == "tensor"
+            and not scheme.get("dynamic")
+            and scheme.get("symmetric", True) is True
+        )
+    return description.get("kv_cache_quant_algo") == "FP8"
