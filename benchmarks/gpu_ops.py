@@ -1,6 +1,6 @@
 """Times the CUDA ops in graphs, against the copy bandwidth measured in the same run.
 
-    python -m benchmarks.gpu_ops [--json FILE]
+    python -m benchmarks.gpu_ops [--only ops products] [--json FILE]
 
 Each graph runs an op over rotating sets of tensors that together exceed the L2 cache (where the op moves enough for
 that to matter). `bytes` counts each input read and each output written once.
@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from benchmarks import gpu_products
+from benchmarks.model_shapes import GPU_SHAPES
 from engine.kernels import cuda as ops
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.types import RowSpec, SamplingParams
@@ -185,7 +187,21 @@ def sampling(table: Table, num: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="also write the table to this file")
+    parser.add_argument("--only", nargs="+", default=["ops", "products"], choices=["ops", "products"])
     args = parser.parse_args()
+    figures: dict[str, object] = {}
+    if "ops" in args.only:
+        table = all_ops()
+        figures |= {"copy_bytes_per_second": table.copy_rate, "rows": [asdict(row) for row in table.rows]}
+        torch.cuda.empty_cache()
+    if "products" in args.only:
+        figures["products"] = [asdict(row) for row in gpu_products.measure(GPU_SHAPES)]
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(figures, file)
+
+
+def all_ops() -> Table:
     table = Table()
     for hidden in (1024, 4096):
         for num_tokens in (1, 256, 2048):
@@ -193,9 +209,7 @@ def main() -> None:
     blocks(table)
     for num in (1, 32, 256):
         sampling(table, num)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"copy_bytes_per_second": table.copy_rate, "rows": [asdict(row) for row in table.rows]}, file)
+    return table
 
 
 if __name__ == "__main__":

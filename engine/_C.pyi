@@ -325,8 +325,26 @@ def cuda_gated_activation(
 ) -> None: ...
 def cuda_activate(x: int, dtype: int, count: int, activation: int, stream: int) -> None: ...
 def cuda_skinny_linear(
-    x: int, weight: int, bias: int, out: int, num_tokens: int, out_features: int, in_features: int, stream: int
+    x: int,
+    weight: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    out_features: int,
+    in_features: int,
+    result: int,
+    activation: int,
+    norm_weight: int,
+    eps: float,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+    stream: int,
 ) -> None: ...
+def cuda_skinny_linear_norms(num_tokens: int, in_features: int) -> bool: ...
 def cuda_embedding(
     ids: int,
     last_tokens: int,

@@ -28,13 +28,13 @@ class Probe:
 
 class DeviceThread:
     """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
-    `on_arrival` on the thread that has the result, with whether that has nothing to do until the next one comes."""
+    `on_arrival` before that, on the thread that has the result."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
-        on_arrival: Callable[[StepResult, bool], None],
+        on_arrival: Callable[[StepResult], None],
         on_result: Callable[[StepResult], None],
         on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
@@ -73,8 +73,7 @@ class DeviceThread:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._on_arrival(step, False)
-                    self._post(self._on_result, step)
+                    self._arrived(step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -93,11 +92,13 @@ class DeviceThread:
                 if step.slow_to_read:
                     step.wait_computed()
                     self._post(self._on_computed, None)
-                result = step.wait()
-                self._post(self._on_result, result)
-                self._on_arrival(result, True)
+                self._arrived(step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
+
+    def _arrived(self, result: StepResult) -> None:
+        self._on_arrival(result)
+        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

@@ -1,10 +1,9 @@
-"""Who makes the masks of launched steps (engine/masks.py).
+"""Who makes the masks of launched steps (engine/masks.py), on a thread of its own.
 
 A step's masks can be made when the tokens before them are known: at once for rows that have sampled nothing yet, else
 when the step before it comes back, which is when the device begins with this one. So results come here straight from
-the thread that gets them, before the event loop has applied them: the masks are made in the time of a forward pass,
-whatever the event loop does meanwhile. Where a thread waits for results, it makes them, having nothing else to do; else
-a thread of their own does. Of the event loop they learn which steps there are.
+the thread that gets them, before the event loop sees them: the masks are made in the time of a forward pass, whatever
+the event loop does meanwhile. The mask thread owns every matcher; of the event loop it learns which steps there are.
 """
 
 from __future__ import annotations
@@ -48,77 +47,54 @@ class _Returned:
     result: StepResult
 
 
-class _Look:
-    """There is a step whose tokens are known."""
-
-
 class MaskMaker:
     """`add` and `stop` are called on the event loop, `take` by whoever gets the results."""
 
     def __init__(self) -> None:
         self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
-        self._worker: _Worker | None = None  # made when the first grammar comes
+        self._work: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started when the first grammar comes
 
     def add(self, launch: Launch) -> None:
         """A step is about to be launched; it is the last one."""
         masks = launch.plan.masks
         if masks is None:
             return
-        if self._worker is None:
-            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-            self._worker = _Worker()
         step = self._launched[launch.plan.step] = _Step(masks, tuple((m, m.count_sampling()) for m in launch.masked))
-        self._worker.add(step)
+        if self._thread is None:
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+            self._thread = threading.Thread(target=_Worker(self._work).run, name="bequest-masks", daemon=True)
+            self._thread.start()
+        self._work.put(step)
 
-    def take(self, result: StepResult, at_leisure: bool) -> None:
-        """A step has come back; in the order of the steps. On a thread that is `at_leisure` the masks are made at once,
-        else on the mask thread."""
+    def take(self, result: StepResult) -> None:
+        """A step has come back. Any thread; in the order of the steps."""
         step = self._launched.pop(result.step, None)
-        if step is None:
-            return
-        assert self._worker is not None
-        if at_leisure:
-            self._worker.work(_Returned(step, result))
-        else:
-            self._worker.ask(_Returned(step, result))
+        if step is not None:
+            self._work.put(_Returned(step, result))
 
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
-        if self._worker is not None:
-            self._worker.ask(None)
+        self._work.put(None)
         for step in list(self._launched.values()):
             step.masks.abandon()
         self._launched.clear()
 
 
 class _Worker:
-    """Makes masks, on its own thread or on another that has the time: one at a time."""
+    """The mask thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: queue.SimpleQueue[_Step | _Returned | None]) -> None:
+        self._work = work
         self._filler = GrammarMasks(mask_threads())
-        self._turn = threading.Lock()
-        self._asked: queue.SimpleQueue[_Returned | _Look | None] = queue.SimpleQueue()
-        # Whose masks are not made, in the order of the steps. Any thread appends; who has the turn takes away.
-        self._due: deque[_Step] = deque()
+        self._due: deque[_Step] = deque()  # whose masks are not made, in the order of the steps
         self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
-        threading.Thread(target=self._run, name="bequest-masks", daemon=True).start()
 
-    def add(self, step: _Step) -> None:
-        self._due.append(step)
-        # Else it is looked at when the result comes that it waits for: that is counted before anybody looks.
-        if step.ready:
-            self.ask(_Look())
-
-    def ask(self, item: _Returned | _Look | None) -> None:
-        self._asked.put(item)
-
-    def _run(self) -> None:
-        while (item := self._asked.get()) is not None:
-            self.work(item)
-
-    def work(self, item: _Returned | _Look) -> None:
-        with self._turn:
-            if isinstance(item, _Returned):
+    def run(self) -> None:
+        while (item := self._work.get()) is not None:
+            if isinstance(item, _Step):
+                self._due.append(item)
+            else:
                 self._advance(item)
             while self._due and self._due[0].ready:
                 self._make(self._due.popleft())

@@ -59,11 +59,10 @@ async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[b
     decoder = Decoder(request.headers.get("Content-Encoding", ""))
     chunks = request.content.iter_any()
     received = 0
-    if request.content.is_eof() and request.content.exception() is None:  # a short one: nobody is waited for
+    if _is_whole(request):
         data = request.content.read_nowait()
         limit.check(len(data))
-        if data:
-            yield data
+        yield data
         return
     while True:
         try:
@@ -91,6 +90,16 @@ async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[b
         decoder.end()
     except zlib.error as error:
         raise _broken() from error
+
+
+def _is_whole(request: web.Request) -> bool:
+    """Whether the body came with its head, as short ones do: nobody has to be waited for. A compressed one is unpacked
+    as it is read."""
+    length = request.content_length
+    if not length or "Content-Encoding" in request.headers:
+        return False
+    content = request.content
+    return content.is_eof() and content.exception() is None and content.total_bytes == length
 
 
 def _broken() -> ApiError:

@@ -15,8 +15,9 @@
 //   items      A[0,13)       A[13,17) B C[0,1) ...
 //
 // "prefill" has the other tiles, cut only where one is more than half a worker's share, and sorted, large
-// ones first. Ticket t of the kernel is item t / NKV for head t % NKV. A thread block begins with the ticket
-// of its own number and draws further ones from a counter, which evens out what no estimate of cost foresees.
+// ones first, those of like length by sequence. Ticket t of the kernel is item t / NKV for head t % NKV. A
+// thread block begins with the ticket of its own number and draws further ones from a counter, which evens
+// out what no estimate of cost foresees.
 //
 // A whole tile is written to the output; a tile that is cut leaves one partial softmax state {o, m, d} per
 // piece, and a merge entry says which states make which rows.

@@ -92,7 +92,8 @@ void bind_cuda_attention(py::module_& m) {
                                return std::tuple(self.layout.merges, self.layout.decode_items,
                                                  self.layout.prefill_items);
                              })
-      .def("write", &write_list, py::call_guard<py::gil_scoped_release>());
+      // With the GIL: the list takes less time than to get it back.
+      .def("write", &write_list);
 #ifdef BEQUEST_WITH_CUDA
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>());
 #endif

@@ -101,11 +101,22 @@ void bind_layers(py::module_& m) {
     cuda::activate({pointer<void>(x), DType(dtype), count, Activation(activation)}, stream_of(stream));
   });
   m.def("cuda_skinny_linear", [](Address x, Address weight, Address bias, Address out, int num_tokens,
-                                 int64_t out_features, int64_t in_features, Address stream) {
+                                 int64_t out_features, int64_t in_features, int result, int activation,
+                                 Address norm_weight, float eps, Address ring_rows, Address layers,
+                                 Address ring, int64_t num_ring_rows, int32_t layer, bool store_output,
+                                 Address stream) {
+    const HiddenTap tap{pointer<int32_t>(ring_rows),
+                        pointer<uint64_t>(layers),
+                        pointer<void>(ring),
+                        num_ring_rows,
+                        layer,
+                        store_output};
     cuda::skinny_linear({pointer<void>(x), pointer<void>(weight), pointer<void>(bias), pointer<void>(out),
-                         num_tokens, out_features, in_features},
+                         num_tokens, out_features, in_features, cuda::SkinnyResult(result),
+                         Activation(activation), pointer<void>(norm_weight), eps, tap},
                         stream_of(stream));
   });
+  m.def("cuda_skinny_linear_norms", &cuda::skinny_linear_norms);
   m.def("cuda_embedding", [](Address ids, Address last_tokens, int64_t num_rows, Address weight, Address out,
                              int dtype, int64_t num_tokens, int64_t vocab_size, int64_t hidden,
                              Address stream) {

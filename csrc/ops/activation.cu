@@ -1,26 +1,12 @@
 // Memory-bound: 3 I elements per token, one vector of gate and of up per thread.
 #include "core/cuda.cuh"
+#include "ops/activation.cuh"
 #include "ops/activation_cuda.h"
 
 namespace bequest::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-
-template <Activation kActivation>
-__device__ __forceinline__ float activate(float x) {
-  if constexpr (kActivation == Activation::kSilu) {
-    return x / (1.0f + __expf(-x));
-  } else if constexpr (kActivation == Activation::kGeluErf) {
-    return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-  } else if constexpr (kActivation == Activation::kRelu) {
-    return x < 0.0f ? 0.0f : x;  // NaN stays
-  } else {
-    // tanh by exp: fast math's own tanh is good to 11 bits only.
-    const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
-    return x - x / (1.0f + __expf(2.0f * inner));
-  }
-}
 
 template <class T, int W, Activation kActivation>
 __global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {

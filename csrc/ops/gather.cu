@@ -15,13 +15,15 @@ __device__ __forceinline__ int64_t token_of(const EmbeddingParams& p, int64_t i)
 
 template <class T, int W>
 __global__ void embedding_kernel(const EmbeddingParams p) {
+  let_next_start();
+  wait_for_previous();
   const int64_t token = token_of(p, blockIdx.x);
   const bool known = token >= 0 && token < p.vocab_size;
   const T* from = static_cast<const T*>(p.weight) + (known ? token : 0) * p.hidden;
   T* to = static_cast<T*>(p.out) + blockIdx.x * p.hidden;
   for (int64_t i = int64_t{threadIdx.x} * W; i < p.hidden; i += int64_t{blockDim.x} * W) {
     float x[W];
-    load_constant<T, W>(from + i, x);
+    load_vector<T, W>(from + i, x);  // the table may be what the kernel before has written
     if (!known) {
 #pragma unroll
       for (int j = 0; j < W; ++j) x[j] = __uint_as_float(0x7fc00000u);
@@ -33,7 +35,9 @@ __global__ void embedding_kernel(const EmbeddingParams p) {
 template <class T, int W>
 void launch_width(const EmbeddingParams& p, Stream stream) {
   const auto threads = static_cast<unsigned>(std::min<int64_t>(round_up(ceil_div(p.hidden, W), kWarp), 256));
-  launch(embedding_kernel<T, W>, {static_cast<unsigned>(p.num_tokens), threads}, stream, p);
+  const LaunchShape shape{
+      .grid = static_cast<unsigned>(p.num_tokens), .block = threads, .overlaps_previous = true};
+  launch(embedding_kernel<T, W>, shape, stream, p);
 }
 
 }  // namespace

@@ -1,132 +1,253 @@
-// Five rows and more: tensor cores, with rows of x as the 16 rows of a product and 8 outputs as its columns.
-// The eight warps of a CTA share their outputs and divide k: a step is 256 of k, 32 for each warp. A sum does
-// not care for the order of its terms, so a lane takes 8 neighbours along k of a row in one 16-byte access
-// and calls them what the instruction wants them to be, the same for x and W: no shared memory and no
-// shuffles on the way in. The warps' parts are added in a fixed order at the end. As with fewer rows, the
-// first weights are asked for before the predecessor has ended. Bound by the bytes of W, and by those of x,
-// which every CTA reads from the L2: more outputs per CTA read it less often, as long as there are CTAs for
-// the whole chip.
+// Weights that the chip can hold: a lane keeps its part in registers, all of it asked for before the
+// predecessor has ended, so that little is left to be done when x is there.
+//
+// Tensor cores take rows of x as the 16 rows of a product and 8 outputs as its columns. The eight warps of a
+// CTA share their outputs and divide k: a step is 256 of k, 32 for each warp. A sum does not care for the
+// order of its terms, so a lane takes 8 neighbours along k of a row in one 16-byte access and calls them what
+// the instruction wants them to be, the same for x and W: no shared memory and no shuffles on the way in. The
+// warps' parts are added in a fixed order at the end.
+//
+// A norm needs no pass of its own: its weight is multiplied into x on the way, the sum of squares is one more
+// result of the warps' parts, and what it comes to is a factor of the output.
+#include <algorithm>
+
 #include "core/cuda.cuh"
+#include "ops/activation.cuh"
+#include "ops/hidden_tap.cuh"
 #include "ops/skinny_linear.cuh"
 
 namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kTileRows = 16;    // of x
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kHalfRows = 8;     // of x: half a tile
 constexpr int kTileOutputs = 8;  // rows of W
-// Outputs. Below kNarrow a multiprocessor has one CTA at most, which may as well take the registers for eight
-// steps in flight; from kWide on there are enough of four tiles for two on each.
-constexpr int64_t kNarrow = 2048, kWide = 5120;
+constexpr int kStride = kSkinnyDepthUnit / kSkinnyWidth;
 
-__device__ __forceinline__ void multiply_add(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                             uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+// A weight: read once, and not by the neighbours.
+__device__ __forceinline__ uint4 load_once(const uint4* p) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p));
+  return v;
 }
 
-// Adds the parts of the warps, always in the same order, and stores the results from output `first` on. By
-// the whole block.
-template <int Rows, int Outputs>
-__device__ __forceinline__ void store_sums(const float (&parts)[kWarps][Rows][Outputs], int64_t first,
-                                           const SkinnyLinearParams& p) {
-  for (int i = threadIdx.x; i < Rows * Outputs; i += kWarps * kWarp) {
-    const int row = i / Outputs, column = i % Outputs;
-    const int64_t output = first + column;
-    if (row >= p.num_tokens || output >= p.out_features) continue;
-    float total = 0;
+// x · gain, and the squares of x added to `square`.
+__device__ __forceinline__ uint4 weighted(const uint4& x, const uint4& gain, float& square) {
+  const uint32_t words[4] = {x.x, x.y, x.z, x.w}, gains[4] = {gain.x, gain.y, gain.z, gain.w};
+  uint32_t out[4];
 #pragma unroll
-    for (int part = 0; part < kWarps; ++part) total += parts[part][row][column];
-    if (p.bias != nullptr) total += widen(static_cast<const BFloat16*>(p.bias)[output]);
-    static_cast<BFloat16*>(p.out)[row * p.out_features + output] = narrow<BFloat16>(total);
+  for (int i = 0; i < 4; ++i) {
+    const float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
+    square += low * low;
+    square += high * high;
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low * __uint_as_float(gains[i] << 16),
+                                                      high * __uint_as_float(gains[i] & 0xffff0000u));
+    out[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  return {out[0], out[1], out[2], out[3]};
+}
+
+// What the warps leave for the end.
+template <int Halves, int R>
+struct Parts {
+  float sums[kWarps][Halves * kHalfRows][R * kTileOutputs];
+  float squares[kWarps][Halves * kHalfRows];
+};
+
+template <int Halves, int R>
+__device__ __forceinline__ float total(const Parts<Halves, R>& parts, int row, int column) {
+  float sum = 0;
+#pragma unroll
+  for (int part = 0; part < kWarps; ++part) sum += parts.sums[part][row][column];
+  return sum;
+}
+
+// Out of the way of the code that every step fetches.
+__device__ __noinline__ float rarely_activate(Activation activation, float x) {
+  return activate(activation, x);
+}
+
+// What a thread's first result is added to: asked for early, because everything is there when it is needed.
+template <int R>
+__device__ __forceinline__ float first_addend(const SkinnyLinearParams& p) {
+  constexpr int kColumns = R * kTileOutputs;
+  const int row = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  const SkinnyOutput output(p, static_cast<int>(blockIdx.x) * R + column / kTileOutputs,
+                            column % kTileOutputs);
+  if (p.result != SkinnyResult::kAdd || row >= p.num_tokens || !output.exists) return 0;
+  return widen(static_cast<const BFloat16*>(p.out)[row * output.stride + output.index]);
+}
+
+// Adds the parts of the warps, always in the same order, and stores the results of a CTA. By the whole block.
+template <int Halves, int R>
+__device__ __forceinline__ void store_results(const Parts<Halves, R>& parts, const SkinnyLinearParams& p,
+                                              float first_before) {
+  constexpr int kColumns = R * kTileOutputs;
+  const bool gated = p.result == SkinnyResult::kGate;
+  const auto* bias = static_cast<const BFloat16*>(p.bias);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Halves * kHalfRows * kColumns; i += kThreads) {
+    const int row = i / kColumns, column = i % kColumns;
+    const SkinnyOutput output(p, static_cast<int>(blockIdx.x) * R + column / kTileOutputs,
+                              column % kTileOutputs);
+    if (row >= p.num_tokens || !output.exists) continue;
+    BFloat16* to = static_cast<BFloat16*>(p.out) + row * output.stride + output.index;
+    float before = first_before;
+    if (p.result == SkinnyResult::kAdd && i >= kThreads) before = widen(*to);
+    float scale = 1;
+    if (p.norm_weight != nullptr) {
+      float square = 0;
+#pragma unroll
+      for (int part = 0; part < kWarps; ++part) square += parts.squares[part][row];
+      scale = rsqrtf(square / static_cast<float>(p.in_features) + p.eps);
+    }
+    float value = total(parts, row, column) * scale;
+    if (bias != nullptr) value += widen(bias[output.index]);
+    value = rounded<BFloat16>(value);
+    if (gated) {
+      float up = total(parts, row, column + kTileOutputs / 2) * scale;
+      if (bias != nullptr) up += widen(bias[output.stride + output.index]);
+      const bool silu = p.activation == Activation::kSilu;
+      value = (silu ? activate<Activation::kSilu>(value) : rarely_activate(p.activation, value)) *
+              rounded<BFloat16>(up);
+    }
+    *to = narrow<BFloat16>(value + before);
   }
 }
 
-// M tiles of rows of x, R tiles of outputs per CTA, U steps of W in flight.
-template <int M, int R, int U>
-__global__ __launch_bounds__(kWarps* kWarp,
-                             R == 4 ? 2 : 1) void skinny_mma_kernel(const SkinnyLinearParams p) {
+// Stores the rows that somebody wants to see as they are before the norm. By the whole block.
+__device__ __forceinline__ void tap_rows(const SkinnyLinearParams& p) {
+  const int vectors = static_cast<int>(p.in_features) / kSkinnyWidth;
+#pragma unroll 1
+  for (int row = blockIdx.x; row < p.num_tokens; row += gridDim.x) {
+    auto* to = reinterpret_cast<uint4*>(tap_row<BFloat16>(p.tap, row, p.in_features));
+    if (to == nullptr) continue;
+    const uint4* from = static_cast<const uint4*>(p.x) + int64_t{row} * vectors;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < vectors; i += kThreads) to[i] = from[i];
+  }
+}
+
+// Halves of tiles of rows of x, R tiles of outputs per CTA, U steps of W in flight.
+template <int Halves, int R, int U, bool kNorm>
+__global__ __launch_bounds__(kThreads) void skinny_mma_kernel(const __grid_constant__ SkinnyLinearParams p) {
+  __shared__ Parts<Halves, R> parts;
+  let_next_start();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int group = lane / 4, quad = lane % 4;  // a lane's row within 8, and its place along k
-  const int64_t first = int64_t{blockIdx.x} * R * kTileOutputs;
-  const int steps = static_cast<int>(p.in_features / kSkinnyDepthUnit);
+  const int steps = static_cast<int>(p.in_features) / kSkinnyDepthUnit;
   const int64_t row_vectors = p.in_features / kSkinnyWidth;
-  // Rows and outputs beyond the last read the last one; nobody stores what becomes of it.
   const uint4* w[R];
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int64_t row = min(first + r * kTileOutputs + group, p.out_features - 1);
-    w[r] = static_cast<const uint4*>(p.weight) + row * row_vectors + warp * 4 + quad;
-  }
-  const uint4* x[2 * M];
-#pragma unroll
-  for (int m = 0; m < 2 * M; ++m)
-    x[m] =
-        static_cast<const uint4*>(p.x) + min(m * 8 + group, p.num_tokens - 1) * row_vectors + warp * 4 + quad;
+  for (int r = 0; r < R; ++r)
+    w[r] = static_cast<const uint4*>(p.weight) +
+           weight_row(p, static_cast<int>(blockIdx.x) * R + r, group) * row_vectors + warp * 4 + quad;
   uint4 weights[U][R];
-  const auto fetch = [&](int step, int u) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) weights[u][r] = load_once(w[r] + step * kWarp);
-  };
 #pragma unroll
   for (int u = 0; u < U; ++u)
-    if (u < steps) fetch(u, u);
-  let_next_start();
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (u < steps) weights[u][r] = load_once(w[r] + u * kStride);
+  const uint4* gain = static_cast<const uint4*>(p.norm_weight) + warp * 4 + quad;
+  uint4 gains[U];
+  if constexpr (kNorm) {
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      if (u < steps) gains[u] = __ldg(gain + u * kStride);
+  }
+  // Rows beyond the last are the last; nobody stores what becomes of them.
+  const uint4* x[Halves];
+#pragma unroll
+  for (int h = 0; h < Halves; ++h)
+    x[h] = static_cast<const uint4*>(p.x) + min(h * kHalfRows + group, p.num_tokens - 1) * row_vectors +
+           warp * 4 + quad;
+  float sum[(Halves + 1) / 2][R][4] = {};
+  float square[Halves] = {};
   wait_for_previous();
-  float sum[M][R][4] = {};
+  const float before = first_addend<R>(p);
+#pragma unroll 1
   for (int begin = 0; begin < steps; begin += U) {
-    uint4 rows[U][2 * M];  // of x, all asked for at once: each would else wait for the L2 in turn
+    uint4 rows[U][Halves];  // of x, all asked for at once: each would else wait for the L2 in turn
 #pragma unroll
     for (int u = 0; u < U; ++u)
 #pragma unroll
-      for (int m = 0; m < 2 * M; ++m)
-        if (begin + u < steps) rows[u][m] = x[m][(begin + u) * kWarp];
+      for (int h = 0; h < Halves; ++h)
+        if (begin + u < steps) rows[u][h] = __ldcg(x[h] + (begin + u) * kStride);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (begin + u >= steps) break;
+      if constexpr (kNorm) {
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        const uint4 low = rows[u][2 * m], high = rows[u][2 * m + 1];
+        for (int h = 0; h < Halves; ++h) rows[u][h] = weighted(rows[u][h], gains[u], square[h]);
+        if (begin + u + U < steps) gains[u] = __ldg(gain + (begin + u + U) * kStride);
+      }
+#pragma unroll
+      for (int m = 0; m < (Halves + 1) / 2; ++m) {
+        const uint4 low = rows[u][2 * m];
+        const uint4 high =
+            2 * m + 1 < Halves ? rows[u][2 * m + 1 < Halves ? 2 * m + 1 : 0] : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int r = 0; r < R; ++r) {
           multiply_add(sum[m][r], low.x, high.x, low.y, high.y, weights[u][r].x, weights[u][r].y);
           multiply_add(sum[m][r], low.z, high.z, low.w, high.w, weights[u][r].z, weights[u][r].w);
         }
       }
-      if (begin + u + U < steps) fetch(begin + u + U, u);
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+        if (begin + u + U < steps) weights[u][r] = load_once(w[r] + (begin + u + U) * kStride);
     }
   }
-  __shared__ float parts[kWarps][M * kTileRows][R * kTileOutputs];
 #pragma unroll
-  for (int m = 0; m < M; ++m)
+  for (int h = 0; h < Halves; ++h) {
+    const int row = h * kHalfRows + group;
+    if constexpr (kNorm) {
+      float all = square[h];  // of the quad
+      all += __shfl_xor_sync(kAllLanes, all, 1);
+      all += __shfl_xor_sync(kAllLanes, all, 2);
+      if (quad == 0) parts.squares[warp][row] = all;
+    }
 #pragma unroll
     for (int r = 0; r < R; ++r)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<float2*>(
-            &parts[warp][m * kTileRows + half * 8 + group][r * kTileOutputs + 2 * quad]) = {
-            sum[m][r][2 * half], sum[m][r][2 * half + 1]};
+      *reinterpret_cast<float2*>(&parts.sums[warp][row][r * kTileOutputs + 2 * quad]) = {
+          sum[h / 2][r][h % 2 * 2], sum[h / 2][r][h % 2 * 2 + 1]};
+  }
   __syncthreads();
-  store_sums(parts, first, p);
+  store_results(parts, p, before);
+  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p);
 }
 
-template <int M, int R, int U>
-void launch_tiles(const SkinnyLinearParams& p, Stream stream) {
-  const LaunchShape shape{.grid = static_cast<unsigned>(ceil_div(p.out_features, R * kTileOutputs)),
-                          .block = kWarps * kWarp,
-                          .overlaps_previous = true};
-  launch(skinny_mma_kernel<M, R, U>, shape, stream, p);
+template <int Halves, int R, int U>
+void launch_tiles(const SkinnyLinearParams& p, int64_t tiles, Stream stream) {
+  const LaunchShape shape{
+      .grid = static_cast<unsigned>(ceil_div(tiles, R)), .block = kThreads, .overlaps_previous = true};
+  if constexpr (Halves <= 2)
+    if (p.norm_weight != nullptr) return launch(skinny_mma_kernel<Halves, R, U, true>, shape, stream, p);
+  launch(skinny_mma_kernel<Halves, R, U, false>, shape, stream, p);
+}
+
+// As few tiles per CTA as leave it a multiprocessor, and as many steps of them in flight as registers hold.
+template <int Halves>
+void launch_rows(const SkinnyLinearParams& p, Stream stream) {
+  const int64_t tiles = skinny_tiles(p), each = ceil_div(tiles, multiprocessors());
+  const int64_t steps = p.in_features / kSkinnyDepthUnit;
+  if (each <= 1 && steps <= 4) return launch_tiles<Halves, 1, 4>(p, tiles, stream);
+  if constexpr (Halves == 1)
+    if (each <= 1 && steps > 8) return launch_tiles<Halves, 1, 12>(p, tiles, stream);
+  if (each <= 1) return launch_tiles<Halves, 1, 8>(p, tiles, stream);
+  if (each <= 2) return launch_tiles<Halves, 2, 4>(p, tiles, stream);
+  if (each <= 4) return launch_tiles<Halves, 4, 4>(p, tiles, stream);
+  launch_tiles<Halves, 6, 4>(p, tiles, stream);
 }
 
 }  // namespace
 
 void skinny_linear_mma(const SkinnyLinearParams& p, Stream stream) {
-  if (p.num_tokens > kTileRows) return launch_tiles<2, 2, 8>(p, stream);
-  if (p.out_features < kNarrow) return launch_tiles<1, 2, 8>(p, stream);
-  if (p.out_features < kWide) return launch_tiles<1, 2, 4>(p, stream);
-  launch_tiles<1, 4, 2>(p, stream);
+  if (p.num_tokens <= kHalfRows) return launch_rows<1>(p, stream);
+  if (p.num_tokens <= 2 * kHalfRows) return launch_rows<2>(p, stream);
+  launch_tiles<4, 2, 8>(p, skinny_tiles(p), stream);
 }
 
 }  // namespace bequest::cuda

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine import _C
@@ -28,11 +27,8 @@ from engine.types import IntArray
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 _NO_CACHE = (0, 0, 0, 0, 0)
 
-# By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
-torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-
-def _check(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+def address_of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     """The address of a dense device tensor of this dtype and shape."""
     assert tensor.is_cuda and tensor.dtype is dtype and tensor.is_contiguous(), (tensor.dtype, tensor.stride())
     assert tensor.shape == shape, (tuple(tensor.shape), shape)
@@ -40,7 +36,7 @@ def _check(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
 
 
 def _check_optional(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
-    return 0 if tensor is None else _check(tensor, dtype, *shape)
+    return 0 if tensor is None else address_of(tensor, dtype, *shape)
 
 
 def _heads(tensor: Tensor, dtype: torch.dtype) -> tuple[int, int]:
@@ -53,7 +49,7 @@ def _heads(tensor: Tensor, dtype: torch.dtype) -> tuple[int, int]:
 def _result(out: Tensor | None, like: Tensor, *shape: int) -> Tensor:
     if out is None:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-    _check(out, like.dtype, *shape)
+    address_of(out, like.dtype, *shape)
     return out
 
 
@@ -71,10 +67,10 @@ def embedding(ids: Tensor, weight: Tensor, last_tokens: Tensor | None = None, ou
     out = _result(out, weight, num_tokens, hidden)
     num_rows = 0 if last_tokens is None else last_tokens.shape[0]
     _C.cuda_embedding(
-        _check(ids, torch.int32, num_tokens),
+        address_of(ids, torch.int32, num_tokens),
         _check_optional(last_tokens, torch.int32, num_rows),
         num_rows,
-        _check(weight, weight.dtype, vocab_size, hidden),
+        address_of(weight, weight.dtype, vocab_size, hidden),
         out.data_ptr(),
         _DTYPE_CODES[weight.dtype],
         num_tokens,
@@ -101,9 +97,9 @@ def rms_norm(
     dtype = x.dtype
     out = _result(out, x, num_tokens, hidden)
     _C.cuda_rms_norm(
-        _check(x, dtype, num_tokens, hidden),
+        address_of(x, dtype, num_tokens, hidden),
         _check_optional(residual, dtype, num_tokens, hidden),
-        _check(weight, dtype, hidden),
+        address_of(weight, dtype, hidden),
         out.data_ptr(),
         _DTYPE_CODES[dtype],
         num_tokens,
@@ -123,53 +119,16 @@ def layer_norm(
     dtype = x.dtype
     out = torch.empty_like(x)
     _C.cuda_layer_norm(
-        _check(x, dtype, num_tokens, hidden),
+        address_of(x, dtype, num_tokens, hidden),
         _check_optional(residual, dtype, num_tokens, hidden),
-        _check(weight, dtype, hidden),
-        _check(bias, dtype, hidden),
+        address_of(weight, dtype, hidden),
+        address_of(bias, dtype, hidden),
         out.data_ptr(),
         _DTYPE_CODES[dtype],
         num_tokens,
         hidden,
         eps,
         *tap_arguments(tap, num_tokens, hidden, dtype),
-        _stream(),
-    )
-    return out
-
-
-MOST_SKINNY_ROWS = 32  # csrc/ops/skinny_linear_cuda.h
-_SKINNY_DEPTH_UNIT = 256
-# Where our kernels end before cuBLAS. A large weight keeps it busy enough to be as near to the bandwidth as they are;
-# with a second tile of rows they keep up only where there are few outputs.
-_SMALL_WEIGHT = 8 << 20  # elements
-_NARROW_WEIGHT = 2048  # outputs
-
-
-def _is_skinny(x: Tensor, weight: Tensor) -> bool:
-    num_tokens, depth = x.shape
-    if x.dtype is not torch.bfloat16 or depth % _SKINNY_DEPTH_UNIT != 0:
-        return False
-    if num_tokens <= 4 or weight.numel() > _SMALL_WEIGHT:
-        return 0 < num_tokens <= 4
-    return num_tokens <= 16 or (num_tokens <= MOST_SKINNY_ROWS and weight.shape[0] < _NARROW_WEIGHT)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]: our own kernels for a few bfloat16 rows, cuBLAS for the rest."""
-    num_tokens, depth = x.shape
-    if not _is_skinny(x, weight):
-        return F.linear(x, weight, bias)
-    num_outputs = weight.shape[0]
-    out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
-    _C.cuda_skinny_linear(
-        _check(x, torch.bfloat16, num_tokens, depth),
-        _check(weight, torch.bfloat16, num_outputs, depth),
-        _check_optional(bias, torch.bfloat16, num_outputs),
-        out.data_ptr(),
-        num_tokens,
-        num_outputs,
-        depth,
         _stream(),
     )
     return out
@@ -191,7 +150,7 @@ def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None
     assert doubled % 2 == 0, doubled
     out = _result(out, gate_up, num_tokens, doubled // 2)
     _C.cuda_gated_activation(
-        _check(gate_up, gate_up.dtype, num_tokens, doubled),
+        address_of(gate_up, gate_up.dtype, num_tokens, doubled),
         out.data_ptr(),
         _DTYPE_CODES[gate_up.dtype],
         num_tokens,
@@ -205,7 +164,7 @@ def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None
 def activate(x: Tensor, activation: str) -> Tensor:
     """f(x) in place, any shape; returns x."""
     _C.cuda_activate(
-        _check(x, x.dtype, *x.shape), _DTYPE_CODES[x.dtype], x.numel(), ACTIVATION_CODES[activation], _stream()
+        address_of(x, x.dtype, *x.shape), _DTYPE_CODES[x.dtype], x.numel(), ACTIVATION_CODES[activation], _stream()
     )
     return x
 
@@ -297,8 +256,8 @@ def _prepare(
         sizes = _kv_sizes(kv_cache)
         kv_dtype = kv_cache.dtype
         assert kv_dtype in (dtype, FP8), (kv_dtype, dtype)
-        kv_address = _check(kv_cache, kv_dtype, *kv_cache.shape)
-        slots = _check(slot_mapping, torch.int64, num_tokens)
+        kv_address = address_of(kv_cache, kv_dtype, *kv_cache.shape)
+        slots = address_of(slot_mapping, torch.int64, num_tokens)
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     _C.cuda_prepare_qkv(
         q_address,
@@ -311,11 +270,11 @@ def _prepare(
         q_heads,
         k.shape[1],
         head_dim,
-        0 if norm is None else _check(norm.q_weight, dtype, head_dim),
-        0 if norm is None else _check(norm.k_weight, dtype, head_dim),
+        0 if norm is None else address_of(norm.q_weight, dtype, head_dim),
+        0 if norm is None else address_of(norm.k_weight, dtype, head_dim),
         0.0 if norm is None else norm.eps,
         _check_optional(positions, torch.int32, num_tokens),
-        0 if cos_sin is None else _check(cos_sin, torch.float32, *cos_sin.shape),
+        0 if cos_sin is None else address_of(cos_sin, torch.float32, *cos_sin.shape),
         rotary_dim,
         slots,
         kv_address,
@@ -350,7 +309,7 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
         kv_cache.data_ptr(),
         kv_cache.shape[0],
         kv_cache.nbytes // kv_cache.shape[0],
-        _check(pairs, torch.int32, num_pairs, 2),
+        address_of(pairs, torch.int32, num_pairs, 2),
         num_pairs,
         _stream(),
     )
@@ -364,7 +323,7 @@ class LateCopy:
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._kept = (source, destination)
         self._num_words = source.numel()
-        self._addresses = (source.data_ptr(), _check(destination, torch.int32, source.numel()))
+        self._addresses = (source.data_ptr(), address_of(destination, torch.int32, source.numel()))
 
     def queue(self, num_words: int, value: int) -> None:
         """Queues the copy of the first `num_words`, a multiple of 4, for when `value` is published."""
@@ -440,12 +399,12 @@ def logprobs(logits: Tensor, chosen: Tensor, top: int, out: DeviceLogprobs | Non
         stride,
         num,
         vocab_size,
-        _check(chosen, torch.int32, num),
+        address_of(chosen, torch.int32, num),
         top,
-        _check(out.chosen, torch.float32, num),
-        _check(out.rank, torch.int32, num),
-        _check(out.top_ids, torch.int32, num, top),
-        _check(out.top, torch.float32, num, top),
+        address_of(out.chosen, torch.float32, num),
+        address_of(out.rank, torch.int32, num),
+        address_of(out.top_ids, torch.int32, num, top),
+        address_of(out.top, torch.float32, num, top),
         _stream(),
     )
     return out

@@ -85,6 +85,11 @@ class CudaAttentionWorkspace:
         self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
         self.tickets = torch.zeros(_C.AttentionWork.ticket_ints, dtype=torch.int32, device=self.device)
 
+    def share_scratch(self, other: CudaAttentionWorkspace) -> None:
+        """Takes the scratch of a workspace of larger steps for its own. Calls of both must be in one stream order."""
+        assert self.states.shape[0] <= other.states.shape[0] and self.states.shape[1:] == other.states.shape[1:]
+        self.states, self.scales, self.tickets = other.states, other.scales, other.tickets
+
     @property
     def list_len(self) -> int:
         """int32 that a work list takes."""
@@ -123,14 +128,19 @@ class CudaAttentionWorkspace:
             max_merges=counts.merges,
         )
 
-    def bind(self, work_list: Tensor, block_tables: Tensor, *, max_query_len: int) -> CudaAttentionPlan:
+    def bind(
+        self, work_list: Tensor, block_tables: Tensor, *, max_query_len: int, max_tokens: int | None = None
+    ) -> CudaAttentionPlan:
         """The plan of all steps of a graph, over device buffers: work_list int32 [list_len], block_tables [S, MB].
 
-        Before a replay the buffers must hold a list of a step in which no sequence has more queries than max_query_len.
+        Before a replay the buffers must hold a list of a step in which no sequence has more queries than max_query_len,
+        and all together no more than max_tokens, where that is said.
         """
         decode = self._work.decode_tokens > 0
         prefill = self.dtype == torch.bfloat16 and max_query_len > self._work.decode_tokens
         decode_merges, prefill_merges = self._work.max_merges
+        if max_tokens is not None:
+            decode_merges = min(decode_merges, max_tokens)
         merges = decode * decode_merges + prefill * prefill_merges
         return CudaAttentionPlan(self, work_list, block_tables, decode=decode, prefill=prefill, max_merges=merges)
 

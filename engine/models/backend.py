@@ -33,6 +33,15 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamNorm:
+    """A root-mean-square norm of the residual, where a sublayer begins: weight [H]. A tap sees it before the norm."""
+
+    weight: Tensor
+    eps: float
+    tap: LayerTap | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Projected:
     """The fused projection of a step's tokens on its way to attention, and where its keys and values go."""
 
@@ -72,8 +81,10 @@ class Backend(Protocol):
         """[T] int32 → [T, H]; -(row + 1) is the last token of sampler row `row` where `last_tokens` is given."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
-        """residual += x in place; the normed residual, [T, H]. A tap stores hidden states on the way."""
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, tap: LayerTap | None = None
+    ) -> Tensor:
+        """residual += x in place, if there is one; the normed sum, [T, H]. A tap stores hidden states on the way."""
         ...
 
     def layer_norm(
@@ -114,6 +125,31 @@ class Backend(Protocol):
         """[T, K] → [T, I]: the product with gate and up [2 I, K], and the activation of the one times the other."""
         ...
 
+    # The three of a residual stream [T, H]. What a sublayer adds to it is either in it already, or is the `added` that
+    # the next norm adds: who does it is the backend's choice.
+
+    def normed_linear(
+        self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None
+    ) -> Tensor:
+        """residual += added in place, if there is one; the product of the normed sum, [T, N]."""
+        ...
+
+    def normed_gated_linear(
+        self,
+        added: Tensor | None,
+        residual: Tensor,
+        norm: StreamNorm,
+        weight: Matrix,
+        bias: Tensor | None,
+        activation: Activation,
+    ) -> Tensor:
+        """The same of `gated_linear`, [T, I]."""
+        ...
+
+    def linear_into(self, x: Tensor, weight: Matrix, bias: Tensor | None, residual: Tensor) -> Tensor | None:
+        """[T, K] → what is still to be added to the residual, [T, H]; None: the residual has it."""
+        ...
+
 
 class CpuBackend:
     """Activations in float32, weights packed into panels."""
@@ -139,7 +175,9 @@ class CpuBackend:
         assert last_tokens is None, "on the CPU the runner resolves them"
         return kernels.embedding(ids, weight)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, tap: LayerTap | None = None
+    ) -> Tensor:
         return kernels.rms_norm(x, weight, eps, residual, tap=tap)
 
     def layer_norm(
@@ -183,3 +221,28 @@ class CpuBackend:
         if weight.can_gate:
             return kernels.gated_linear(x, weight, activation, bias)
         return kernels.gated_activation(kernels.linear(x, weight, bias), activation)
+
+    def normed_linear(
+        self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None
+    ) -> Tensor:
+        return self.linear(_normed(added, residual, norm), weight, bias)
+
+    def normed_gated_linear(
+        self,
+        added: Tensor | None,
+        residual: Tensor,
+        norm: StreamNorm,
+        weight: Matrix,
+        bias: Tensor | None,
+        activation: Activation,
+    ) -> Tensor:
+        return self.gated_linear(_normed(added, residual, norm), weight, bias, activation)
+
+    def linear_into(self, x: Tensor, weight: Matrix, bias: Tensor | None, residual: Tensor) -> Tensor | None:
+        return self.linear(x, weight, bias)
+
+
+def _normed(added: Tensor | None, residual: Tensor, norm: StreamNorm) -> Tensor:
+    if added is None:
+        return kernels.rms_norm(residual, norm.weight, norm.eps, tap=norm.tap)
+    return kernels.rms_norm(added, norm.weight, norm.eps, residual, tap=norm.tap)

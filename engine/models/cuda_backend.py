@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda, cuda_attention
+from engine.kernels import cuda, cuda_attention, cuda_linear
 from engine.kernels.cpu_weights import QuantisedRows
 from engine.kernels.hidden_tap import LayerTap
 from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected
+from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected, StreamNorm
 
 
 class CudaBackend:
@@ -40,12 +40,14 @@ class CudaBackend:
         return values.to(self.device, dtype)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-        return cuda.linear(x, weight, bias)
+        return cuda_linear.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, weight: Matrix, last_tokens: Tensor | None) -> Tensor:
         return cuda.embedding(ids, weight, last_tokens)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, tap: LayerTap | None = None
+    ) -> Tensor:
         return cuda.rms_norm(x, weight, eps, residual, tap=tap)
 
     def layer_norm(
@@ -87,4 +89,43 @@ class CudaBackend:
         return cuda.activate(x, activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
-        return cuda.gated_activation(cuda.linear(x, weight, bias), activation)
+        if cuda_linear.is_fused(x, weight):
+            return cuda_linear.gated_linear(x, weight, bias, activation, None)
+        return cuda.gated_activation(cuda_linear.linear(x, weight, bias), activation)
+
+    def normed_linear(
+        self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None
+    ) -> Tensor:
+        if added is None and cuda_linear.is_fused(residual, weight, normed=True):
+            return cuda_linear.normed_linear(residual, _row_norm(norm), weight, bias)
+        return self.linear(_normed(added, residual, norm), weight, bias)
+
+    def normed_gated_linear(
+        self,
+        added: Tensor | None,
+        residual: Tensor,
+        norm: StreamNorm,
+        weight: Matrix,
+        bias: Tensor | None,
+        activation: Activation,
+    ) -> Tensor:
+        if added is None and cuda_linear.is_fused(residual, weight, normed=True):
+            return cuda_linear.gated_linear(residual, weight, bias, activation, _row_norm(norm))
+        return self.gated_linear(_normed(added, residual, norm), weight, bias, activation)
+
+    def linear_into(self, x: Tensor, weight: Matrix, bias: Tensor | None, residual: Tensor) -> Tensor | None:
+        """Where the product is our own, it adds; else the norm that follows does."""
+        if not cuda_linear.is_fused(x, weight):
+            return self.linear(x, weight, bias)
+        cuda_linear.linear_into(x, weight, bias, residual)
+        return None
+
+
+def _row_norm(norm: StreamNorm) -> cuda_linear.RowNorm:
+    return cuda_linear.RowNorm(norm.weight, norm.eps, norm.tap)
+
+
+def _normed(added: Tensor | None, residual: Tensor, norm: StreamNorm) -> Tensor:
+    if added is None:
+        return cuda.rms_norm(residual, norm.weight, norm.eps, tap=norm.tap)
+    return cuda.rms_norm(added, norm.weight, norm.eps, residual, tap=norm.tap)

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.models.backend import HeadNorm, Projected
+from engine.models.backend import HeadNorm, Projected, StreamNorm
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.config import DecoderConfig
 from engine.models.layers import Embedding, Linear, Loader, RMSNorm
@@ -40,17 +39,26 @@ class Attention:
             q_weight, k_weight = (loader.vector([f"{prefix}{name}_norm.weight"]) for name in ("q", "k"))
             self.norm = HeadNorm(q_weight, k_weight, config.head_norm_eps)
 
-    def __call__(self, x: Tensor, batch: ModelInput, cos_sin: Tensor, read: ReadRows | None) -> Tensor:
-        """[T, H] → [T, H]; with `read` the rows that it names, [R, H]. K and V of all are stored."""
+    def __call__(
+        self,
+        added: Tensor | None,
+        residual: Tensor,
+        norm: StreamNorm,
+        batch: ModelInput,
+        cos_sin: Tensor,
+        read: ReadRows | None,
+    ) -> Tensor:
+        """[T, H] → what `output` projects: [T, NQ D]; with `read` the rows that it names. K and V of all are stored."""
         config = self.config
-        projected = Projected(self.qkv(x), batch.positions, batch.slot_mapping, batch.kv_cache, self.layer, self.scales)
+        qkv = self.backend.normed_linear(added, residual, norm, self.qkv.weight, self.qkv.bias)
+        projected = Projected(qkv, batch.positions, batch.slot_mapping, batch.kv_cache, self.layer, self.scales)
         q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
         work = batch.attention[self.window]
         if read is not None:
             q, work = q[read.rows], read.attention
         scale = config.attention_scale
         attended = self.backend.attention(q, batch.kv_cache, self.layer, work, scale, scales=self.scales)
-        return self.output(attended.flatten(1))
+        return attended.flatten(1)
 
 
 class MLP:
@@ -61,10 +69,13 @@ class MLP:
         self.gate_up = Linear.load(loader, [prefix + "gate_proj", prefix + "up_proj"], config.mlp_bias)
         self.down = Linear.load(loader, [prefix + "down_proj"], config.mlp_bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] → [T, H]"""
+    def __call__(self, added: Tensor | None, residual: Tensor, norm: StreamNorm) -> Tensor | None:
+        """[T, H] → what is still to be added to the residual, [T, H]."""
         gate_up = self.gate_up
-        return self.down(self.backend.gated_linear(x, gate_up.weight, gate_up.bias, self.activation))
+        inner = self.backend.normed_gated_linear(
+            added, residual, norm, gate_up.weight, gate_up.bias, self.activation
+        )  # [T, I]
+        return self.down.into(inner, residual)
 
 
 class DecoderLayer:
@@ -76,17 +87,29 @@ class DecoderLayer:
         self.mlp_norm = RMSNorm.load(loader, prefix + "post_attention_layernorm", eps)
         self.mlp = MLP(config, layer, loader)
 
-    def __call__(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor:
-        """x: [T, H], what the layer before adds to the residual; returns what this one adds."""
-        x = self.attention(self.attention_norm(x, residual, batch.tap_before(self.layer)), batch, cos_sin, None)
-        return self.mlp(self.mlp_norm(x, residual))
+    def __call__(self, added: Tensor | None, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor | None:
+        """added: [T, H], what the layer before still adds to the residual; returns the same of this one."""
+        attended = self._attend(added, residual, batch, cos_sin, None)
+        return self._finish(attended, residual)
 
-    def last(self, x: Tensor, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    def last(
+        self, added: Tensor | None, residual: Tensor, batch: ModelInput, cos_sin: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
         """The same where no layer follows: what it adds and the residual of the rows that are read, [R, H] each."""
-        x = self.attention(self.attention_norm(x, residual, batch.tap_before(self.layer)), batch, cos_sin, batch.read)
+        attended = self._attend(added, residual, batch, cos_sin, batch.read)
         if batch.read is not None:
             residual = residual[batch.read.rows]
-        return self.mlp(self.mlp_norm(x, residual)), residual
+        return self._finish(attended, residual), residual
+
+    def _attend(
+        self, added: Tensor | None, residual: Tensor, batch: ModelInput, cos_sin: Tensor, read: ReadRows | None
+    ) -> Tensor:
+        norm = self.attention_norm.tapped(batch.tap_before(self.layer))
+        return self.attention(added, residual, norm, batch, cos_sin, read)
+
+    def _finish(self, attended: Tensor, residual: Tensor) -> Tensor | None:
+        added = self.attention.output.into(attended, residual)
+        return self.mlp(added, residual, self.mlp_norm.tapped(None))
 
 
 class Decoder:
@@ -113,12 +136,12 @@ class Decoder:
 
         Writes K and V of every token to the cache, and hidden states to where `batch.tap` says.
         """
-        x = self.embedding(batch.input_ids, batch.last_tokens)
-        residual = torch.zeros_like(x)
+        residual = self.embedding(batch.input_ids, batch.last_tokens)
+        added: Tensor | None = None  # to the residual, by the next norm
         for layer in self.layers[:-1]:
-            x = layer(x, residual, batch, self.cos_sin)
-        x, residual = self.layers[-1].last(x, residual, batch, self.cos_sin)
-        return self.norm(x, residual, batch.tap_after(self.config.num_layers))
+            added = layer(added, residual, batch, self.cos_sin)
+        added, residual = self.layers[-1].last(added, residual, batch, self.cos_sin)
+        return self.norm(added, residual, batch.tap_after(self.config.num_layers))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V]"""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels.hidden_tap import LayerTap
 from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import Backend, Matrix
+from engine.models.backend import Backend, Matrix, StreamNorm
 from engine.models.kv_scales import read_kv_scales
 from engine.models.weights import WeightSource
 
@@ -60,6 +60,10 @@ class Linear:
         """[T, K] → [T, N]"""
         return self.backend.linear(x, self.weight, self.bias)
 
+    def into(self, x: Tensor, residual: Tensor) -> Tensor | None:
+        """[T, K] → what is still to be added to the residual [T, N]; None: the residual has it."""
+        return self.backend.linear_into(x, self.weight, self.bias, residual)
+
 
 class Embedding:
     """A table of rows; `as_linear` makes the tied output projection of it, in the same memory."""
@@ -90,9 +94,15 @@ class RMSNorm:
     def load(cls, loader: Loader, name: str, eps: float) -> RMSNorm:
         return cls(loader.backend, loader.vector([f"{name}.weight"]), eps)
 
-    def __call__(self, x: Tensor, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
-        """[T, H] → [T, H]: x is added to the residual, in place, and the sum is normed."""
+    def __call__(self, x: Tensor | None, residual: Tensor, tap: LayerTap | None = None) -> Tensor:
+        """[T, H] → [T, H]: x, if there is one, is added to the residual, in place, and the sum is normed."""
+        if x is None:
+            return self.backend.rms_norm(residual, self.weight, self.eps, None, tap)
         return self.backend.rms_norm(x, self.weight, self.eps, residual, tap)
+
+    def tapped(self, tap: LayerTap | None) -> StreamNorm:
+        """For products that begin with it."""
+        return StreamNorm(self.weight, self.eps, tap)
 
 
 class LayerNorm:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cuda as kernels
-from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from engine.kernels.cuda_attention import CudaAttentionWorkspace
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.kernels.streams import StreamScope
 from engine.masks import StepMasks
@@ -23,19 +23,18 @@ from engine.models.decoder import Decoder
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.cuda_beams import CudaBeams
+from engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
 from engine.runner.cuda_encoders import CudaEncoders
 from engine.runner.cuda_masks import DeviceMasks
 from engine.runner.cuda_results import PendingResults, ResultBuffers
 from engine.runner.cuda_sizes import Ladder, StepSize
 from engine.runner.cuda_states import StatesRing
 from engine.runner.host_cache import PinnedHostCache
-from engine.runner.staging import Field, Staging, StagingLayout
 from engine.runner.timestamps import TimestampRows
 from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
-_CROSS = -1  # among the windows: cross attention, which is not causal
-_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
+_SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,16 @@ class CudaRunner:
         self._scope = StreamScope(self._stream)
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
-        self._workspaces = {window: self._workspace(causal=True, window=window) for window in config.windows}
         self._encoders: CudaEncoders | None = None
         self._timestamps: TimestampRows | None = None
         if isinstance(model, EncoderDecoder):
             if model.config.encoder.takes == "audio":
                 self._timestamps = TimestampRows(limits.max_num_seqs, config.vocab_size, self._device)
-            self._workspaces[_CROSS] = self._workspace(causal=False, window=0)
             self._encoders = CudaEncoders(model, kv_cache, dtype, limits.max_num_seqs, limits.max_num_encoder_tokens)
-        self._staging = Staging(self._layout(), self._device)
+        self._large = self._buffers(limits.max_tokens)
+        self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens))
+        for window, workspace in self._small.workspaces.items():
+            workspace.share_scratch(self._large.workspaces[window])
         self._states = StatesRing(limits.states_rows, config.hidden_size, dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
@@ -109,20 +109,31 @@ class CudaRunner:
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
 
-    def _workspace(self, *, causal: bool, window: int) -> CudaAttentionWorkspace:
+    def _buffers(self, max_tokens: int) -> StepBuffers:
+        workspaces = {w: self._workspace(max_tokens, causal=True, window=w) for w in self._model.config.windows}
+        if self._encoders is not None:
+            workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
+        widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
+        return StepBuffers(workspaces, max_tokens, self._limits.max_samples, widths, self._device)
+
+    def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
         config = self._model.config
         return CudaAttentionWorkspace(
             num_q_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            max_sequences=self._limits.max_tokens,
-            max_tokens=self._limits.max_tokens,
+            max_sequences=max_tokens,
+            max_tokens=max_tokens,
             dtype=self._dtype,
             causal=causal,
             window=window,
             block_size=self._kv_cache.shape[4] if causal else None,
             device=self._device,
         )
+
+    def _buffers_of(self, num_tokens: int) -> StepBuffers:
+        """Of steps of so many tokens with padding, and of their graphs."""
+        return self._small if num_tokens <= self._small.max_tokens else self._large
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -131,20 +142,24 @@ class CudaRunner:
         with self._scope:
             began = torch.cuda.Event(enable_timing=True)
             began.record(self._stream)
-            prefill = self._write_lists(plan if plan.num_tokens else None)
+            buffers = self._buffers_of(plan.num_tokens)
+            prefill = buffers.write_lists(plan if plan.num_tokens else None)
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
+            if buffers is not self._buffers_of(padded.num_tokens):
+                buffers = self._large
+                buffers.write_lists(plan)
             plain = graph is not None and _is_plain(plan)
             if not plain:
                 self._masks.settle()
-            self._stage(plan, padded)
+            self._stage(plan, padded, buffers)
             if len(plan.swaps_out):
                 self._host_cache.swap_out(plan.swaps_out)
             if len(plan.swaps_in):
                 self._host_cache.swap_in(plan.swaps_in)
             if len(plan.block_copies):
-                kernels.copy_blocks(self._kv_cache, self._on_device("copies")[: len(plan.block_copies)])
+                kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(plan.block_copies)])
             if plan.encoders:
                 assert self._encoders is not None
                 self._encoders.run(plan.encoders, () if plan.taps is None else plan.taps.encoders, self._states.rows)
@@ -157,7 +172,7 @@ class CudaRunner:
             else:
                 outputs = self._forward(padded)
             if plan.masks is not None:
-                self._sample_masked(plan, plan.masks, outputs.logits, plain)
+                self._sample_masked(plan.masks, outputs.logits, plain, buffers)
             return self._collect(plan, began, outputs)
 
     def close(self) -> None:
@@ -197,39 +212,10 @@ class CudaRunner:
 
     # --- a step's arrays -----------------------------------------------------------------------------------------
 
-    def _layout(self) -> StagingLayout:
-        limits = self._limits
-        tokens, samples = limits.max_tokens, limits.max_samples
-        lists = [
-            Field(f"work_list_{window}", (workspace.list_len,), torch.int32)
-            for window, workspace in self._workspaces.items()
-        ]
-        return StagingLayout(
-            [
-                Field("input_ids", (tokens,), torch.int32),
-                Field("positions", (tokens,), torch.int32),
-                Field("slot_mapping", (tokens,), torch.int64),
-                Field("tap_rows", (tokens,), torch.int32),
-                Field("tap_layers", (tokens, 2), torch.int64),
-                Field("sample_tokens", (samples,), torch.int32),
-                Field("sample_rows", (samples,), torch.int32),
-                Field("masked_rows", (samples,), torch.int32),
-                Field("sample_positions", (samples,), torch.int32),
-                Field("copies", (tokens, 2), torch.int32),
-                *lists,
-                # Self tables, then cross tables.
-                Field("block_tables", (tokens, limits.max_blocks_per_sequence + limits.max_cross_blocks), torch.int32),
-                Field("updates", (_UPDATE_BYTES,), torch.uint8),
-            ]
-        )
-
-    def _on_device(self, name: str) -> Tensor:
-        return self._staging.on_device(name)
-
-    def _stage(self, plan: StepPlan, size: StepSize) -> None:
+    def _stage(self, plan: StepPlan, size: StepSize, buffers: StepBuffers) -> None:
         """Writes the plan's arrays, padded to `size`, and queues their copy and the sampler's row updates."""
-        arrays = self._staging.arrays()
-        num_tokens, num_sequences, num_samples = plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens)
+        arrays = buffers.staging.arrays()
+        num_tokens, num_samples = plan.num_tokens, len(plan.sample_tokens)
         arrays["input_ids"][:num_tokens] = plan.input_ids
         arrays["input_ids"][num_tokens : size.num_tokens] = 0
         arrays["positions"][:num_tokens] = plan.positions
@@ -247,28 +233,10 @@ class CudaRunner:
             arrays["sample_rows"][masked] = -1  # the graph leaves them to `_sample_masked`
         arrays["sample_positions"][:num_samples] = plan.sample_positions
         arrays["copies"][: len(plan.block_copies)] = plan.block_copies
-        arrays["block_tables"][:num_sequences, : plan.block_tables.shape[1]] = plan.block_tables
-        if plan.cross_tables is not None:
-            first = self._limits.max_blocks_per_sequence
-            arrays["block_tables"][:num_sequences, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
-        self._send(plan, arrays, num_sequences)
+        buffers.write_tables(plan)
+        self._send(plan, buffers)
 
-    def _write_lists(self, plan: StepPlan | None) -> bool:
-        """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
-        arrays = self._staging.arrays()
-        starts, lens, tables = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
-        prefills = 0
-        for window, workspace in self._workspaces.items():
-            if plan is not None:
-                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
-            if plan is not None and window == _CROSS:
-                assert plan.cross_lens is not None and plan.cross_tables is not None
-                lens, tables = plan.cross_lens, plan.cross_tables
-            counts = workspace.write_list(starts, lens, tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
-            prefills += counts.prefill_items
-        return prefills > 0
-
-    def _send(self, plan: StepPlan, arrays: dict[str, np.ndarray], num_sequences: int) -> None:
+    def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
         if self._timestamps is not None:
             self._timestamps.update_rows(plan.close_rows, plan.open_rows)
         for row in plan.close_rows:
@@ -278,13 +246,13 @@ class CudaRunner:
             rule = None if catalogue is None else self._catalogues.rule(catalogue, spec.end_token_ids)
             self._sampler.open_row(spec, rule)
         updates = self._sampler.pack_updates()
-        travels = updates is not None and len(updates[0]) <= _UPDATE_BYTES
+        travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
         if updates is not None and travels:
-            arrays["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        self._staging.send(self._staging.used_bytes("block_tables", num_sequences), "updates" if travels else None)
+            buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
+        buffers.send(len(plan.seq_lens), travels)
         if updates is None:
             return
-        staged = self._on_device("updates")
+        staged = buffers.on_device("updates")
         if not travels:
             content = torch.frombuffer(bytearray(updates[0]), dtype=torch.uint8)
             staged = content.pin_memory().to(self._device, non_blocking=True)
@@ -292,41 +260,45 @@ class CudaRunner:
 
     def _stage_padding(self, size: StepSize) -> None:
         """A step of `size` without one real token: nothing is attended, written or sampled."""
-        arrays = self._staging.arrays()
+        buffers = self._buffers_of(size.num_tokens)
+        arrays = buffers.staging.arrays()
         arrays["input_ids"][: size.num_tokens] = 0
         arrays["positions"][: size.num_tokens] = 0
         arrays["slot_mapping"][: size.num_tokens] = -1
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
-        self._write_lists(None)
-        self._staging.send(self._staging.used_bytes("block_tables", 0))
+        buffers.write_lists(None)
+        buffers.send(0, with_updates=False)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
     def _forward(self, size: StepSize) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
+        buffers = self._buffers_of(size.num_tokens)
         hidden = self._model.forward(
             ModelInput(
-                input_ids=self._on_device("input_ids")[: size.num_tokens],
-                positions=self._on_device("positions")[: size.num_tokens],
-                slot_mapping=self._on_device("slot_mapping")[: size.num_tokens],
+                input_ids=buffers.on_device("input_ids")[: size.num_tokens],
+                positions=buffers.on_device("positions")[: size.num_tokens],
+                slot_mapping=buffers.on_device("slot_mapping")[: size.num_tokens],
                 kv_cache=self._kv_cache,
-                attention={window: self._bind(window, size) for window in self._model.config.windows},
+                attention={window: buffers.bind(window, size) for window in self._model.config.windows},
                 last_tokens=self._sampler.last_tokens,
-                cross=self._bind(_CROSS, size) if _CROSS in self._workspaces else None,
+                cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
                 tap=self._states.table(
-                    self._on_device("tap_rows")[: size.num_tokens], self._on_device("tap_layers")[: size.num_tokens]
+                    buffers.on_device("tap_rows")[: size.num_tokens], buffers.on_device("tap_layers")[: size.num_tokens]
                 ),
             )
         )
-        logits = self._model.logits(hidden.index_select(0, self._on_device("sample_tokens")[: size.num_samples]))
-        rows = self._on_device("sample_rows")[: size.num_samples]
+        # `embedding` gathers rows of anything, and starts beside the kernel before it.
+        sampled = kernels.embedding(buffers.on_device("sample_tokens")[: size.num_samples], hidden)
+        logits = self._model.logits(sampled)
+        rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]
         self._sampler.sample(
             logits if self._timestamps is None else self._timestamps.masked(logits, rows),
             rows,
-            self._on_device("sample_positions")[: size.num_samples],
+            buffers.on_device("sample_positions")[: size.num_samples],
             tokens,
             self._results.bad[: size.num_samples],
         )
@@ -334,25 +306,17 @@ class CudaRunner:
             self._timestamps.record(rows, tokens)
         return _Outputs(hidden, logits)
 
-    def _sample_masked(self, plan: StepPlan, masks: StepMasks, logits: Tensor, plain: bool) -> None:
+    def _sample_masked(self, masks: StepMasks, logits: Tensor, plain: bool, buffers: StepBuffers) -> None:
         """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
         num = masks.num_rows
         part = slice(masks.first_sample, masks.first_sample + num)
         self._sampler.sample(
             logits[part],
-            self._on_device("masked_rows")[:num],
-            self._on_device("sample_positions")[part],
+            buffers.on_device("masked_rows")[:num],
+            buffers.on_device("sample_positions")[part],
             self._results.tokens[part],
             self._results.bad[part],
             self._masks.send(masks, plain),
-        )
-
-    def _bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
-        tables, first_cross = self._on_device("block_tables"), self._limits.max_blocks_per_sequence
-        return self._workspaces[window].bind(
-            self._on_device(f"work_list_{window}"),
-            tables[:, first_cross:] if window == _CROSS else tables[:, :first_cross],
-            max_query_len=size.num_tokens if size.prefill else 1,
         )
 
     # --- results -------------------------------------------------------------------------------------------------

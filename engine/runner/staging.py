@@ -68,7 +68,9 @@ class Staging:
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays of the next step, to be written in place; waits until their last copy is done."""
-        self._sent[self._turn].synchronize()
+        sent = self._sent[self._turn]
+        if not sent.query():  # mostly it is: to wait would give the interpreter's lock away
+            sent.synchronize()
         return self._arrays[self._turn]
 
     def send(self, num_bytes: int, rare: str | None = None) -> None:

@@ -8,8 +8,12 @@ import threading
 
 import pytest
 
+from engine.build import CacheSizes, make_scheduler
+from engine.draft import SchedulerLimits
 from engine.errors import DeadlineExceeded, InvalidRequest
-from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from engine.outputs import ChoiceOutput
+from engine.sequence import Group
+from engine.types import MAX_BEAM_WIDTH, BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
@@ -154,3 +158,14 @@ async def test_a_group_that_can_never_fit_is_refused() -> None:
     async with running(Setup(num_blocks=40, block_size=4)) as (engine, _):
         with pytest.raises(InvalidRequest, match="cache blocks"):
             await ask(engine, beams_of([1, 2, 3], beam_params(16, 20)))
+
+
+def test_a_step_ranks_no_more_beams_than_the_widest_group_has() -> None:
+    """Groups whose first token is computed count too: their rows have a place in the runner's arrays."""
+    scheduler = make_scheduler(SchedulerLimits(256, 4096, True), CacheSizes(16, 4000), ())
+    for number in range(MAX_BEAM_WIDTH + 10):
+        asked = beams_of([number], beam_params(1, 2))
+        group = Group(asked, lambda _: None, 0, number, arrived_at=0.0)
+        scheduler.add(group, ChoiceOutput(asked, 0, None))
+    launches = [scheduler.plan(0.0), scheduler.plan(0.0, behind=True)]
+    assert [0 if launch is None else len(launch.plan.beams) for launch in launches] == [MAX_BEAM_WIDTH, 10]

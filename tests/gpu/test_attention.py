@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.kernels import cuda as ops
 from engine.kernels import cuda_attention as cuda
+from engine.kernels.cuda_linear import linear
 
 pytestmark = pytest.mark.gpu
 
@@ -338,7 +339,7 @@ def test_overlapping_kernels_keep_their_order() -> None:
             for kernel in (
                 lambda k=k, v=v: ops.write_kv(k, v, step.kv_cache, LAYER, slots),
                 lambda out=out: cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, out=out),
-                lambda out=out: results.append(ops.linear(out.flatten(1), weight)),
+                lambda out=out: results.append(linear(out.flatten(1), weight)),
             ):
                 kernel()
                 if synchronize:

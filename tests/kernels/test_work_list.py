@@ -298,6 +298,18 @@ def test_prefill_items_leave_no_tail(lens: list[tuple[int, int]]) -> None:
     assert max(done) <= 1.15 * sum(done) / len(done)
 
 
+def test_prefill_items_of_like_length_stand_with_their_sequence() -> None:
+    """So that the L2 serves their keys; what is much longer comes before, and what begins last is short."""
+    found = build(Shape(), [(1024, 1024)] * 16 + [(64, 30000)]).prefill
+    lengths = [item.kv_end - item.kv_begin for item in found]
+    order = [sequence for sequence, _ in itertools.groupby(item.sequence for item in found)]
+    assert order == [16, *range(16)]
+    for _, items in itertools.groupby(found, lambda item: item.sequence):
+        own = [item.kv_end - item.kv_begin for item in items]
+        assert own == sorted(own, reverse=True)
+    assert lengths[-1] == min(lengths)
+
+
 def test_float32_tiles_stay_whole() -> None:
     found = build(Shape(dtype=F32), [(1, 60000), (9, 500), (1, 3)])
     assert not found.merges and all(item.state_row == -1 for item in found.decode)

@@ -1,0 +1,38 @@
+// Activations of one float, for kernels that apply them on the way.
+#pragma once
+
+#include "ops/activation.h"
+
+namespace bequest::cuda {
+
+template <Activation kActivation>
+__device__ __forceinline__ float activate(float x) {
+  if constexpr (kActivation == Activation::kSilu) {
+    return x / (1.0f + __expf(-x));
+  } else if constexpr (kActivation == Activation::kGeluErf) {
+    return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  } else if constexpr (kActivation == Activation::kRelu) {
+    return x < 0.0f ? 0.0f : x;  // NaN stays
+  } else {
+    // tanh by exp: fast math's own tanh is good to 11 bits only.
+    const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
+    return x - x / (1.0f + __expf(2.0f * inner));
+  }
+}
+
+// The same where the choice is data.
+__device__ __forceinline__ float activate(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return activate<Activation::kSilu>(x);
+    case Activation::kGeluErf:
+      return activate<Activation::kGeluErf>(x);
+    case Activation::kRelu:
+      return activate<Activation::kRelu>(x);
+    case Activation::kGeluTanh:
+      return activate<Activation::kGeluTanh>(x);
+  }
+  return x;
+}
+
+}  // namespace bequest::cuda

@@ -1,0 +1,99 @@
+"""Where a step's arrays lie on the device, and the attention workspaces whose work lists are among them.
+
+A step is one copy of everything up to the last row of its block tables. Arrays that are long enough for the largest
+step would make that a third of a megabyte, ten microseconds, for a step of one token; so small steps have buffers of
+their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from engine.runner.cuda_sizes import StepSize
+from engine.runner.staging import Field, Staging, StagingLayout
+from engine.types import StepPlan
+
+CROSS = -1  # among the windows: cross attention, which is not causal
+MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
+
+
+class StepBuffers:
+    """The arrays of steps of up to `max_tokens` tokens (and sequences) and `max_samples` samples."""
+
+    def __init__(
+        self,
+        workspaces: dict[int, CudaAttentionWorkspace],
+        max_tokens: int,
+        max_samples: int,
+        table_widths: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        """workspaces: by window; table_widths: blocks of a sequence, and of its encoder input."""
+        self.workspaces = workspaces
+        self.max_tokens = max_tokens
+        self._self_blocks = table_widths[0]
+        lists = [
+            Field(f"work_list_{window}", (workspace.list_len,), torch.int32) for window, workspace in workspaces.items()
+        ]
+        self.staging = Staging(
+            StagingLayout(
+                [
+                    Field("input_ids", (max_tokens,), torch.int32),
+                    Field("positions", (max_tokens,), torch.int32),
+                    Field("slot_mapping", (max_tokens,), torch.int64),
+                    Field("tap_rows", (max_tokens,), torch.int32),
+                    Field("tap_layers", (max_tokens, 2), torch.int64),
+                    Field("sample_tokens", (max_samples,), torch.int32),
+                    Field("sample_rows", (max_samples,), torch.int32),
+                    Field("masked_rows", (max_samples,), torch.int32),
+                    Field("sample_positions", (max_samples,), torch.int32),
+                    Field("copies", (max_tokens, 2), torch.int32),
+                    *lists,
+                    # Self tables, then cross tables.
+                    Field("block_tables", (max_tokens, sum(table_widths)), torch.int32),
+                    Field("updates", (MOST_UPDATE_BYTES,), torch.uint8),
+                ]
+            ),
+            device,
+        )
+
+    def on_device(self, name: str) -> Tensor:
+        return self.staging.on_device(name)
+
+    def write_lists(self, plan: StepPlan | None) -> bool:
+        """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
+        arrays = self.staging.arrays()
+        starts, lens, tables = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
+        prefills = 0
+        for window, workspace in self.workspaces.items():
+            if plan is not None:
+                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
+            if plan is not None and window == CROSS:
+                assert plan.cross_lens is not None and plan.cross_tables is not None
+                lens, tables = plan.cross_lens, plan.cross_tables
+            counts = workspace.write_list(starts, lens, tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+            prefills += counts.prefill_items
+        return prefills > 0
+
+    def write_tables(self, plan: StepPlan) -> None:
+        tables = self.staging.arrays()["block_tables"][: len(plan.seq_lens)]
+        tables[:, : plan.block_tables.shape[1]] = plan.block_tables
+        if plan.cross_tables is not None:
+            first = self._self_blocks
+            tables[:, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
+
+    def send(self, num_sequences: int, with_updates: bool) -> None:
+        used = self.staging.used_bytes("block_tables", num_sequences)
+        self.staging.send(used, "updates" if with_updates else None)
+
+    def bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
+        tables = self.on_device("block_tables")
+        return self.workspaces[window].bind(
+            self.on_device(f"work_list_{window}"),
+            tables[:, self._self_blocks :] if window == CROSS else tables[:, : self._self_blocks],
+            max_query_len=size.num_tokens if size.prefill else 1,
+            max_tokens=size.num_tokens,
+        )
