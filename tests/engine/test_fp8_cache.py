@@ -40,12 +40,12 @@ def check_rounded(answers: list[Completion], expected: list[Expected]) -> None:
         (choice,) = answer.choices
         assert choice.logprobs is not None
         for token, told, row in zip(choice.token_ids, choice.logprobs, one.logprobs, strict=True):
-            if float(row.max() - row[token]) >= 0.05:
+            if float(row.max() - row[token]) >= 0.1:
                 raise AssertionError(f"token {token} lies {float(row.max() - row[token]):.3f} under the best")
-            assert told.logprob == pytest.approx(float(row[token]), abs=0.05)
+            assert told.logprob == pytest.approx(float(row[token]), abs=0.1)
             if token != int(row.argmax()):
                 break  # what follows is another text
-    assert sum(list(a.choices[0].token_ids) == e.tokens for a, e in zip(answers, expected, strict=True)) >= 14
+    assert sum(list(a.choices[0].token_ids) == e.tokens for a, e in zip(answers, expected, strict=True)) >= 12
 
 
 def write_scales(directory: Path, names: dict[str, float]) -> None:
