@@ -59,9 +59,9 @@ def serve_timed(arguments: list[str]) -> None:
     from engine.models.embedded import embedded_model_path
     from engine.text import load_text
     from engine.types import ModelInfo
-    from server.leases import LeaseTimes
-    from server.logs import configure_logging
-    from server.metrics import Metrics
+    from server.continuation.leases import LeaseTimes
+    from server.operation.logs import configure_logging
+    from server.operation.metrics import Metrics
     from server.options import parse
     from server.serve import serve
 

@@ -30,9 +30,17 @@ PARTS = [
     ("engine: apply", ("engine/results.py",)),
     ("engine: text", ("engine/outputs.py", "engine/text/", "DecodeStream", "decoders.")),
     ("engine: loop", ("engine/engine.py", "engine/device.py")),
-    ("server: format", ("server/chunks.py", "server/chat.py", "server/completions.py", "orjson")),
-    ("server: stream", ("server/sse.py",)),
-    ("server: metrics", ("server/metrics.py",)),
+    (
+        "server: format",
+        (
+            "server/generation/chunks.py",
+            "server/generation/chat.py",
+            "server/generation/completions.py",
+            "orjson",
+        ),
+    ),
+    ("server: stream", ("server/generation/sse.py",)),
+    ("server: metrics", ("server/operation/metrics.py",)),
     ("socket writes", ("method 'write'", "transport", "uvloop")),
     ("null runner", ("null_runner",)),
 ]
@@ -48,8 +56,8 @@ def serve(port: int, profile: str | None) -> None:
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.__main__ import _loop_factory
-    from server.leases import LeaseTimes
-    from server.metrics import Metrics
+    from server.continuation.leases import LeaseTimes
+    from server.operation.metrics import Metrics
     from server.options import parse
     from server.serve import serve as run_server
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from engine.config import EngineConfig, ServerConfig
+from server.continuation.leases import LeaseTimes
 from server.interfaces import EngineLike, TextLike
-from server.leases import LeaseTimes
-from server.logs import configure_logging
-from server.metrics import Metrics
+from server.operation.logs import configure_logging
+from server.operation.metrics import Metrics
 from server.options import parse
 from server.serve import EXIT_OK, serve
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         sys.exit(bench(arguments[1:]))
     if arguments[:1] == ["install-service"]:
-        from server.service import main as install_service
+        from server.operation.service import main as install_service
 
         sys.exit(install_service(arguments[1:]))
     engine_config, server_config = parse(arguments)

@@ -9,39 +9,33 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server import (
-    audio,
-    audio_form,
-    catalogues,
-    console_routes,
-    continuations,
-    models,
-    operations,
-    responses,
-    stored_responses,
-    tokens,
-)
-from server.admission import Admission
-from server.auth import Gate
-from server.catalogue_store import CatalogueStore
-from server.chat import chat_completions
-from server.completions import completions
+from server import console_routes, models, tokens
+from server.access.admission import Admission
+from server.access.auth import Gate
+from server.access.keys import KeyRing
+from server.audio import form, transcriptions
+from server.audio.speech import speech_of
+from server.catalogues import catalogues
+from server.catalogues.store import CatalogueStore
 from server.context import CONTEXT, Context
-from server.embeddings import embeddings
-from server.grammars import GrammarStore
-from server.hidden_states import hidden_states
+from server.continuation import continuations
+from server.continuation.leases import LeaseTimes
+from server.generation.chat import chat_completions
+from server.generation.completions import completions
 from server.intake import Expectation, body_limit, expect_continue
 from server.interfaces import EngineLike, TextLike
-from server.keys import KeyRing
-from server.leases import LeaseTimes
-from server.metrics import Metrics
 from server.middleware import common_headers, guard
 from server.openapi import openapi
+from server.operation import operations
+from server.operation.metrics import Metrics
+from server.operation.tracing import start_tracing
 from server.protocol import JsonProtocol
-from server.room import Room
-from server.speech import speech_of
-from server.stored import ResponseStore
-from server.tracing import start_tracing
+from server.responses import responses, stored
+from server.responses.store import ResponseStore
+from server.states.embeddings import embeddings
+from server.states.hidden_states import hidden_states
+from server.states.room import Room
+from server.structured.grammars import GrammarStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
@@ -53,10 +47,10 @@ ROUTES: list[Route] = [
     ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
-    ("GET", "/v1/responses/{id}", stored_responses.retrieve),
-    ("DELETE", "/v1/responses/{id}", stored_responses.delete),
-    ("GET", "/v1/responses/{id}/input_items", stored_responses.input_items),
-    ("POST", "/v1/responses/{id}/cancel", stored_responses.cancel),
+    ("GET", "/v1/responses/{id}", stored.retrieve),
+    ("DELETE", "/v1/responses/{id}", stored.delete),
+    ("GET", "/v1/responses/{id}/input_items", stored.input_items),
+    ("POST", "/v1/responses/{id}/cancel", stored.cancel),
     ("GET", "/v1/continuations", continuations.list_records),
     ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
     ("PATCH", "/v1/continuations/{id:.+}", continuations.change),
@@ -65,8 +59,8 @@ ROUTES: list[Route] = [
     ("GET", "/v1/catalogues", catalogues.list_catalogues),
     ("GET", "/v1/catalogues/{name:.+}", catalogues.retrieve),
     ("DELETE", "/v1/catalogues/{name:.+}", catalogues.delete),
-    ("POST", "/v1/audio/transcriptions", audio.transcriptions),
-    ("POST", "/v1/audio/translations", audio.translations),
+    ("POST", "/v1/audio/transcriptions", transcriptions.transcriptions),
+    ("POST", "/v1/audio/translations", transcriptions.translations),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{id:.+}", models.retrieve_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -124,11 +118,11 @@ def make_app(
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
     app[console_routes.LAST_STATE] = console_routes.LastState()
-    expect, expect_audio = expect_continue(), expect_continue(audio_form.check_head)
+    expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),
-        audio.transcriptions: expect_audio,
-        audio.translations: expect_audio,
+        transcriptions.transcriptions: expect_audio,
+        transcriptions.translations: expect_audio,
     }
     for method, path, handler in (*ROUTES, *CONSOLE_ROUTES):
         resource = app.router.add_resource(path)

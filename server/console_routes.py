@@ -15,9 +15,9 @@ import numpy.typing as npt
 from aiohttp import web
 
 from engine.snapshot import FREE, LEASED, OpenRequest
-from server.auth import check_operator
+from server.access.auth import check_operator
 from server.context import CALLER, CONTEXT, Context
-from server.generation import json_response
+from server.generation.generation import json_response
 
 _FOLDER = Path(__file__).parent / "console"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from engine.config import ServerConfig
-from server.admission import Admission
-from server.auth import Gate
-from server.catalogue_store import CatalogueStore
+from server.access.admission import Admission
+from server.access.auth import Gate
+from server.access.keys import Caller
+from server.audio.speech import Speech
+from server.catalogues.store import CatalogueStore
+from server.continuation.leases import LeaseTimes
 from server.errors import ApiError
-from server.grammars import GrammarStore
 from server.interfaces import EngineLike, TextLike
-from server.keys import Caller
-from server.leases import LeaseTimes
-from server.metrics import Metrics
-from server.room import Room
-from server.speech import Speech
-from server.stored import ResponseStore, RunningResponses
-from server.tracing import Tracing
+from server.operation.metrics import Metrics
+from server.operation.tracing import Tracing
+from server.responses.store import ResponseStore, RunningResponses
+from server.states.room import Room
+from server.structured.grammars import GrammarStore
 
 
 @dataclass(frozen=True, slots=True)

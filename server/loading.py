@@ -10,7 +10,7 @@ from aiohttp import web
 
 from server.app import AppRunner
 from server.errors import ApiError
-from server.generation import json_response
+from server.generation.generation import json_response
 from server.names import header_id, new_id
 
 

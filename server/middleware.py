@@ -12,11 +12,11 @@ from aiohttp.typedefs import Handler
 from engine.errors import EngineError
 from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
-from server.logs import CURRENT, request_id_of
 from server.names import new_id
-from server.noting import note_error
-from server.sending import ReaderStopped
-from server.tracing import route_of
+from server.operation.logs import CURRENT, request_id_of
+from server.operation.noting import note_error
+from server.operation.tracing import route_of
+from server.states.sending import ReaderStopped
 from server.wire import shorten
 
 _log = logging.getLogger("bequest.server")

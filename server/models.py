@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from server.context import CONTEXT, Context, unknown_model
-from server.generation import json_response
+from server.generation.generation import json_response
 
 
 async def list_models(request: web.Request) -> web.Response:

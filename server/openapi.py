@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from server import answers, audio_form, wire
+from server import answers, wire
+from server.audio import form
 from server.context import CONTEXT
-from server.generation import json_response
-from server.operations import installed_version
+from server.generation.generation import json_response
+from server.operation.operations import installed_version
 
 JSON, FORM = "application/json", "multipart/form-data"
 EVENTS, BYTES = "text/event-stream", "application/octet-stream"
@@ -92,10 +93,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/catalogues/{name}"): Operation("One catalogue.", answers.Catalogue),
     ("DELETE", "/v1/catalogues/{name}"): Operation("Forgets a catalogue.", answers.Deleted),
     ("POST", "/v1/audio/transcriptions"): Operation(
-        "Writes speech down.", answers.Transcription, audio_form.TranscriptionBody, streams=True, form=True
+        "Writes speech down.", answers.Transcription, form.TranscriptionBody, streams=True, form=True
     ),
     ("POST", "/v1/audio/translations"): Operation(
-        "Writes speech down in English.", answers.Transcription, audio_form.TranslationBody, form=True
+        "Writes speech down in English.", answers.Transcription, form.TranslationBody, form=True
     ),
     ("GET", "/v1/models"): Operation("The models.", answers.ModelList),
     ("GET", "/v1/models/{id}"): Operation("One model.", answers.Model),

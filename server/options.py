@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from engine.config import EngineConfig, ServerConfig
-from server.operations import installed_version
+from server.operation.operations import installed_version
 
 _Config = TypeVar("_Config", EngineConfig, ServerConfig)
 
@@ -88,7 +88,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "serve", help="load a model and serve it", argument_default=argparse.SUPPRESS, description=_DESCRIPTION
     )
     commands.add_parser("bench", help="measure a running server")  # its arguments go to bench/: see __main__
-    commands.add_parser("install-service", help="write a systemd unit")  # likewise: server/service.py
+    commands.add_parser("install-service", help="write a systemd unit")  # likewise: server/operation/service.py
     serve.add_argument("model", nargs="?", metavar="MODEL", help=_help(options_of(EngineConfig)[0]))
     serve.add_argument("--config", metavar="FILE.toml", help="options from a file; flags win over it")
     for title, config in (("server", ServerConfig), ("model and engine", EngineConfig)):

@@ -21,15 +21,15 @@ from aiohttp import web
 
 from engine.config import ServerConfig
 from engine.errors import ModelError
+from server.access.auth import is_loopback
+from server.access.keys import KeyRing
 from server.app import AppRunner, make_app
-from server.auth import is_loopback
+from server.continuation.leases import LeaseTimes
 from server.interfaces import EngineLike, TextLike
-from server.keys import KeyRing
-from server.leases import LeaseTimes
 from server.loading import loading_front
-from server.memory import keep_trimmed
-from server.metrics import Metrics
-from server.systemd import Notifier, inherited_socket, keep_informed
+from server.operation.memory import keep_trimmed
+from server.operation.metrics import Metrics
+from server.operation.systemd import Notifier, inherited_socket, keep_informed
 
 _log = logging.getLogger("bequest")
 

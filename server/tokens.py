@@ -7,10 +7,10 @@ from aiohttp import web
 from server import fields
 from server.context import CONTEXT
 from server.errors import invalid, missing
-from server.generation import json_response
+from server.generation.generation import json_response
+from server.generation.prompts import encode, off_loop, rendered_chat
+from server.generation.sampling import check_ids
 from server.intake import read_object
-from server.prompts import encode, off_loop, rendered_chat
-from server.sampling import check_ids
 from server.wire import DetokenizeBody, TokenizeBody
 
 

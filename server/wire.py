@@ -108,7 +108,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 # A string, a list of token ids, or a list of either.
 InputField = str | list[int | str | list[int]]
-# The same, and objects (server/prompt_forms.py).
+# The same, and objects (server/generation/prompt_forms.py).
 PromptField = str | dict[str, Any] | list[int | str | list[int] | dict[str, Any]]
 
 

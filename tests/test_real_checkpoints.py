@@ -24,7 +24,7 @@ from engine.models.foreign import open_foreign
 from engine.models.whisper_pt import hf_name
 from engine.text import load_text
 from engine.types import BeamParams, Request, SamplingParams
-from server.generation import collect
+from server.generation.generation import collect
 from tests.test_end_to_end import Server
 
 SMALL = ("--kv-cache-gb", "0.3", "--host-cache-gb", "0.1")

@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from engine.config import ServerConfig
+from server.access.keys import KeyRing
 from server.app import AppRunner, make_app
-from server.keys import KeyRing
-from server.leases import LeaseTimes
-from server.metrics import Metrics
+from server.continuation.leases import LeaseTimes
+from server.operation.metrics import Metrics
 from tests.server.fakes import FakeEngine, FakeText
 from tests.server.front import Front
 

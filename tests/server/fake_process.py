@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.config import ServerConfig
 from engine.types import ChoiceDelta, Delta, Request, Usage
-from server.leases import LeaseTimes
-from server.logs import configure_logging
-from server.metrics import Metrics
+from server.continuation.leases import LeaseTimes
+from server.operation.logs import configure_logging
+from server.operation.metrics import Metrics
 from server.serve import serve
 from tests.server.fakes import FakeEngine, FakeText
 

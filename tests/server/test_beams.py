@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from engine.types import MAX_BEAM_WIDTH, BeamParams
-from server.sampling import MAX_ANSWER_BYTES
+from server.generation.sampling import MAX_ANSWER_BYTES
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front

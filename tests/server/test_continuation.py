@@ -10,7 +10,7 @@ import pytest
 
 from engine.text import ChatTemplate
 from engine.types import Lineage, Request, Retain
-from server.extension import Conversation
+from server.continuation.extension import Conversation
 from tests.server.fakes import BOS, EOS, PIECES
 from tests.server.front import Front
 

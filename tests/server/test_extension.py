@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.types import ParentChoice
-from server.extension import Conversation, Extension, answer_text, extend
+from server.continuation.extension import Conversation, Extension, answer_text, extend
 
 BOS, END = 0, 1
 _PIECES = [

@@ -16,7 +16,7 @@ import safetensors.numpy
 from engine.hidden import HiddenStatesParams, Positions, Span
 from engine.hidden_values import as_float32
 from engine.types import Lineage, Request, Retain
-from server import extraction
+from server.states import extraction
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, states_of
 from tests.server.fakes import BOS, PIECES
 from tests.server.front import Front

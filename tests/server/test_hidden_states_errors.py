@@ -16,8 +16,8 @@ from engine.errors import DeadlineExceeded, EngineError, InternalError, InvalidR
 from engine.extraction import ExtractionLimits
 from engine.hidden_values import ChoiceStates
 from engine.types import Delta
-from server import sending
-from server.room import Room
+from server.states import sending
+from server.states.room import Room
 from tests.server.conftest import Starter
 from tests.server.fake_states import HIDDEN, NUM_LAYERS
 from tests.server.fakes import FakeEngine, failing_script

@@ -13,11 +13,11 @@ from typing import Any
 import openai
 import pytest
 
-from server.admission import Admission
+from server.access.admission import Admission
+from server.access.keys import Caller, KeyLimits, KeyRing
 from server.app import CONSOLE_ROUTES, ROUTES
 from server.console_routes import STATIC_PATHS
 from server.errors import ApiError
-from server.keys import Caller, KeyLimits, KeyRing
 from tests.server.conftest import Starter
 from tests.server.front import Front
 from tests.server.test_serve import Process

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server import log_writer
-from server.log_writer import LineWriter
+from server.operation import log_writer
+from server.operation.log_writer import LineWriter
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_closed_descriptor_is_no_error(pipe: tuple[int, int]) -> None:
 
 def test_a_process_ends_though_its_lines_are_stuck() -> None:
     code = (
-        "import logging; from server.logs import configure_logging; configure_logging('info')\n"
+        "import logging; from server.operation.logs import configure_logging; configure_logging('info')\n"
         "for _ in range(3000): logging.info('x' * 100)\n"
         "print('done', flush=True)"
     )

@@ -17,9 +17,9 @@ import pytest
 
 from engine.errors import InternalError
 from engine.observation import RequestStats, StepStats
-from server.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
-from server.metrics import Metrics
-from server.tracing import no_tracing, start_tracing
+from server.operation.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
+from server.operation.metrics import Metrics
+from server.operation.tracing import no_tracing, start_tracing
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine, failing_script
 from tests.server.front import Front

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError
-from server.response_items import input_items, messages_of, output_message
+from server.responses.items import input_items, messages_of, output_message
 
 
 def test_a_string_is_a_message_of_the_user() -> None:

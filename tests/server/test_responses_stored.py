@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from engine.types import ChoiceDelta, Delta, Request, Usage
-from server.extension import Conversation
+from server.continuation.extension import Conversation
 from tests.server.conftest import Starter
 from tests.server.fakes import EOS, FakeEngine, PlainTemplate
 from tests.server.front import Front, RawConnection

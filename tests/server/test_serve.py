@@ -17,7 +17,7 @@ import pytest
 
 from engine.config import ServerConfig
 from engine.errors import ModelError
-from server.metrics import Metrics
+from server.operation.metrics import Metrics
 from server.serve import serve
 from tests.server.conftest import LEASES
 from tests.server.fakes import FakeEngine, FakeText

@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 
 from engine.hidden_values import as_float32, convert
-from server import states_encoding
-from server.states_encoding import (
+from server.states import encoding
+from server.states.encoding import (
     GAP,
     Assembled,
     JsonBody,
@@ -36,7 +36,7 @@ def states(shape: tuple[int, ...], dtype: Any = "float32") -> Assembled:
 @pytest.mark.parametrize("step", [3, 48, 3 << 18])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_base64(shape: tuple[int, ...], step: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states_encoding, "_BASE64_STEP", step)
+    monkeypatch.setattr(encoding, "_BASE64_STEP", step)
     one = states(shape, dtype)
     assert b"".join(base64_pieces(one)) == b'"' + base64.b64encode(one.values.tobytes()) + b'"'
 
@@ -45,7 +45,7 @@ def test_base64(shape: tuple[int, ...], step: int, dtype: str, monkeypatch: pyte
 @pytest.mark.parametrize("step", [1, 33, 100, 1 << 14])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_floats(shape: tuple[int, ...], step: int, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states_encoding, "_FLOAT_STEP", step)
+    monkeypatch.setattr(encoding, "_FLOAT_STEP", step)
     one = states(shape, dtype)
     lists = json.loads(b"".join(float_pieces(one)))
     expected = as_float32(one.values, dtype)

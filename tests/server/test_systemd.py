@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig, ServerConfig
-from server import systemd
-from server.service import main as install_service
-from server.service import quoted, service_unit, socket_unit
-from server.systemd import Notifier, inherited_socket, keep_informed
+from server.operation import systemd
+from server.operation.service import main as install_service
+from server.operation.service import quoted, service_unit, socket_unit
+from server.operation.systemd import Notifier, inherited_socket, keep_informed
 from tests.server.fakes import FakeEngine
 from tests.server.test_serve import Process, complete
 

@@ -1,0 +1,111 @@
+"""Who may call: keys, loopback names for a server without keys, and the origins that browsers may call from."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+
+from aiohttp import web
+
+from server.access.keys import ANONYMOUS, Caller, KeyLimits, KeyRing
+from server.errors import ApiError
+
+_UNGUARDED = frozenset({"/health", "/live"})
+_NOBODY = Caller(ANONYMOUS, ANONYMOUS, KeyLimits(lowest_priority=-(2**31)), operator=True)
+
+
+class Gate:
+    """Decides on a request by its head alone, before a byte of its body is read."""
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        *,
+        host: str,
+        guard_metrics: bool,
+        allowed_origins: Sequence[str],
+        static_paths: Collection[str] = (),
+    ) -> None:
+        self._keys = keys
+        self._check_host = not keys and is_loopback(host)
+        self._unguarded = _UNGUARDED.union(static_paths, () if guard_metrics else ("/metrics",))
+        self._origins = frozenset(allowed_origins)
+
+    def caller(self, request: web.BaseRequest) -> Caller:
+        """Who sent a request; raises 401 or 403."""
+        if self._check_host and not _is_loopback_name(request.headers.get("Host")):
+            raise ApiError(
+                403,
+                "permission_denied",
+                "This server answers to loopback names only (localhost, 127.0.0.1), and the Host header has another; "
+                "start it with --host or --api-key to serve other names.",
+            )
+        if not self._keys or request.path in self._unguarded:
+            return _NOBODY
+        scheme, _, given = request.headers.get("Authorization", "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            raise _unauthorized("This server needs an API key: send the header 'Authorization: Bearer <key>'.")
+        key = self._keys.find(given.strip())
+        if key is None:
+            raise _unauthorized("The API key is not one of this server's keys; check the Authorization header.")
+        if self._keys.expired(key):
+            message = f"The API key '{key.caller.name}' has expired; ask the server's operator for a new one."
+            raise _unauthorized(message, "api_key_expired")
+        return key.caller
+
+    def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
+        origin = request.headers.get("Origin")
+        if not origin or not self._origins or not ({origin, "*"} & self._origins):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": "*" if "*" in self._origins else origin,
+            "Access-Control-Expose-Headers": "X-Request-Id, X-Bequest-Ignored, Retry-After",
+            "Vary": "Origin",
+        }
+
+    def preflight(self, request: web.BaseRequest) -> web.Response | None:
+        """The answer to a browser's question whether it may call, which carries no key."""
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        if not self.cors_headers(request):
+            return None
+        wanted = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
+        allowed = {
+            "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE",
+            "Access-Control-Allow-Headers": wanted,
+            "Access-Control-Max-Age": "600",
+        }
+        return web.Response(status=204, headers=allowed)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_loopback_name(host: str | None) -> bool:
+    """Browsers always send a Host, so that a page whose name was pointed at 127.0.0.1 gives itself away."""
+    if not host:
+        return True
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    name = name.lower().rstrip(".")
+    return name.endswith(".localhost") or is_loopback(name)
+
+
+def check_operator(caller: Caller) -> None:
+    """For what shows more than one tenant's own."""
+    if not caller.operator:
+        raise ApiError(
+            403,
+            "permission_denied",
+            f"The API key '{caller.name}' is not an operator's: this is about all tenants. In the key file, "
+            "operator = true makes it one.",
+        )
+
+
+def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
+    return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,1 @@
+"""Transcriptions and translations: the form, windows of audio, formats."""

@@ -1,0 +1,181 @@
+"""Audio → text: windows of the model's length, each decoded by an engine request, until the audio is used up.
+
+As OpenAI's own program does it: a window begins where the last whole segment of the one before ended; a window that
+came out badly (improbable, or repeating itself) is decoded again at a higher temperature; one that is silent is
+skipped. A listener (a stream) hears the text of a window while it is decoded, and since it cannot unhear it, its
+windows are decoded once. Unlike OpenAI's, a window is not told what the earlier ones said: after a silence small models
+begin to repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from engine.audio import HOP, SAMPLE_RATE, Samples
+from engine.encoder import EncoderInput, TimestampRule, TokenRules
+from engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
+from engine.text.whisper_tokens import Task
+from engine.types import OutputMode, Request, SamplingParams
+from server.audio.hearing import ALTERNATIVES, Ear, Heard, Voice
+from server.audio.speech import Speech
+from server.audio.subtitles import Segment, TokenUsage, Transcript
+from server.generation.generation import Job, collect
+from server.interfaces import EngineLike, TokenizerLike
+
+_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_INAUDIBLE = 1e-4  # 80 dB below the loudest sample there can be: nobody is asked what was said
+_SHORTEST = SAMPLE_RATE // 10  # what is left at the end is not listened to if it is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a client wants of its audio."""
+
+    answer_id: str
+    tenant: str
+    task: Task
+    language: str | None  # code; None: to be found out
+    prompt: tuple[int, ...]  # tokens of what was said before, as it were: it sets style and spelling
+    temperature: float | None  # None or 0: as low as it goes
+    timestamps: bool
+    deadline: float | None
+
+
+class Transcriber:
+    """Transcribes one piece of audio. `listener` hears text as it is decoded."""
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        tokenizer: TokenizerLike,
+        speech: Speech,
+        order: Order,
+        listener: Callable[[str], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._speech = speech
+        self._order = order
+        self._listener = listener
+        self._num_requests = 0
+        self._usage = TokenUsage()
+
+    async def run(self, samples: Samples) -> Transcript:
+        window = self._speech.window
+        # Where one window holds all and nobody asks for times, the model is not asked for them either.
+        timed = self._order.timestamps or len(samples) > window
+        language = self._order.language
+        segments: list[Segment] = []
+        place = 0
+        while place == 0 or len(samples) - place >= _SHORTEST:
+            part = samples[place : place + window]
+            if np.abs(part).max() < _INAUDIBLE:
+                place += len(part)
+                continue
+            given = await self._speech.off_loop(partial(self._encoder_input, part))
+            if language is None:
+                language = await self._detect(given)
+            heard = await self._hear(given, language, timed)
+            cut = self._cut(heard, len(part) / SAMPLE_RATE, timed)
+            found = [self._segment(heard, piece, place) for piece in cut.segments]
+            segments += [segment for segment in found if segment.text.strip()]
+            place += max(HOP, round(cut.advance * SAMPLE_RATE))
+        return Transcript(language or "en", len(samples) / SAMPLE_RATE, tuple(segments), self._usage)
+
+    # --- one window ----------------------------------------------------------------------------------------------
+
+    def _encoder_input(self, part: Samples) -> EncoderInput:
+        """Of this window alone: its levels are relative to its own loudest moment, as the model was trained."""
+        encoder = self._speech.encoder
+        return EncoderInput.of_audio(self._speech.features(part, encoder.num_frames), encoder.frames_per_position)
+
+    async def _detect(self, window: EncoderInput) -> str:
+        """The language that the model would say it hears."""
+        tokens = self._speech.tokens
+        codes = {token_id: code for code, token_id in tokens.languages.items()}
+        params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes), ignore_eos=True)
+        [result] = await collect(self._engine, [self._request(window, (tokens.start,), params)])
+        self._usage += TokenUsage(window.length, 1, 1)
+        return codes[result.choices[0].token_ids[0]]
+
+    async def _hear(self, window: EncoderInput, language: str, timed: bool) -> Heard:
+        given = self._order.temperature
+        temperatures = (given,) if given else _TEMPERATURES
+        prompt = self._prompt(language, timed)
+        first, *others = temperatures if self._listener is None else temperatures[:1]
+        heard = await self._decode(window, prompt, first, timed)
+        for temperature in others:
+            if not heard.bad:
+                break
+            heard = await self._decode(window, prompt, temperature, timed)
+        return heard
+
+    def _prompt(self, language: str, timed: bool) -> tuple[int, ...]:
+        """Half of the model's context is for the answer, the other for the client's prompt, its end first of all."""
+        kept = self._order.prompt[-(self._engine.info.max_model_len // 2 - 1) :]
+        return self._speech.tokens.prompt(self._order.task, language, kept, timed)
+
+    async def _decode(self, window: EncoderInput, prompt: tuple[int, ...], temperature: float, timed: bool) -> Heard:
+        longest = self._engine.info.max_model_len
+        tokens = self._speech.tokens
+        rules = self._speech.encoder.rules(len(prompt)) or TokenRules()
+        params = SamplingParams(
+            max_tokens=max(1, min(longest - len(prompt), longest // 2)),
+            temperature=temperature,
+            # Silence is told behind the start token: by the prompt's next token, or by the first that is sampled.
+            logprobs=ALTERNATIVES if prompt[-1] == tokens.start else 0,
+            prompt_logprobs=None if prompt[-1] == tokens.start else ALTERNATIVES,
+            rules=replace(rules, timestamps=TimestampRule(tokens.first_timestamp, tokens.end)) if timed else rules,
+        )
+        voice = None if self._listener is None else Voice(tokens, self._text_of, self._listener)
+        ear = Ear(tokens, prompt, self._text_of, voice)
+        with Job(self._engine, [self._request(window, prompt, params)], [ear]):
+            await ear.done
+        self._usage += TokenUsage(window.length, len(prompt), ear.num_sampled)
+        return ear.heard(temperature)
+
+    def _request(self, window: EncoderInput, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+        order = self._order
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        return Request(
+            id=f"{order.answer_id}-{number}",
+            tenant=order.tenant,
+            prompt_token_ids=prompt,
+            params=params,
+            deadline=order.deadline,
+            output=OutputMode.FINAL if self._listener is None else OutputMode.DELTA,
+            keep_record=False,
+            encoder=window,
+        )
+
+    # --- what it means -------------------------------------------------------------------------------------------
+
+    def _cut(self, heard: Heard, seconds: float, timed: bool) -> WindowSegments:
+        tokens = self._speech.tokens
+        if heard.silent:
+            return WindowSegments((), seconds)
+        if not timed:
+            return WindowSegments((TimedTokens(0.0, seconds, heard.token_ids),), seconds)
+        return split_window(tokens, heard.token_ids, seconds)
+
+    def _segment(self, heard: Heard, piece: TimedTokens, place: int) -> Segment:
+        offset = place / SAMPLE_RATE
+        return Segment(
+            start=offset + piece.start,
+            end=offset + piece.end,
+            text=b"".join(map(self._text_of, piece.token_ids)).decode("utf-8", "replace"),
+            token_ids=piece.token_ids,
+            seek=place // HOP,
+            temperature=heard.temperature,
+            avg_logprob=heard.avg_logprob,
+            compression_ratio=heard.compression_ratio,
+            no_speech_prob=heard.no_speech_prob,
+        )
+
+    def _text_of(self, token_id: int) -> bytes:
+        """Text tokens come before all the others."""
+        return self._tokenizer.token_bytes(token_id) if token_id < self._speech.tokens.end else b""

@@ -1,0 +1,236 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from engine.audio import Samples, decode
+from engine.text.languages import language_code
+from engine.text.whisper_tokens import Task
+from server import fields
+from server.audio.form import TranscriptionBody, TranslationBody, check_head, read_form
+from server.audio.speech import Speech
+from server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
+from server.audio.transcription import Order, Transcriber
+from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
+from server.errors import ApiError, internal, invalid, unsupported
+from server.generation import sampling
+from server.generation.generation import json_response
+from server.generation.sse import HEADERS
+from server.names import new_id
+from server.wire import shorten
+
+_log = logging.getLogger("bequest.server")
+
+_FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+_TIMED = ("srt", "verbose_json", "vtt")
+_DONE = b"data: [DONE]\n\n"
+
+
+async def transcriptions(http: web.Request) -> web.StreamResponse:
+    context = http.app[CONTEXT]
+    check_head(http, context)
+    speech = _speech(context)
+    body, file, ignored = await read_form(http, context, TranscriptionBody)
+    _check_transcription(body)
+    order = await _order(http, context, speech, body, "transcribe", _language(speech, body.language))
+    headers = fields.ignored_header(ignored)
+    samples = await _samples(context, speech, file)
+    if body.stream:
+        return await _Stream(http, context, headers).run(context, speech, order, samples)
+    transcript = await Transcriber(context.engine, context.text.tokenizer, speech, order).run(samples)
+    return _answer(transcript, body.response_format, "transcribe", headers)
+
+
+async def translations(http: web.Request) -> web.StreamResponse:
+    context = http.app[CONTEXT]
+    check_head(http, context)
+    speech = _speech(context)
+    body, file, ignored = await read_form(http, context, TranslationBody)
+    if not speech.tokens.multilingual:
+        raise invalid("This model hears English alone: there is nothing for it to translate.", "model")
+    order = await _order(http, context, speech, body, "translate", None)
+    samples = await _samples(context, speech, file)
+    transcript = await Transcriber(context.engine, context.text.tokenizer, speech, order).run(samples)
+    return _answer(transcript, body.response_format, "translate", fields.ignored_header(ignored))
+
+
+# --- the request -------------------------------------------------------------------------------------------------
+
+
+def _speech(context: Context) -> Speech:
+    if context.speech is None:
+        name = context.model_names[0]
+        raise invalid(f"The model '{name}' takes no audio: transcriptions need a Whisper model.", "model")
+    return context.speech
+
+
+async def _order(
+    http: web.Request, context: Context, speech: Speech, body: TranslationBody, task: Task, language: str | None
+) -> Order:
+    context.served_name(body.model)
+    if (body.response_format or "json") not in _FORMATS:
+        shown = shorten(repr(body.response_format))
+        raise invalid(f"`response_format` must be one of {', '.join(_FORMATS)}, not {shown}.", "response_format")
+    if body.temperature is not None:
+        sampling.between("temperature", body.temperature, 0, 1)
+    timeout = sampling.timeout_seconds(body.timeout, http[CALLER].limits.max_timeout)
+    prompt = (body.prompt or "").strip()
+    tokenizer = context.text.tokenizer
+    said = await speech.off_loop(lambda: tokenizer.encode(" " + prompt, False)) if prompt else []
+    http[ANSWER_ID] = new_id("trns-")
+    return Order(
+        answer_id=http[ANSWER_ID],
+        tenant=http[TENANT],
+        task=task,
+        language=language if speech.tokens.multilingual else "en",
+        # A control token that is spelled out in the prompt is not meant as one.
+        prompt=tuple(token_id for token_id in said if token_id < speech.tokens.end),
+        temperature=body.temperature,
+        timestamps=body.response_format in _TIMED,
+        deadline=None if timeout is None else http[ARRIVED] + timeout,
+    )
+
+
+def _check_transcription(body: TranscriptionBody) -> None:
+    if body.stream and (body.response_format or "json") not in ("json", "text"):
+        raise invalid(
+            f"`response_format` {shorten(repr(body.response_format))} cannot be streamed: it is complete at the end "
+            "alone. Use json, or leave `stream` out.",
+            "response_format",
+        )
+    for granularity in body.timestamp_granularities or ():
+        if granularity == "word":
+            raise unsupported("timestamp_granularities", "Times of words are not supported, only those of segments.")
+        if granularity != "segment":
+            shown = shorten(repr(granularity))
+            raise invalid(f"`timestamp_granularities` must be segment, not {shown}.", "timestamp_granularities")
+    if body.timestamp_granularities and body.response_format != "verbose_json":
+        raise invalid(
+            "`timestamp_granularities` needs `response_format` verbose_json, which alone has a place for times.",
+            "timestamp_granularities",
+        )
+    if body.include:
+        raise unsupported("include", "`include` cannot be used here: there is nothing to add to a transcript.")
+
+
+def _language(speech: Speech, given: str | None) -> str | None:
+    if given is None:
+        return None
+    code = language_code(given)
+    if not speech.tokens.multilingual and code != "en":
+        raise invalid(f"This model hears English alone, not {shorten(repr(given))}.", "language")
+    if code not in speech.tokens.languages:
+        known = ", ".join(sorted(speech.tokens.languages))
+        raise invalid(f"`language` {shorten(repr(given))} is not one that this model knows: {known}.", "language")
+    return code
+
+
+async def _samples(context: Context, speech: Speech, file: bytearray) -> Samples:
+    samples = await speech.off_loop(partial(decode, file, context.config.max_audio_minutes * 60))
+    file.clear()  # its caller keeps it for as long as the transcription takes
+    return samples
+
+
+# --- the answer --------------------------------------------------------------------------------------------------
+
+
+def _answer(transcript: Transcript, response_format: str | None, task: Task, headers: dict[str, str]) -> web.Response:
+    match response_format:
+        case "text":
+            return _plain(transcript.text + "\n", headers)
+        case "srt":
+            return _plain(as_srt(transcript.segments), headers)
+        case "vtt":
+            return _plain(as_vtt(transcript.segments), headers, "text/vtt")
+        case "verbose_json":
+            return json_response(as_verbose_json(transcript, task), headers)
+    return json_response(as_json(transcript), headers)
+
+
+def _plain(text: str, headers: dict[str, str], content_type: str = "text/plain") -> web.Response:
+    return web.Response(text=text, content_type=content_type, charset="utf-8", headers=headers)
+
+
+class _Stream:
+    """A transcript as events. The text waits here while the client lags, and is then sent in one event."""
+
+    def __init__(self, http: web.Request, context: Context, headers: dict[str, str]) -> None:
+        self._http = http
+        self._keep_alive = context.config.sse_keep_alive_interval or None
+        self._response = web.StreamResponse(headers={**HEADERS, **headers})
+        self._waiting = ""
+        self._more = asyncio.Event()
+
+    async def run(self, context: Context, speech: Speech, order: Order, samples: Samples) -> web.StreamResponse:
+        """What fails before the first event is raised; what fails later is the stream's last event."""
+        transcriber = Transcriber(context.engine, context.text.tokenizer, speech, order, self._hear)
+        work = asyncio.ensure_future(transcriber.run(samples))
+        work.add_done_callback(lambda _: self._more.set())
+        sent = ""
+        try:
+            while True:
+                await self._wait()
+                # Spaces are held back: they may be the first or the last of the text, which has none there.
+                new = (self._waiting if sent else self._waiting.lstrip()).rstrip()
+                self._waiting = self._waiting[self._waiting.find(new) + len(new) :] if new else self._waiting
+                sent += new
+                if work.done():
+                    return await self._end(work, new, sent)
+                if new:
+                    await self._begin()
+                    await self._response.write(_event({"type": "transcript.text.delta", "delta": new}))
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+
+    def _hear(self, text: str) -> None:
+        self._waiting += text
+        self._more.set()
+
+    async def _wait(self) -> None:
+        """Until there is more, with a comment after each silent interval, if there is one and the answer has begun."""
+        while not self._more.is_set():
+            try:
+                async with asyncio.timeout(self._keep_alive):
+                    await self._more.wait()
+            except TimeoutError:
+                if self._response.prepared:
+                    await self._response.write(b": keep-alive\n\n")
+        self._more.clear()
+
+    async def _begin(self) -> None:
+        if not self._response.prepared:
+            await self._response.prepare(self._http)
+
+    async def _end(self, work: asyncio.Future[Transcript], new: str, sent: str) -> web.StreamResponse:
+        error = work.exception()
+        if error is not None and not self._response.prepared:
+            raise error
+        last = _event({"type": "transcript.text.delta", "delta": new}) if new else b""
+        if error is None:
+            usage = work.result().usage.as_json()
+            last += _event({"type": "transcript.text.done", "text": sent, "usage": usage})
+        else:
+            last += b"data: " + _told(error, self._http).body() + b"\n\n"
+        await self._begin()
+        await self._response.write_eof(last + _DONE)
+        return self._response
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _told(error: BaseException, http: web.Request) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    _log.error("stream %s", http[ANSWER_ID], exc_info=error)
+    return internal(http[ANSWER_ID])

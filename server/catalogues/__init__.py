@@ -1,0 +1,1 @@
+"""Item sets that answers can be bound to."""

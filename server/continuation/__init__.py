@@ -1,0 +1,1 @@
+"""Parents, leases, and what an answer tells of them."""

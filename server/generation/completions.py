@@ -1,0 +1,183 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from aiohttp import web
+
+from engine.types import ChoiceDelta, Request, TokenLogprob
+from server import fields
+from server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from server.continuation.lineage import completion_prompts
+from server.continuation.report import Report, report_of
+from server.generation import sampling
+from server.generation.chunks import Chunks, PromptLogprobs
+from server.generation.generation import (
+    Collector,
+    Prompt,
+    check_stream_options,
+    collect,
+    engine_requests,
+    json_response,
+    open_stream,
+    send_stream,
+    terms_of,
+    usage_object,
+)
+from server.generation.logprobs import Spelling, completion_logprobs, finite_sum, prompt_logprobs
+from server.intake import read_object
+from server.names import new_id
+from server.states.generated import GeneratedStates, generated_states
+from server.states.wish import completion_states
+from server.structured.constraints import constraint_of
+from server.wire import CompletionBody
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    context = http.app[CONTEXT]
+    body, ignored = fields.read(await read_object(http, context), CompletionBody)
+    answer_id = http[ANSWER_ID] = new_id("cmpl-")
+    head = {
+        "id": answer_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": context.served_name(body.model),
+    }
+    check_stream_options(body)
+    catalogue = context.catalogues.named(http[TENANT], body.catalogue)
+    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
+    if (constraint := constraint_of(body)) is not None:
+        params = replace(params, grammar=await context.grammars.compiled(constraint))
+    terms = terms_of(context, http, body, sampling.default_tokens(params, sampling.COMPLETION_DEFAULT_TOKENS))
+    wish = completion_states(body.return_hidden_states, context.engine.info)
+    prompts = await completion_prompts(context, terms, body)
+    requests = engine_requests(context, body, answer_id, prompts, params, terms, wish)
+    states = generated_states(context, wish, requests)
+    headers = fields.ignored_header(ignored)
+    # Only a single prompt may have a parent or a lease.
+    report = report_of(requests[0])
+    if body.stream:
+        return await _stream(http, context, body, head, prompts, requests, states, report, headers)
+    results = await collect(context.engine, requests)
+    objects = []
+    for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        chunks = CompletionChunks(context, body, head, prompt, index, params.n, report)
+        objects += chunks.whole_choices(result)
+    usage = usage_object([result.usage for result in results if result.usage is not None])
+    beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
+    answer = {**head, "choices": objects, "usage": usage, **beside}
+    if states is not None:
+        return await states.send_whole(http, answer, [result.delivery for result in results], headers)
+    return json_response(answer, headers)
+
+
+async def _stream(
+    http: web.Request,
+    context: Context,
+    body: CompletionBody,
+    head: dict[str, Any],
+    prompts: Sequence[Prompt],
+    requests: Sequence[Request],
+    states: GeneratedStates | None,
+    report: Report,
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    stream, chunk_head, report = open_stream(context, body, head, report, states)
+    sources = [
+        stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n, report))
+        for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+    ]
+    return await send_stream(context.engine, http, requests, sources, stream, headers)
+
+
+class CompletionChunks(Chunks):
+    """The choices of one prompt: numbers [prompt · n, (prompt + 1) · n) of the answer."""
+
+    plain_prefix = '{"index":%d,"text":'
+    plain_suffix = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+    def __init__(
+        self,
+        context: Context,
+        body: CompletionBody,
+        head: dict[str, Any],
+        prompt: Prompt,
+        prompt_index: int,
+        n: int,
+        report: Report,
+    ) -> None:
+        indices = range(prompt_index * n, (prompt_index + 1) * n)
+        super().__init__(head, indices, body.logprobs is not None or body.return_token_ids, report)
+        self._body = body
+        self._prompt = prompt
+        self._tokenizer = context.text.tokenizer
+        self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
+        self._offsets = [0] * n  # of each choice's next token in its text
+
+    def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
+        """All choices of a whole answer. A search has many that tell little: these cost one dict each."""
+        choices = [result.choices[index] for index in sorted(result.choices)]
+        if self._detailed or result.prompt_logprobs is not None or self._body.prompt_logprobs is not None:
+            return [self.choice(choice, True, result.prompt_logprobs) for choice in choices]
+        prompt, indices = self._prompt.text, self._indices
+        return [
+            {
+                "index": indices[choice.index],
+                "text": prompt + choice.text,
+                "logprobs": None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                **_scores(choice),
+            }
+            for choice in choices
+        ]
+
+    def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs_: PromptLogprobs) -> dict[str, Any]:
+        body = self._body
+        shown: dict[str, Any] = {
+            "index": self._indices[choice.index],
+            "text": self._prompt.text + choice.text if first else choice.text,
+            "logprobs": self._logprobs(choice, prompt_logprobs_ if first else None),
+            "finish_reason": choice.finish_reason,
+        }
+        if choice.finish_reason is not None:
+            shown["stop_reason"] = choice.stop_reason
+            shown.update(_scores(choice))
+        if body.return_token_ids:
+            shown["token_ids"] = choice.token_ids
+            if first:
+                shown["prompt_token_ids"] = self._prompt.token_ids
+                if self._prompt.encoder is not None:
+                    shown["encoder_prompt_token_ids"] = self._prompt.encoder.token_ids
+        if first and body.prompt_logprobs is not None and prompt_logprobs_ is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(prompt_logprobs_, body.prompt_logprobs, self._tokenizer)
+        return shown
+
+    def _logprobs(self, choice: ChoiceDelta, prompt: PromptLogprobs) -> dict[str, Any] | None:
+        if self._body.logprobs is None:
+            return None
+        entries: list[TokenLogprob | None] = list(choice.logprobs or ())
+        token_ids = list(choice.token_ids)
+        if self._body.echo and prompt is not None:
+            entries = [*prompt, *entries]
+            token_ids = [*self._prompt.token_ids, *token_ids]
+        offset = self._offsets[choice.index]
+        self._offsets[choice.index] = offset + sum(map(self._spelling.length, token_ids))
+        return completion_logprobs(entries, token_ids, self._body.logprobs, self._spelling, offset)
+
+
+def _scores(choice: ChoiceDelta) -> dict[str, float]:
+    """Of a choice that has ended, where it has any."""
+    total, score = choice.cumulative_logprob, choice.beam_score
+    if total is None:
+        return {}
+    if score is None:
+        return {"cumulative_logprob": finite_sum(total)}
+    if isfinite(total) and isfinite(score):  # nearly always
+        return {"cumulative_logprob": total, "beam_score": score}
+    return {"cumulative_logprob": finite_sum(total), "beam_score": finite_sum(score)}

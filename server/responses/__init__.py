@@ -1,0 +1,1 @@
+"""The Responses API: bodies, items, events, and the store of what can be continued."""

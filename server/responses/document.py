@@ -1,0 +1,116 @@
+"""The response object: what was asked for, echoed as OpenAI does, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.types import FinishReason, SamplingParams, Usage
+from server.structured.tools import Function, Tools
+from server.wire import ResponseBody
+
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
+_VERBOSITIES = ("low", "medium", "high")
+
+
+def in_progress(
+    body: ResponseBody, answer_id: str, created_at: int, model: str, params: SamplingParams, tools: Tools
+) -> dict[str, Any]:
+    """The object as it stands before anything is known of the answer."""
+    reasoning = body.reasoning or {}
+    text = body.text or {}
+    return {
+        "id": answer_id,
+        "object": "response",
+        "created_at": created_at,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True if body.parallel_tool_calls is None else body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": body.service_tier if body.service_tier in SERVICE_TIERS else "default",
+        "store": body.store is not False,
+        "temperature": params.temperature,
+        "text": {
+            "format": text.get("format") or {"type": "text"},
+            "verbosity": text["verbosity"] if text.get("verbosity") in _VERBOSITIES else "medium",
+        },
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [_tool(function) for function in tools.functions],
+        "top_logprobs": params.logprobs or 0,
+        "top_p": params.top_p if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def finished(
+    head: dict[str, Any], items: list[dict[str, Any]], reason: FinishReason, usage: Usage, now: int
+) -> dict[str, Any]:
+    """The object at its end; `head` is what it was in progress."""
+    whole = reason == "stop"
+    status = "completed" if whole else "incomplete"
+    return {
+        **head,
+        "status": status,
+        "completed_at": now if whole else None,
+        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "output": items,
+        "usage": _usage(usage),
+    }
+
+
+def failed(head: dict[str, Any], items: list[dict[str, Any]], message: str) -> dict[str, Any]:
+    """The object after a failure in mid-stream. OpenAI's list of codes is closed, and has one for us."""
+    return {
+        **head,
+        "status": "failed",
+        "error": {"code": "server_error", "message": message},
+        "output": items,
+    }
+
+
+def begun(response: dict[str, Any]) -> dict[str, Any]:
+    """What a finished object was in progress: how its stream is told again."""
+    later = ("stop_reason", "retained", "retained_reason")
+    earlier = {name: value for name, value in response.items() if name not in later}
+    return {
+        **earlier,
+        "status": "in_progress",
+        "completed_at": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    written = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": written},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _tool(function: Function) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
+        "strict": function.strict,
+    }

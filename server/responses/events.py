@@ -1,0 +1,157 @@
+"""The events of a response, in their order:
+
+    response.created, response.in_progress,
+    for each item: response.output_item.added, then
+        of a message: response.content_part.added, response.output_text.delta …, response.output_text.done,
+            response.content_part.done,
+        of a call: response.function_call_arguments.delta …, response.function_call_arguments.done,
+        response.output_item.done,
+    response.completed | response.incomplete
+
+A failure in mid-stream is `response.failed`, then `error`. Numbers run from 0 without a gap. What a stream sent is
+not kept: it follows from the finished object and the lengths of its deltas, and is made again from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from engine.types import ChoiceDelta, Delta
+from server.errors import ApiError
+from server.responses import document
+from server.responses.answer import Answer, Change
+from server.responses.items import Item, begun_item
+
+
+class EventWriter:
+    """Numbers and formats the events of a response. A plain delta costs two formattings."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._index = -1  # of the item that is being written
+        self._item: Item = {}
+        self._plain = b""
+
+    def opening(self, head: dict[str, Any]) -> list[bytes]:
+        shown = orjson.Fragment(orjson.dumps(head))
+        return [self._event("response.created", response=shown), self._event("response.in_progress", response=shown)]
+
+    def begin(self, item: Item) -> list[bytes]:
+        """The next item; `item` as it is at its end."""
+        self._index += 1
+        self._item = item
+        added = [self._event("response.output_item.added", output_index=self._index, item=begun_item(item))]
+        if item["type"] != "message":
+            return added
+        kind = "response.output_text.delta"
+        place = orjson.dumps({"type": kind, **self._place, "logprobs": []})
+        self._plain = f"event: {kind}\ndata: ".encode() + place[:-1] + b',"sequence_number":%d,"delta":%b}\n\n'
+        part = {**item["content"][0], "text": "", "logprobs": []}
+        return [*added, self._event("response.content_part.added", **self._place, part=part)]
+
+    def delta(self, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+        if self._item["type"] != "message":
+            return self._event("response.function_call_arguments.delta", **self._place, delta=text)
+        if logprobs:
+            return self._event("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
+        number, self._next = self._next, self._next + 1
+        return self._plain % (number, orjson.dumps(text))
+
+    def end(self, item: Item) -> list[bytes]:
+        """The item that was begun last is whole."""
+        done = self._event
+        if item["type"] != "message":
+            told = {"arguments": item["arguments"], "name": item["name"]}
+            events = [done("response.function_call_arguments.done", **self._place, **told)]
+        else:
+            part = item["content"][0]
+            events = [
+                done("response.output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"]),
+                done("response.content_part.done", **self._place, part=part),
+            ]
+        return [*events, done("response.output_item.done", output_index=self._index, item=item)]
+
+    def closing(self, response: dict[str, Any], body: bytes) -> list[bytes]:
+        """`body` is the response as JSON."""
+        return [self._event(f"response.{response['status']}", response=orjson.Fragment(body))]
+
+    def failure(self, response: dict[str, Any], error: ApiError) -> list[bytes]:
+        """Clients look for the one or the other: most do not take `response.failed` for an error."""
+        shown = {"code": error.code, "message": error.message, "param": error.param}
+        nested = orjson.loads(error.body())["error"]
+        return [self._event("response.failed", response=response), self._event("error", **shown, error=nested)]
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        place = {"item_id": self._item["id"], "output_index": self._index}
+        return {**place, "content_index": 0} if self._item["type"] == "message" else place
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._next = self._next, self._next + 1
+        data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+class ResponseFormat:
+    """The events of a streamed response: a ChunkFormat and the stream's Ending."""
+
+    def __init__(self, answer: Answer, finish: Callable[[Delta], tuple[dict[str, Any], bytes]]) -> None:
+        """`finish` makes the finished object, as such and as JSON, from the last delivery."""
+        self._answer = answer
+        self._finish = finish
+        self._writer = EventWriter()
+
+    def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
+        events: list[bytes] = []
+        if opening is not None:
+            self._answer.begin(opening)
+            events += self._writer.opening(self._answer.head)
+            events += self._tell(self._answer.open_message())
+        if choices:
+            events += self._tell(self._answer.take(choices[0]))
+        if ending is not None:
+            response, body = self._finish(ending)
+            events += self._writer.end(response["output"][-1])
+            events += self._writer.closing(response, body)
+        return b"".join(events)
+
+    def _tell(self, changes: Sequence[Change]) -> list[bytes]:
+        events: list[bytes] = []
+        for change in changes:
+            if change.begins is not None:
+                if change.ends is not None:
+                    events += self._writer.end(change.ends)
+                events += self._writer.begin(change.begins)
+            if change.text:
+                events.append(self._writer.delta(change.text, change.logprobs))
+        return events
+
+    def finished(self, endings: Sequence[Delta]) -> bytes:
+        return b""  # the last event says so itself
+
+    def failed(self, error: ApiError) -> bytes:
+        answer = self._answer
+        response = document.failed(answer.head, answer.items("incomplete"), error.message)
+        return b"".join(self._writer.failure(response, error))
+
+
+def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
+    """The events of a finished response once more, each at the place of its number."""
+    response = orjson.loads(body)
+    writer = EventWriter()
+    events = writer.opening(document.begun(response))
+    lengths = list(zip(pieces[::2], pieces[1::2], strict=True))
+    for item in response["output"]:
+        events += writer.begin(item)
+        part = item["content"][0] if item["type"] == "message" else {"text": item["arguments"], "logprobs": []}
+        chars = tokens = 0
+        while chars < len(part["text"]):
+            text_len, num_logprobs = lengths.pop(0)
+            logprobs = part["logprobs"][tokens : tokens + num_logprobs]
+            events.append(writer.delta(part["text"][chars : chars + text_len], logprobs))
+            chars, tokens = chars + text_len, tokens + num_logprobs
+        events += writer.end(item)
+    return events + writer.closing(response, body)

@@ -1,0 +1,170 @@
+"""The prompt of a response: instructions, the stored conversation and the new input, through the chat template.
+
+With `previous_response_id` the new rendering is laid beside the parent's tokens: as far as they agree the child begins
+with them, as sampled, and the engine may find their KV. Nothing depends on that: where the template rewrites history,
+or the instructions are others, less is inherited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from engine.errors import EngineError, InvalidRequest
+from engine.types import Lineage, ParentChoice
+from server.context import Context
+from server.continuation.extension import Conversation, extend
+from server.errors import ApiError, from_engine, invalid, missing
+from server.generation.generation import Prompt, check_not_empty
+from server.generation.messages import text_length
+from server.generation.prompts import TemplateUse, check_length, off_loop, template_kwargs
+from server.responses.items import Item, input_items, messages_of
+from server.responses.store import StoredResponse
+from server.structured.tools import Tools
+from server.wire import ResponseBody
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePrompt:
+    """A prompt, and what has to be stored of it."""
+
+    prompt: Prompt
+    text: str  # what its tokens were made of
+    items: list[Item]  # of this request's input
+    parent: StoredResponse | None
+
+
+async def response_prompt(
+    context: Context, tenant: str, body: ResponseBody, tools: Tools, deadline: float | None
+) -> ResponsePrompt:
+    items = input_items(body.input)
+    parent = None
+    if body.previous_response_id is not None:
+        parent = await _previous(context, tenant, body.previous_response_id, deadline)
+    history = parent.turn.all_items() if parent is not None else []
+    messages = messages_of([*history, *items])
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages:
+        raise missing("input", "`input` is missing: send a string, or a list of items.")
+    builder = _Builder(context, body, tools, parent)
+    try:
+        built = await off_loop(context, text_length(messages), lambda: builder.build(messages))
+    except InvalidRequest as error:
+        raise from_engine(InvalidRequest(error.message, param="input")) from error
+    prompt = Prompt(built.token_ids, origin=built.conversation)
+    if parent is not None:
+        same_cache = body.cache_salt in (None, "", parent.cache_salt)
+        lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
+        prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
+    return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
+
+
+async def _previous(context: Context, tenant: str, reference: str, deadline: float | None) -> StoredResponse:
+    """The response to continue from; one that still runs is waited for."""
+    stored = context.stored.get(tenant, reference)
+    running = context.running.get(tenant, reference)
+    if stored is None and running is not None:
+        try:
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                await running.ended.wait()
+        except TimeoutError:
+            message = f"The previous response '{reference}' was still running at this request's `timeout`."
+            raise ApiError(504, "deadline_exceeded", message, param="timeout") from None
+        stored = context.stored.get(tenant, reference)
+    if stored is None:
+        shown = reference if len(reference) <= 100 else reference[:99] + "…"
+        raise ApiError(
+            400,
+            "previous_response_not_found",
+            f"Previous response with id '{shown}' not found: it was never stored (`store: false`), failed, was deleted "
+            "or has made room for others. Send the whole conversation as `input` instead.",
+            param="previous_response_id",
+        )
+    return stored
+
+
+class _Built(NamedTuple):
+    conversation: Conversation
+    token_ids: tuple[int, ...]
+    at: int  # how many of them are the parent's
+
+
+class _Builder:
+    """Messages → tokens, in a worker thread where they are long."""
+
+    def __init__(self, context: Context, body: ResponseBody, tools: Tools, parent: StoredResponse | None) -> None:
+        template = context.text.chat_template
+        if template is None:
+            raise invalid("This model has no chat template, which `input` needs; use /v1/completions.", "input")
+        kwargs = template_kwargs(body.chat_template_kwargs)
+        self._context = context
+        self._template = TemplateUse(template, None, kwargs, opened=True, continued=False, tools=tools.for_template())
+        self._parent = parent
+        self._truncate = body.truncation == "auto"
+        self._room = context.engine.info.max_model_len - max(body.max_output_tokens or 0, 1)
+
+    def build(self, messages: Sequence[Message]) -> _Built:
+        if self._truncate:
+            return self._longest(messages)
+        return self._whole(messages)
+
+    def _longest(self, messages: Sequence[Message]) -> _Built:
+        """`truncation: "auto"`: without as many of the oldest messages as it takes, but always with the last.
+
+        If even that is too long, or the template refuses whatever is left, the error is that of the whole.
+        """
+        best = self._fitting(messages)
+        low, high = 1, sum(message["role"] not in _LASTING for message in messages) - 1
+        if best is not None:
+            return best
+        while low <= high:
+            middle = (low + high) // 2
+            built = self._fitting(_without_oldest(messages, middle))
+            if built is not None and built.conversation.messages[-1] is messages[-1]:
+                best, high = built, middle - 1
+            else:
+                low = middle + 1
+        return best if best is not None else self._whole(messages)
+
+    def _fitting(self, messages: Sequence[Message]) -> _Built | None:
+        try:
+            built = self._whole(messages)
+        except (ApiError, EngineError):
+            return None
+        return built if len(built.token_ids) <= self._room else None
+
+    def _whole(self, messages: Sequence[Message]) -> _Built:
+        conversation = self._template.render(messages)
+        text = conversation.prompt_text
+        check_length(self._context, text)
+        tokenizer, parent = self._context.text.tokenizer, self._parent
+        if parent is None:
+            return _Built(conversation, tuple(tokenizer.encode(text, add_special_tokens=False)), 0)
+        ids = tuple(parent.token_ids)
+        choice = ParentChoice(ids, parent.num_prompt, len(ids))
+        extension = extend(tokenizer, choice, len(ids), parent.prompt_text, text)
+        return _Built(conversation, ids[: extension.at] + extension.suffix_ids, extension.at)
+
+
+_LASTING = ("system", "developer")  # roles that truncation leaves
+
+
+def _without_oldest(messages: Sequence[Message], dropped: int) -> list[Message]:
+    """Without the `dropped` oldest that are no instructions, and without results of calls that went with them."""
+    kept: list[Message] = []
+    orphaned = True
+    for message in messages:
+        if message["role"] in _LASTING:
+            kept.append(message)
+        elif dropped > 0:
+            dropped -= 1
+        elif not (orphaned and message["role"] == "tool"):
+            kept.append(message)
+            orphaned = False
+    return kept

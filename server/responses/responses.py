@@ -1,0 +1,141 @@
+"""POST /v1/responses, streaming or not; POST /v1/responses/input_tokens. What is stored: server/responses/stored.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from engine.types import Delta, OutputMode, Request
+from server import fields
+from server.context import ANSWER_ID, CONTEXT, Context
+from server.continuation.report import report_of
+from server.generation import sampling
+from server.generation.generation import (
+    Collector,
+    Job,
+    check_stream_options,
+    engine_requests,
+    json_response,
+    send_stream,
+    terms_of,
+)
+from server.generation.logprobs import Spelling
+from server.generation.sse import EventStream
+from server.intake import read_object
+from server.names import new_id
+from server.responses import document
+from server.responses.answer import Answer
+from server.responses.body import as_chat, check_body, response_constraint
+from server.responses.events import ResponseFormat
+from server.responses.items import without_logprobs
+from server.responses.prompt import ResponsePrompt, response_prompt
+from server.responses.store import RunningResponse, StoredResponse, Turn
+from server.structured.tool_use import Calls
+from server.structured.tools import response_tools
+from server.wire import ResponseBody
+
+
+async def create(http: web.Request) -> web.StreamResponse:
+    context = http.app[CONTEXT]
+    body, ignored = fields.read(await read_object(http, context), ResponseBody)
+    answer_id = http[ANSWER_ID] = new_id("resp_")
+    model = context.served_name(body.model)
+    ignored += check_body(body)
+    chat = as_chat(body)
+    check_stream_options(chat)
+    params = sampling.sampling_params(chat, context.engine.info, context.text.tokenizer)
+    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    calls = Calls(context, tools, template=None)
+    params = await calls.constrain(context, chat, params, response_constraint(body))
+    terms = terms_of(context, http, chat, default_tokens=None)
+    prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
+    [request] = engine_requests(context, chat, answer_id, [prompt.prompt], params, terms)
+    head = document.in_progress(body, answer_id, int(time.time()), model, request.params, tools)
+    spelling = Spelling(context.text.tokenizer, body.return_tokens_as_token_ids)
+    answer = Answer(head, report_of(request), spelling if params.logprobs is not None else None, calls.reader())
+    making = _Making(context, request, prompt, answer, RunningResponse(answer_id, head))
+    headers = fields.ignored_header(ignored)
+    with making.registered():
+        if body.stream:
+            return await making.stream(http, headers)
+        return json_response(orjson.Fragment(await making.whole()), headers)
+
+
+async def input_tokens(http: web.Request) -> web.Response:
+    """How many tokens the same body would have as its prompt."""
+    context = http.app[CONTEXT]
+    body, ignored = fields.read(await read_object(http, context), ResponseBody)
+    context.served_name(body.model)
+    ignored += check_body(body)
+    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    terms = terms_of(context, http, as_chat(body), default_tokens=None)
+    prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
+    count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
+    return json_response(count, fields.ignored_header(ignored))
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A response on its way: run, answered, and stored unless the client does not want that."""
+
+    context: Context
+    request: Request
+    prompt: ResponsePrompt
+    answer: Answer
+    running: RunningResponse
+
+    def registered(self) -> AbstractContextManager[None]:
+        """While it runs it can be found, if it will be stored."""
+        request = self.request
+        if not request.keep_record:
+            return nullcontext()
+        return self.context.running.begin(request.tenant, request.name, self.running)
+
+    async def whole(self) -> bytes:
+        """The finished object as JSON."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.running.fail = lambda error: None if done.done() else done.set_exception(error)
+        collector = Collector(done)
+        with Job(self.context.engine, [replace(self.request, output=OutputMode.FINAL)], [collector]):
+            await done
+        self.answer.begin(collector.delivery)
+        self.answer.take(collector.choices[0])
+        return self._finish(collector.delivery)[1]
+
+    async def stream(self, http: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        events = ResponseFormat(self.answer, self._finish)
+        stream = EventStream(events, self.context.config.sse_keep_alive_interval)
+        self.running.fail = stream.fail
+        source = stream.add_source(events)
+        return await send_stream(self.context.engine, http, [self.request], [source], stream, headers)
+
+    def _finish(self, ending: Delta) -> tuple[dict[str, Any], bytes]:
+        """The object, as such and as JSON. It is stored first: the client may come back at once."""
+        response = self.answer.finish(ending)
+        body = orjson.dumps(response)
+        if self.request.keep_record and self.running.keep:
+            self.context.stored.put(self._stored(response, body))
+        return response, body
+
+    def _stored(self, response: dict[str, Any], body: bytes) -> StoredResponse:
+        request, prompt, parent = self.request, self.prompt, self.prompt.parent
+        items = orjson.dumps([*prompt.items, *map(without_logprobs, response["output"])])
+        return StoredResponse(
+            id=request.id,
+            name=request.name,
+            tenant=request.tenant,
+            body=body,
+            turn=Turn(None if parent is None else parent.turn, items, len(prompt.items)),
+            token_ids=array("i", (*request.prompt_token_ids, *self.answer.token_ids)),
+            num_prompt=len(request.prompt_token_ids),
+            prompt_text=prompt.text,
+            cache_salt=request.cache_salt,
+            pieces=self.answer.pieces,
+        )

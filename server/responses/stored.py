@@ -1,0 +1,126 @@
+"""GET and DELETE /v1/responses/{id}, its input items, and POST …/cancel.
+
+Another tenant's response is not found, exactly as one that never was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import orjson
+from aiohttp import web
+
+from engine.errors import ParentNotFound
+from server.context import CONTEXT, TENANT
+from server.errors import ApiError, invalid
+from server.generation.generation import json_response
+from server.generation.sse import HEADERS
+from server.responses.events import replay
+from server.responses.store import RunningResponse, StoredResponse
+from server.wire import shorten
+
+_MOST_ITEMS = 100
+_DEFAULT_ITEMS = 20
+
+
+async def retrieve(http: web.Request) -> web.Response:
+    """The object; with `stream=true` the events that made it. One that still runs shows how it stands."""
+    streamed = _flag(http, "stream")
+    after = _integer(http, "starting_after", -1, -1, None)
+    found = _found(http)
+    if isinstance(found, RunningResponse):
+        if not streamed:
+            return json_response(found.head)
+        await found.ended.wait()
+        found = _stored(http)
+    if not streamed:
+        return json_response(orjson.Fragment(found.body))
+    return web.Response(body=b"".join(replay(found.body, found.pieces)[after + 1 :]), headers=HEADERS)
+
+
+async def delete(http: web.Request) -> web.Response:
+    """Its tokens go as well, and the KV, unless others hold it. One that runs goes on, and is not stored."""
+    context, tenant, found = http.app[CONTEXT], http[TENANT], _found(http)
+    if isinstance(found, RunningResponse):
+        found.keep = False
+    else:
+        context.stored.delete(tenant, found.id)
+    with suppress(ParentNotFound):
+        context.engine.forget(tenant, found.id)
+    return json_response({"id": found.id, "object": "response", "deleted": True})
+
+
+async def cancel(http: web.Request) -> web.Response:
+    """Ends one that runs; whoever waits for it is told."""
+    found = _found(http)
+    if isinstance(found, RunningResponse):
+        message = f"Response '{found.id}' was cancelled by another request."
+        found.fail(ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"}))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # it ends at once, unless its client does not read
+                await found.ended.wait()
+        if http.app[CONTEXT].stored.get(http[TENANT], found.id) is None:
+            return json_response({**found.head, "status": "cancelled"})
+    raise invalid(f"Response '{found.id}' has ended and cannot be cancelled: only one that runs can be.", None)
+
+
+async def input_items(http: web.Request) -> web.Response:
+    """Everything the answer was made from, the ancestors' items included; the latest first unless asked otherwise."""
+    limit = _integer(http, "limit", _DEFAULT_ITEMS, 1, _MOST_ITEMS)
+    order = http.query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid(f"`order` must be 'asc' or 'desc', not {shorten(repr(order))}.", "order")
+    items = _stored(http).turn.input_items()
+    if order == "desc":
+        items.reverse()
+    after = http.query.get("after")
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise invalid(f"`after` is {shorten(repr(after))}, which is not the id of an item here.", "after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+def _found(http: web.Request) -> StoredResponse | RunningResponse:
+    """What is stored has ended, even if its client has not read it to the end."""
+    context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
+    found = context.stored.get(tenant, reference) or context.running.get(tenant, reference)
+    if found is None:
+        raise ApiError(404, "response_not_found", f"Response with id '{shorten(reference, 100)}' not found.")
+    return found
+
+
+def _stored(http: web.Request) -> StoredResponse:
+    found = _found(http)
+    if isinstance(found, RunningResponse):
+        raise invalid(f"Response '{found.id}' still runs: its items can be listed when it has ended.", None)
+    return found
+
+
+def _flag(http: web.Request, name: str) -> bool:
+    value = http.query.get(name, "false")
+    if value not in ("true", "false"):
+        raise invalid(f"`{name}` must be true or false, not {shorten(repr(value))}.", name)
+    return value == "true"
+
+
+def _integer(http: web.Request, name: str, default: int, low: int, high: int | None) -> int:
+    text = http.query.get(name)
+    if text is None:
+        return default
+    number = int(text) if text.lstrip("-").isdecimal() and len(text) < 10 else None
+    if number is None or number < low or (high is not None and number > high):
+        allowed = f"from {low} to {high}" if high is not None else f"at least {low}"
+        raise invalid(f"`{name}` must be an integer {allowed}, not {shorten(repr(text))}.", name)
+    return number

@@ -1,0 +1,1 @@
+"""Grammars and tools: what holds an answer to a form."""
