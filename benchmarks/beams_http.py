@@ -136,7 +136,7 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
     limit = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=limit, timeout=aiohttp.ClientTimeout(300)) as session:
         items = random_items(num_items)
-        ordered = np.unique(items.view("i4,i4,i4"))  # rows in one field, sorted
+        ordered = np.sort(packed(items))
         began = time.perf_counter()
         headers = {"Content-Type": "application/octet-stream"}
         query = f"/v1/catalogues?name=bench&width={DEPTH}&replace=true"
@@ -170,10 +170,18 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
     }
 
 
+def packed(items: np.ndarray) -> np.ndarray:
+    """int64 [rows], a number for each row of int32 [rows, DEPTH]: sorting rows themselves takes ten times as long."""
+    numbers = np.zeros(len(items), np.int64)
+    for column in items.T:
+        numbers = numbers << 16 | column  # HIGHEST fits into 16 bits, DEPTH of them into 64
+    return numbers
+
+
 def is_member(ordered: np.ndarray, item: tuple[int, ...]) -> bool:
-    row = np.asarray([item], dtype=np.int32).view(ordered.dtype)[0, 0]
-    place = int(np.searchsorted(ordered, row))
-    return place < len(ordered) and ordered[place] == row
+    number = packed(np.asarray([item], dtype=np.int32))[0]
+    place = int(np.searchsorted(ordered, number))
+    return place < len(ordered) and ordered[place] == number
 
 
 def main() -> None:
