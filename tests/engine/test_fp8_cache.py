@@ -35,17 +35,20 @@ def config(directory: Path, **fields: object) -> EngineConfig:
     return EngineConfig(model=str(directory), device="cpu", **(shape | fields))  # type: ignore[arg-type]
 
 
-def check_rounded(answers: list[Completion], expected: list[Expected]) -> None:
+def check_rounded(
+    answers: list[Completion], expected: list[Expected], *, tolerance: float = 0.05, equal: int = 14
+) -> None:
+    """At least `equal` answers are the expected ones; where one is not, its tokens are `tolerance` from the best."""
     for answer, one in zip(answers, expected, strict=True):
         (choice,) = answer.choices
         assert choice.logprobs is not None
         for token, told, row in zip(choice.token_ids, choice.logprobs, one.logprobs, strict=True):
-            if float(row.max() - row[token]) >= 0.1:
+            if float(row.max() - row[token]) >= tolerance:
                 raise AssertionError(f"token {token} lies {float(row.max() - row[token]):.3f} under the best")
-            assert told.logprob == pytest.approx(float(row[token]), abs=0.1)
+            assert told.logprob == pytest.approx(float(row[token]), abs=tolerance)
             if token != int(row.argmax()):
                 break  # what follows is another text
-    assert sum(list(a.choices[0].token_ids) == e.tokens for a, e in zip(answers, expected, strict=True)) >= 12
+    assert sum(list(a.choices[0].token_ids) == e.tokens for a, e in zip(answers, expected, strict=True)) >= equal
 
 
 def write_scales(directory: Path, names: dict[str, float]) -> None:
