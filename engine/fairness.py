@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _Urgency = tuple[int, int, int, int]
 _MAX_IDLE_ACCOUNTS = 4096
-_RESERVED_PART = 8  # one slot of so many is for tenants that have fewer than an equal share
+_RESERVED_PART = 8  # one slot of so many is for tenants that have fewer than an equal share,
+_LEAST_TO_RESERVE = 4  # and one at least of so many: of fewer it would be too large a part
 
 
 class Account:
@@ -78,7 +79,7 @@ class FairQueue:
         than an equal share, so that their first requests do not wait for the end of another's. `running` has the
         account of each running sequence."""
         tenants = max(self.expected_tenants, len(self._accounts))
-        reserved = max_num_seqs // _RESERVED_PART if tenants > 1 else 0
+        reserved = max(max_num_seqs // _RESERVED_PART, int(max_num_seqs >= _LEAST_TO_RESERVE)) if tenants > 1 else 0
         if left >= reserved:
             return 0
         holders = list(running)

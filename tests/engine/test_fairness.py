@@ -118,16 +118,17 @@ async def test_slots_are_kept_for_tenants_that_have_fewer() -> None:
         abort_all(engine)
 
 
-async def test_slots_are_kept_for_tenants_that_have_not_come_yet() -> None:
+@pytest.mark.parametrize(("slots", "kept"), [(16, 2), (8, 1), (4, 1)])
+async def test_slots_are_kept_for_tenants_that_have_not_come_yet(slots: int, kept: int) -> None:
     long = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
-    async with running(Setup(max_num_seqs=16, num_blocks=4000, chunk=256)) as (engine, _):
+    async with running(Setup(max_num_seqs=slots, num_blocks=4000, chunk=256)) as (engine, _):
         engine.expect_tenants(2)
         ends = Ends(engine)
         ends.send("heavy", 30, params=long)
-        await until(lambda: engine.scheduler.num_running == 14)
+        await until(lambda: engine.scheduler.num_running == slots - kept)
         ends.send("other", params=long)
-        await until(lambda: engine.scheduler.num_running == 15)
-        assert engine.num_waiting("heavy") == 16 and engine.num_waiting("other") == 0
+        await until(lambda: engine.scheduler.num_running == slots - kept + 1)
+        assert engine.num_waiting("heavy") == 30 - slots + kept and engine.num_waiting("other") == 0
         abort_all(engine)
 
 
