@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
 from tests.engine.test_against_transformers import PARAMS, Expected, expect, prompts
 from tests.engine.test_beams_against_transformers import check_searches
+from tests.engine.test_encoder_decoder_models import save_model
 from tests.tiny_models import make_reference
 
 SCALES = KvScales(key=0.0625, value=0.03125)  # values reach 448 at 28 and 14: powers of two, to divide alike
@@ -142,3 +144,17 @@ async def test_it_holds_more(tiny_model: Callable[[str], Path]) -> None:
         await engine.stop()
     assert names == ["float32", "fp8_e4m3", "fp8_e4m3"]
     assert blocks[1] == blocks[2] and blocks[1] == pytest.approx(4 * blocks[0], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_an_encoder_decoder(name: str, tmp_path: Path) -> None:
+    """Cross keys and values are of the cache too; the encoder's own scratch is not."""
+    directory = save_model(name, tmp_path)
+    told = []
+    for dtype in ("auto", "fp8"):
+        with LLM(config(directory, kv_cache_dtype=dtype, max_num_seqs=8, max_model_len=32, max_encoder_len=64)) as llm:
+            answers = llm.generate([[5, 6, 7, 8, 9]] * 3, replace(PARAMS, max_tokens=6), progress=False)
+        told.append([answer.choices[0].logprobs[0].logprob for answer in answers if answer.choices[0].logprobs])
+    plain, rounded = told
+    assert len(plain) == 3 and rounded == pytest.approx(plain, abs=0.3)
+    assert rounded != plain, "rounding must show"

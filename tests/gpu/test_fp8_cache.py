@@ -20,6 +20,7 @@ from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches, rounded
 from tests.engine.test_against_transformers import PARAMS, expect, prompts
 from tests.engine.test_beams_against_transformers import check_searches
+from tests.engine.test_encoder_decoder_models import save_model
 from tests.engine.test_fp8_cache import check_rounded
 from tests.gpu.test_attention import (
     DECODE,
@@ -38,7 +39,6 @@ from tests.gpu.test_attention import (
     workspace_of,
 )
 from tests.gpu.test_shared_prefix import sharers
-from tests.tiny_encoder_decoders import save_encoder_decoder
 from tests.tiny_models import make_reference
 
 pytestmark = pytest.mark.gpu
@@ -256,7 +256,7 @@ def test_beams(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatc
 
 def test_an_encoder_decoder(tmp_path: Path) -> None:
     """Cross keys and values are of the cache too; the encoder's own scratch is not."""
-    directory = save_encoder_decoder("bart", tmp_path)
+    directory = save_model("bart", tmp_path)
     answers = []
     for dtype in ("auto", "fp8"):
         fields = {"kv_cache_dtype": dtype, "dtype": "bfloat16", "max_num_seqs": 8, "max_model_len": 32}
