@@ -69,7 +69,10 @@ def unpack(
     """The candidates of each group from [G, K] arrays, which are padded with token -1; `bad` is [R]."""
     first = specs[0].first_sample
     any_bad = bool(bad.any())
-    nums = np.count_nonzero(token >= 0, axis=1).tolist()
+    if min(token[:, -1].tolist()) >= 0:  # mostly: groups of one width, none of which ran out of candidates
+        nums = [token.shape[1]] * len(specs)
+    else:
+        nums = np.count_nonzero(token >= 0, axis=1).tolist()
     parts = []
     for g, (spec, num) in enumerate(zip(specs, nums, strict=True)):
         begin = spec.first_sample - first
