@@ -2,7 +2,7 @@
 
 The threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks. A CPU runner has
 computed its result when `launch` returns. A GPU runner has only queued the work: a second thread waits for it, so that
-the next plan can be queued meanwhile.
+the next plan can be queued meanwhile. While nothing is launched the runner is lent to the event loop.
 """
 
 from __future__ import annotations
@@ -53,8 +53,15 @@ class DeviceThread:
         self._thread.start()
         self._waiter.start()
 
-    def launch(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
+    def launch(self, plan: StepPlan, idle: bool) -> None:
+        """On the event loop. `idle`: every plan before has come back, so that this thread may have the runner: it then
+        launches a quick step itself, because the device would wait for the other one to wake up."""
+        if not idle or not self._runner.is_quick(plan):
+            self._plans.put(plan)
+            return
+        step = self._runner.launch(plan)
+        assert not isinstance(step, StepResult)
+        self._launched.put(step)
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""

@@ -254,16 +254,19 @@ def _all_copies(moves: BlockMoves) -> IntArray:
 
 def _samples(outcome: _Outcome) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens, rows and positions [N] of the samples; the beams', which have no rows, are the last."""
-    tokens = np.asarray(outcome.sample_tokens, dtype=np.int32)
-    rows = np.asarray([s.row for s in outcome.sampled], dtype=np.int32)
-    positions = np.asarray(outcome.positions, dtype=np.int32)
-    if not outcome.beam_tokens:
-        return tokens, rows, positions
     of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r in outcome.beam_tokens.values()]
-    tokens = np.concatenate([tokens, *of_beams])
-    num_beams = len(tokens) - len(rows)
-    no_rows, no_positions = np.full(num_beams, NO_ROW, np.int32), np.zeros(num_beams, np.int32)
-    return tokens, np.concatenate([rows, no_rows]), np.concatenate([positions, no_positions])
+    num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
+    samples = np.empty((3, num + num_beams), np.int32)
+    tokens, rows, positions = samples
+    if num:
+        tokens[:num] = outcome.sample_tokens
+        rows[:num] = [s.row for s in outcome.sampled]
+        positions[:num] = outcome.positions
+    if num_beams:
+        tokens[num:] = of_beams[0] if len(of_beams) == 1 else np.concatenate(of_beams)
+        rows[num:] = NO_ROW
+        positions[num:] = 0
+    return tokens, rows, positions
 
 
 def _taps(outcome: _Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:

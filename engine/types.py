@@ -445,6 +445,10 @@ class Runner(Protocol):
     """What the device thread runs. The paged fake of the tests and the real runners implement it."""
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
+    def is_quick(self, plan: StepPlan) -> bool:
+        """Whether to launch it takes less time than to wake a thread: `launch` gives a PendingStep, and soon."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -176,6 +176,16 @@ class CudaRunner:
                 self._sample_masked(plan.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs)
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
+        if plan.num_tokens > self._small.max_tokens or not self._graphs:
+            return False
+        moves = len(plan.swaps_out) + len(plan.swaps_in)
+        if moves or plan.masks or plan.encoders or plan.prompt_logprobs or plan.taps or plan.open_rows:
+            return False
+        catalogues = (spec.params.catalogue for spec in plan.beams)
+        return all(catalogue is None or catalogue in self._catalogues for catalogue in catalogues)
+
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._graphs.clear()

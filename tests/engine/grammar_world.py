@@ -61,6 +61,9 @@ class RandomRunner:
         self.closed = False
         self.num_masked = 0
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> StepResult:
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
         self._specs.update((spec.row, spec) for spec in plan.open_rows)
