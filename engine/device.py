@@ -2,7 +2,11 @@
 
 The threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks. A CPU runner has
 computed its result when `launch` returns. A GPU runner has only queued the work: a second thread waits for it, so that
-the next plan can be queued meanwhile. While nothing is launched the runner is lent to the event loop.
+the next plan can be queued meanwhile.
+
+A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
+time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
+result whenever it comes around, until something else is launched.
 """
 
 from __future__ import annotations
@@ -48,32 +52,57 @@ class DeviceThread:
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
+        self._watched: PendingStep | None = None  # by the event loop; nothing else is launched
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
         self._waiter.start()
 
     def launch(self, plan: StepPlan, idle: bool) -> None:
-        """On the event loop. `idle`: every plan before has come back, so that this thread may have the runner: it then
-        launches a quick step itself, because the device would wait for the other one to wake up."""
+        """`idle`: every plan before has come back."""
         if not idle or not self._runner.is_quick(plan):
-            self._plans.put(plan)
+            self._put(plan)
             return
         step = self._runner.launch(plan)
         assert not isinstance(step, StepResult)
-        self._launched.put(step)
+        self._watched = step
+        self._loop.call_soon(self._look)
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""
         passed: asyncio.Future[None] = self._loop.create_future()
-        self._plans.put(Probe(lambda value: None if passed.done() else passed.set_result(value)))
+        self._put(Probe(lambda value: None if passed.done() else passed.set_result(value)))
         await passed
 
     async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
         """Lets the launched plans finish and ends the threads. One that hangs is left behind: it is a daemon."""
-        self._plans.put(None)
+        self._put(None)
         await asyncio.to_thread(self._thread.join, timeout)
         await asyncio.to_thread(self._waiter.join, 1.0)  # it has nothing left when the other one has ended
+
+    def _put(self, plan: StepPlan | Probe | None) -> None:
+        """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
+        if self._watched is not None:
+            self._launched.put(self._watched)
+            self._watched = None
+        self._plans.put(plan)
+
+    def _look(self) -> None:
+        """Takes the result of the watched step, if it is there; else comes back when the loop has been around."""
+        step = self._watched
+        if step is None:
+            return
+        try:
+            if not step.done:
+                self._loop.call_soon(self._look)
+                return
+            self._watched = None
+            result = step.wait()
+            self._on_arrival(result)
+        except BaseException as error:
+            self._on_failure(error)
+            return
+        self._on_result(result)
 
     def _launch_all(self) -> None:
         try:

@@ -434,6 +434,11 @@ class PendingStep(Protocol):
         """Whether reading its results takes so long that the device should not wait for that."""
         ...
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would not block."""
+        ...
+
     def wait_computed(self) -> None:
         """Blocks until the device has done what later steps wait for."""
 
@@ -446,7 +451,7 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
     def is_quick(self, plan: StepPlan) -> bool:
-        """Whether to launch it takes less time than to wake a thread: `launch` gives a PendingStep, and soon."""
+        """Whether to launch it takes less time than to wake threads: `launch` gives a PendingStep, and soon."""
         ...
 
     def close(self) -> None: ...

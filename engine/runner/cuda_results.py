@@ -58,6 +58,10 @@ class PendingResults:
     def slow_to_read(self) -> bool:
         return self._states is not None
 
+    @property
+    def done(self) -> bool:
+        return self._copied.query()
+
     def wait_computed(self) -> None:
         self._copied.synchronize()
 
