@@ -69,11 +69,11 @@ class PendingCandidates:
     def read(self) -> tuple[BeamCandidates, ...]:
         """When the step has run. Beams wait for this: few and large operations."""
         content = self._array[: self._end].copy()
-        groups, columns, size = len(self._specs), self._columns, 4 * self._table
-        whole_numbers = content[:size].view(np.int32).reshape(4, -1)[:, : groups * columns].reshape(4, groups, columns)
-        score, row, token, logprob = whole_numbers
-        bad = content[size:].view(np.bool_)
-        return unpack(self._specs, score.view(np.float32), row, token, logprob.view(np.float32), bad)
+        size, table = len(self._specs) * self._columns, self._table // 4
+        ints, bad = content[: 4 * self._table].view(np.int32), content[4 * self._table :].view(np.bool_)
+        floats = ints.view(np.float32)
+        row, token = ints[table : table + size], ints[2 * table : 2 * table + size]
+        return unpack(self._specs, floats[:size], row, token, floats[3 * table : 3 * table + size], bad)
 
 
 class CudaBeams:
