@@ -192,12 +192,6 @@ class GrammarMatcher:
         self._num_sampled += 1
         return self._num_sampled - 1
 
-    def allow_every_end(self, mask: npt.NDArray[np.uint32]) -> None:
-        """llguidance knows of one end token: where that may come, the others may."""
-        first, *others = self.end_token_ids
-        if others and mask[first // 32] >> (first % 32) & 1:
-            for token in others:
-                mask[token // 32] |= np.uint32(1 << token % 32)
 
 
 class GrammarMasks:
@@ -227,8 +221,17 @@ class GrammarMasks:
         for row, matcher in enumerate(matchers):
             if matcher.ended or matcher.failed is not None or matcher.handle.is_error():
                 _fill_idle(matcher, masks[row])
-            elif len(matcher.end_token_ids) > 1:
-                matcher.allow_every_end(masks[row].view(np.uint32))
+        if matchers:
+            _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
+
+
+def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:
+    """llguidance knows of one end token of the vocabulary: where that may come, the others may."""
+    first, *others = end_token_ids
+    if others:
+        may_end = masks[:, first // 32] >> (first % 32) & 1  # [rows]
+        for token in others:
+            masks[:, token // 32] |= may_end << (token % 32)
 
 
 def _fill_idle(matcher: GrammarMatcher, mask: IntArray) -> None:

@@ -224,3 +224,22 @@ def test_the_check_stops_what_does_not_end() -> None:
         check.check(GrammarSource("json_schema", "{}", whitespace=" ?"))
     finally:
         check.close()
+
+
+def test_where_one_end_token_may_come_all_may() -> None:
+    """Rows that may end, that may not, that have ended and that have failed, against one end token and bit by bit."""
+    ends = (EOS, 0, 31, 32, 1000)
+    several = Vocabulary(tokenizer(), tokenizer().vocab_size, ends)
+    rows = {}
+    for known in (vocabulary(), several):
+        matchers = [Grammar(GrammarSource("regex", text), known).matcher() for text in ("abc", "(abc)?", "abc", "abc")]
+        matchers[2].ended = True
+        matchers[3].failed = "too large"
+        rows[known] = np.zeros((4, mask_words(known.vocab_size)), np.int32)
+        GrammarMasks(1).fill(matchers, rows[known])
+    for row, (plain, more) in enumerate(zip(rows[vocabulary()], rows[several], strict=True)):
+        allowed = np.unpackbits(plain.view(np.uint8), bitorder="little")
+        if row in (0, 1):
+            assert allowed[EOS] == row
+        allowed[list(ends)] = allowed[EOS]
+        assert (np.unpackbits(more.view(np.uint8), bitorder="little") == allowed).all()
