@@ -4,8 +4,8 @@
     python -m benchmarks.stations --shape qwen3-0.6b                  # on a GPU
 
 Searches of 32 beams × 3 tokens after a resident parent (benchmarks/beams_http.py) are asked for over HTTP, one at a
-time, by a client in another process. What is printed is the commonest order of stations with the median µs since the one before and
-since the first. Stamps are taken by wrapped functions, of all threads, and cost half a microsecond each.
+time, by a client in another process. What is printed is the commonest order of stations, with the median µs since the
+one before and since the first. Stamps are taken by wrapped functions, of all threads, and cost half a microsecond each.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ def wrap(owner: Any, name: str, begins: str | None, ends: str | None) -> None:
 
 
 def wrap_all() -> None:
+    """The stations: of the event loop, of the runner, of whoever waits for results."""
     from aiohttp import http_writer, web_protocol
 
     import engine.engine as engine_module
@@ -123,10 +125,8 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
 
     text = load_text(embedded_model_path())
     vocab = text.tokenizer.vocab_size
-    config = type(
-        "Config", (), dict(vocab_size=vocab, hidden_size=64, windows=(0,), num_heads=16, num_kv_heads=8, head_dim=128)
-    )
-    model = type("Model", (), {"config": config})
+    heads = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab, hidden_size=64, windows=(0,), **heads))
     kv_cache = torch.zeros(4000, 1, 2, 8, 16, 8, dtype=torch.bfloat16)
     runner = CudaRunner(model, kv_cache, torch.bfloat16, 16, RunnerLimits(256, 8192, 2560 // 16, 1024))  # type: ignore[arg-type]
     logits = torch.zeros(2048, vocab, dtype=torch.bfloat16)

@@ -193,7 +193,6 @@ class GrammarMatcher:
         return self._num_sampled - 1
 
 
-
 class GrammarMasks:
     """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
 

@@ -39,10 +39,7 @@ class _Step:
 
     @property
     def ready(self) -> bool:
-        for matcher, needed in self.rows:  # not a generator: a device may be waiting
-            if matcher.num_seen < needed and not matcher.done:
-                return False
-        return True
+        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.rows)
 
 
 class MaskMaker:

@@ -60,7 +60,7 @@ class PendingResults:
 
     @property
     def done(self) -> bool:
-        return self._copied.query()
+        return bool(self._copied.query())
 
     def wait_computed(self) -> None:
         self._copied.synchronize()
