@@ -22,6 +22,8 @@ from engine.types import PendingStep, Runner, StepPlan, StepResult
 
 T = TypeVar("T")
 
+_PATIENCE = 0.02  # seconds that the event loop looks for a result before a thread waits for it
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -53,6 +55,7 @@ class DeviceThread:
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
         self._watched: PendingStep | None = None  # by the event loop; nothing else is launched
+        self._patient_until = 0.0
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
@@ -65,7 +68,7 @@ class DeviceThread:
             return
         step = self._runner.launch(plan)
         assert not isinstance(step, StepResult)
-        self._watched = step
+        self._watched, self._patient_until = step, self._loop.time() + _PATIENCE
         self._loop.call_soon(self._look)
 
     async def probe(self) -> None:
@@ -82,10 +85,13 @@ class DeviceThread:
 
     def _put(self, plan: StepPlan | Probe | None) -> None:
         """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
+        self._look_no_more()
+        self._plans.put(plan)
+
+    def _look_no_more(self) -> None:
         if self._watched is not None:
             self._launched.put(self._watched)
             self._watched = None
-        self._plans.put(plan)
 
     def _look(self) -> None:
         """Takes the result of the watched step, if it is there; else comes back when the loop has been around."""
@@ -94,7 +100,10 @@ class DeviceThread:
             return
         try:
             if not step.done:
-                self._loop.call_soon(self._look)
+                if self._loop.time() < self._patient_until:
+                    self._loop.call_soon(self._look)
+                else:
+                    self._look_no_more()
                 return
             self._watched = None
             result = step.wait()

@@ -124,6 +124,20 @@ async def test_whoever_comes_meanwhile_is_launched_behind_it() -> None:
         await asyncio.gather(first, second)
 
 
+async def test_a_slow_one_is_left_to_the_thread_that_waits() -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        answer = asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))
+        await until(lambda: runner.pending)
+        await asyncio.sleep(0.1)
+        looks = runner.pending[0].num_looks
+        await asyncio.sleep(0.02)
+        assert runner.pending[0].num_looks == looks > 0
+        runner.looks = 0
+        runner.pending[0].let_go.set()
+        await answer
+
+
 async def test_a_probe_waits_for_it() -> None:
     runner = QuickRunner(64, looks=None)
     async with engine_over(runner) as engine:
