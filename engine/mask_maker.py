@@ -1,10 +1,9 @@
-"""Who makes the masks of launched steps (engine/masks.py).
+"""Who makes the masks of launched steps (engine/masks.py), on a thread of its own.
 
-A step's masks can be made when the tokens before them are known: when the step before it comes back, which is when the
-device begins with this one. So results come here first, and the thread that gets them makes the masks before the event
-loop sees them: for the length of a forward pass nothing else is as urgent, and whoever woke up for it would have to
-wait for the interpreter. Rows that have sampled nothing yet need no result: the masks of a step of such rows alone are
-made by the mask thread. Who has the lock has the matchers; the event loop only says which steps there are.
+A step's masks can be made when the tokens before them are known: at once for rows that have sampled nothing yet, else
+when the step before it comes back, which is when the device begins with this one. So results come here straight from
+the thread that gets them, before the event loop sees them: the masks are made in the time of a forward pass, whatever
+the event loop does meanwhile. The mask thread owns every matcher; of the event loop it learns which steps there are.
 """
 
 from __future__ import annotations
@@ -42,13 +41,19 @@ class _Step:
         return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    step: _Step
+    result: StepResult
+
+
 class MaskMaker:
     """`add` and `stop` are called on the event loop, `take` by whoever gets the results."""
 
     def __init__(self) -> None:
         self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
-        self._added: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
-        self._work: _Work | None = None  # from the first grammar on
+        self._work: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started when the first grammar comes
 
     def add(self, launch: Launch) -> None:
         """A step is about to be launched; it is the last one."""
@@ -56,64 +61,53 @@ class MaskMaker:
         if masks is None:
             return
         step = self._launched[launch.plan.step] = _Step(masks, tuple((m, m.count_sampling()) for m in launch.masked))
-        if self._work is None:
+        if self._thread is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-            self._work = _Work()
-            threading.Thread(target=self._run, args=(self._work,), name="bequest-masks", daemon=True).start()
-        self._added.put(step)
+            self._thread = threading.Thread(target=_Worker(self._work).run, name="bequest-masks", daemon=True)
+            self._thread.start()
+        self._work.put(step)
 
     def take(self, result: StepResult) -> None:
         """A step has come back. Any thread; in the order of the steps."""
         step = self._launched.pop(result.step, None)
-        if step is not None and self._work is not None:
-            self._work.advance(step, result)
+        if step is not None:
+            self._work.put(_Returned(step, result))
 
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
-        self._added.put(None)
+        self._work.put(None)
         for step in list(self._launched.values()):
             step.masks.abandon()
         self._launched.clear()
 
-    def _run(self, work: _Work) -> None:
-        """The mask thread."""
-        while (step := self._added.get()) is not None:
-            work.add(step)
 
+class _Worker:
+    """The mask thread."""
 
-class _Work:
-    """Steps whose masks are not made, and what it takes to make them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, work: queue.SimpleQueue[_Step | _Returned | None]) -> None:
+        self._work = work
         self._filler = GrammarMasks(mask_threads())
-        self._due: deque[_Step] = deque()  # in the order of the steps
+        self._due: deque[_Step] = deque()  # whose masks are not made, in the order of the steps
         self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
 
-    def add(self, step: _Step) -> None:
-        with self._lock:
-            self._due.append(step)
-            self._make_ready()
+    def run(self) -> None:
+        while (item := self._work.get()) is not None:
+            if isinstance(item, _Step):
+                self._due.append(item)
+            else:
+                self._advance(item)
+            while self._due and self._due[0].ready:
+                self._make(self._due.popleft())
 
-    def advance(self, step: _Step, result: StepResult) -> None:
-        """A step has come back: its tokens go to the matchers, and those that stand behind them get their masks."""
-        with self._lock:
-            self._move(step, result)
-            self._make_ready()
-
-    def _make_ready(self) -> None:
-        while self._due and self._due[0].ready:
-            self._make(self._due.popleft())
-
-    def _move(self, step: _Step, result: StepResult) -> None:
-        masks = step.masks
+    def _advance(self, returned: _Returned) -> None:
+        masks, result = returned.step.masks, returned.result
         part = slice(masks.first_sample, masks.first_sample + masks.num_rows)
-        sampled = zip(step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
+        sampled = zip(returned.step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
         try:
             self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
         except Exception as error:
             log.exception("matchers could not be moved; their requests fail")
-            for matcher, _ in step.rows:
+            for matcher, _ in returned.step.rows:
                 matcher.failed = repr(error)
 
     def _make(self, step: _Step) -> None:
