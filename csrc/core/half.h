@@ -6,7 +6,7 @@
 
 namespace bequest {
 
-inline float half_to_float(uint16_t half) {
+[[gnu::always_inline]] inline float half_to_float(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
   const uint32_t exponent = half >> 10 & 31, mantissa = half & 0x3ffu;
   if (exponent == 0) {  // a multiple of 2^-24
