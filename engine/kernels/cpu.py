@@ -232,8 +232,8 @@ def _row_stride(rows: Tensor) -> int:
 def write_kv(
     k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor, scales: KvScales = UNSCALED
 ) -> None:
-    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32, f16, bf16
-    or fp8; in fp8 divided by their scales and at most ±448, in f16 at most ±65504.
+    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32, f16,
+    bf16 or fp8; in fp8 divided by their scales and at most ±448, in f16 at most ±65504.
 
     slot_mapping int64 [T]: block * BS + offset; -1 is skipped, anything else outside the cache is an Error.
     """
