@@ -1,11 +1,12 @@
 """Encoder-decoder models with random weights of known shapes, side by side with transformers in one run.
 
-    python -m benchmarks.encoder_decoder [--shapes t5-small whisper-tiny] [--device cpu] [--threads N] [--json FILE]
+    python -m benchmarks.encoder_decoder [--shapes t5-small whisper-tiny] [--device cpu] [--dtype float32] [--threads N]
+                                         [--repeats N] [--json FILE]
 
 Both get the same jobs: (encoder length, output length) pairs, greedy, the output lengths forced. transformers runs them
 in batches as large as the engine's, padded to the longest input and stepped until the longest output; it has the whole
 batch at once, as has the engine. `equal` jobs, where nothing is padded, are the most favourable for it; `mixed` ones
-are what a server sees. On a CPU all arithmetic is float32 on both sides; the engine also runs with a float16 cache, a
+are what a server sees. Both have the weights in --dtype; beside float32 the engine also runs with a float16 cache, a
 line of its own. They take turns, and a line is the median of --repeats turns.
 """
 
@@ -124,11 +125,11 @@ def generate(model: Any, batch: list[EncoderInput], prompt: torch.Tensor, length
     model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
 
 
-def make_transformers(shape: Shape, device: str) -> Any:
+def make_transformers(shape: Shape, options: argparse.Namespace) -> Any:
     config = getattr(transformers, shape.config_class)(**shape.config)
     torch.manual_seed(0)
     model = getattr(transformers, shape.architecture)(config).eval()
-    model = model.to("cuda", torch.bfloat16) if device == "cuda" else model
+    model = model.to(options.device, getattr(torch, options.dtype))
     # Nothing but the lengths: rules on tokens cost it time.
     model.generation_config = transformers.GenerationConfig(
         pad_token_id=0, decoder_start_token_id=START_OF[shape.architecture]
@@ -140,17 +141,16 @@ START_OF = {shape.architecture: START[name][0] for name, shape in SHAPES.items()
 
 
 async def build(directory: Path, shape: Shape, options: argparse.Namespace, cache: Any) -> Built:
-    on_cpu = options.device == "cpu"
     config = EngineConfig(
         model=str(directory),
         device=options.device,
-        dtype="float32" if on_cpu else "bfloat16",
+        dtype=options.dtype,
         kv_cache_dtype=cache,
         load_format="dummy",
         max_num_seqs=shape.batch,
         max_model_len=256,
         threads=options.threads,
-        kv_cache_gb=2.0 if on_cpu else 20.0,
+        kv_cache_gb=2.0 if options.device == "cpu" else 20.0,
     )
     return await build_engine(config)
 
@@ -158,11 +158,11 @@ async def build(directory: Path, shape: Shape, options: argparse.Namespace, cach
 async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     shape = SHAPES[name]
     rows = []
-    model = make_transformers(shape, options.device)
+    model = make_transformers(shape, options)
     with tempfile.TemporaryDirectory() as folder:
         values = model.config.to_dict() | {"architectures": [shape.architecture]}
         directory = write_config(values, Path(folder) / name)
-        caches = ["auto", "float16"] if options.device == "cpu" else ["auto"]
+        caches = ["auto", "float16"] if options.device == "cpu" and options.dtype == "float32" else ["auto"]
         engines = {cache: await build(directory, shape, options, cache) for cache in caches}
         torch.set_num_threads(options.threads)
         for kind in options.jobs:
@@ -212,12 +212,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["t5-small", "whisper-tiny"], choices=list(SHAPES))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on a CPU, else bfloat16")
     parser.add_argument("--jobs", nargs="+", default=["mixed", "equal"], choices=["mixed", "equal"])
     parser.add_argument("--rounds", type=int, default=2, help="batches of requests")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     transformers.logging.set_verbosity_error()
     rows = [row for name in options.shapes for row in asyncio.run(measure(name, options))]
     if options.json:
