@@ -456,8 +456,7 @@ void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin
     return attend_typed<float>(p, job, split_begin, split_end, scratch, partials);
   if (p.kv_dtype == DType::kF8E4M3)
     return attend_typed<Float8>(p, job, split_begin, split_end, scratch, partials);
-  if (p.kv_dtype == DType::kF16)
-    return attend_typed<Float16>(p, job, split_begin, split_end, scratch, partials);
+  if (p.kv_dtype == kF16) return attend_typed<Float16>(p, job, split_begin, split_end, scratch, partials);
   attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
 }
 

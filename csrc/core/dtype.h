@@ -9,18 +9,14 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/half.h"
 
 namespace bequest {
 
-// For caches alone: kF8E4M3, sign, 4 bits of exponent, 3 of mantissa; the largest value is 448, there is no
-// infinity, and 0x7f is NaN. kF16, which is IEEE's; caches on the CPU.
-enum class DType : int { kF32 = 0, kBF16 = 1, kF8E4M3 = 2, kF16 = 3 };
+// kF8E4M3 is for caches alone: sign, 4 bits of exponent, 3 of mantissa; the largest value is 448, there is no
+// infinity, and 0x7f is NaN.
+enum class DType : int { kF32 = 0, kBF16 = 1, kF8E4M3 = 2 };
 
 struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
   uint16_t bits;
 };
 struct Float8 {
@@ -34,7 +30,6 @@ struct Float8 {
   std::memcpy(&y, &bits, sizeof(y));
   return y;
 }
-[[gnu::always_inline]] inline float to_float(Float16 x) { return half_to_float(x.bits); }
 [[gnu::always_inline]] inline float to_float(Float8 x) {
   const uint32_t sign = uint32_t{x.bits & 0x80u} << 24, magnitude = x.bits & 0x7fu;
   const float small = static_cast<float>(magnitude) * 0x1p-9f;  // of those with exponent 0
@@ -83,7 +78,6 @@ template <class T>
     case DType::kF32:
       return 4;
     case DType::kBF16:
-    case DType::kF16:
       return 2;
     case DType::kF8E4M3:
       return 1;
@@ -99,7 +93,6 @@ decltype(auto) dispatch(DType t, F&& f) {
       return std::forward<F>(f).template operator()<float>();
     case DType::kBF16:
       return std::forward<F>(f).template operator()<BFloat16>();
-    case DType::kF16:
     case DType::kF8E4M3:
       break;
   }

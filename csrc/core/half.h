@@ -1,10 +1,20 @@
-// float16 as 16 bits, where no vector of it is at hand.
+// float16 as 16 bits, where no vector of it is at hand. On the CPU a cache may be stored in it; no kernel of
+// a GPU knows it, so it is not among the types of core/dtype.h.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "core/dtype.h"
+
 namespace bequest {
+
+struct Float16 {
+  uint16_t bits;
+};
+
+// What a cache in float16 is called where it is dispatched.
+inline constexpr DType kF16 = DType{3};
 
 [[gnu::always_inline]] inline float half_to_float(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
@@ -19,5 +29,7 @@ namespace bequest {
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
+
+[[gnu::always_inline]] inline float to_float(Float16 x) { return half_to_float(x.bits); }
 
 }  // namespace bequest

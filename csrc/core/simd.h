@@ -12,7 +12,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "core/dtype.h"
+#include "core/half.h"
 
 namespace bequest::BEQUEST_ISA {
 
