@@ -136,6 +136,11 @@ async def test_streamed_completion_logprobs_are_the_whole_ones(front: Front) -> 
     assert -9999.0 in parts["top_logprobs"][-1].values()
 
 
+async def test_no_alternatives_of_no_logprobs(front: Front) -> None:
+    answer = await front.strict().chat.completions.create(model="fake/model", messages=HELLO, top_logprobs=0)
+    assert answer.choices[0].logprobs is None
+
+
 async def test_chat_logprobs(front: Front) -> None:
     options: Any = {"model": "fake/model", "messages": HELLO, "logprobs": True, "top_logprobs": 2, "max_tokens": 2}
     answer = await front.strict().chat.completions.create(**options)
