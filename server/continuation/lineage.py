@@ -80,7 +80,8 @@ def is_continuation(body: CompletionBody | ChatBody, prompt: str = "prompt") -> 
     if len(body.continuation_of) > _LONGEST_REFERENCE:
         raise invalid("`continuation_of` must be the id of an answer, or a request_id.", "continuation_of")
     for name in _WHOLE_PROMPT:
-        if getattr(body, name, None) is not None and getattr(body, name) is not False:
+        value = getattr(body, name, None)
+        if value is not None and value is not False and value != "":
             raise invalid(f"`{name}` cannot be used with `continuation_of`, which sends no whole prompt.", name)
     if isinstance(body.continuation_at, str) and body.continuation_at not in _PLACES:
         raise invalid(

@@ -60,6 +60,7 @@ def text_of(request: Request) -> str:
         ({"prompt": ""}, b""),
         ({"prompt": None}, b""),
         ({"prompt": [[]]}, b""),
+        ({"prompt": "", "suffix": "", "echo": False}, b""),
     ],
 )
 async def test_suffixes(front: Front, fields: dict[str, Any], suffix: bytes) -> None:
