@@ -34,13 +34,13 @@ class Probe:
 
 class DeviceThread:
     """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
-    `on_arrival` before that, on the thread that has the result."""
+    `on_arrival` on the thread that has the result, with whether that has nothing else to do."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
-        on_arrival: Callable[[StepResult], None],
+        on_arrival: Callable[[StepResult, bool], None],
         on_result: Callable[[StepResult], None],
         on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
@@ -107,7 +107,7 @@ class DeviceThread:
                 return
             self._watched = None
             result = step.wait()
-            self._on_arrival(result)
+            self._on_arrival(result, False)
         except BaseException as error:
             self._on_failure(error)
             return
@@ -118,7 +118,8 @@ class DeviceThread:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._arrived(step)
+                    self._on_arrival(step, False)
+                    self._post(self._on_result, step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -137,13 +138,11 @@ class DeviceThread:
                 if step.slow_to_read:
                     step.wait_computed()
                     self._post(self._on_computed, None)
-                self._arrived(step.wait())
+                result = step.wait()
+                self._post(self._on_result, result)
+                self._on_arrival(result, True)
         except BaseException as error:
             self._post(self._on_failure, error)
-
-    def _arrived(self, result: StepResult) -> None:
-        self._on_arrival(result)
-        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

@@ -9,7 +9,7 @@ Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks p
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -287,7 +287,7 @@ class Parent:
     id: str
     running: bool
     cache_salt: str
-    choices: tuple[ParentChoice, ...]
+    choices: Sequence[ParentChoice]
     origin: object
     encoder: EncoderInput | None = None  # a child has the same one
 

@@ -263,7 +263,7 @@ class CudaRunner:
         travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
         if updates is not None and travels:
             buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        buffers.send(len(plan.seq_lens), travels)
+        buffers.send(len(plan.seq_lens), len(updates[0]) if updates is not None and travels else 0)
         if updates is None:
             return
         staged = buffers.on_device("updates")
@@ -283,7 +283,7 @@ class CudaRunner:
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
         buffers.write_lists(None)
-        buffers.send(0, with_updates=False)
+        buffers.send(0)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 

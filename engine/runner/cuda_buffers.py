@@ -94,9 +94,9 @@ class StepBuffers:
             first = self._self_blocks
             tables[:, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
 
-    def send(self, num_sequences: int, with_updates: bool) -> None:
+    def send(self, num_sequences: int, update_bytes: int = 0) -> None:
         used = self.staging.used_bytes("block_tables", num_sequences)
-        self.staging.send(used, "updates" if with_updates else None)
+        self.staging.send(used, "updates" if update_bytes else None, update_bytes)
 
     def bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
         tables = self.on_device("block_tables")

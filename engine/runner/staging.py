@@ -75,13 +75,15 @@ class Staging:
             self._is_free = True
         return self._arrays[self._turn]
 
-    def send(self, num_bytes: int, rare: str | None = None) -> None:
-        """Queues the copy of the first `num_bytes`, and of a field that few steps fill, on the current stream."""
+    def send(self, num_bytes: int, rare: str | None = None, num_rare: int = 0) -> None:
+        """Queues the copy of the first `num_bytes`, and of the first `num_rare` of a field that few steps fill, on the
+        current stream."""
         pinned = self._addresses[self._turn]
         copy_bytes(self._device_address, pinned, num_bytes)
         if rare is not None:
-            offset, size = self.layout.places[rare][0], self.layout.sizes[rare]
-            copy_bytes(self._device_address + offset, pinned + offset, size)
+            offset = self.layout.places[rare][0]
+            assert num_rare <= self.layout.sizes[rare]
+            copy_bytes(self._device_address + offset, pinned + offset, num_rare)
         record(self._sent[self._turn])
         self._turn = (self._turn + 1) % _TURNS
         self._is_free = False

@@ -81,12 +81,17 @@ async def test_answers_to_200_random_schemas_are_valid() -> None:
 async def test_the_plain_loop_and_preemption_change_nothing(num_blocks: int) -> None:
     rule = grammar(PERSON)
     told = []
-    for pipelined, blocks in ((True, 2000), (False, 2000), (True, num_blocks)):
-        async with random_engine(num_blocks=blocks, pipelined=pipelined) as engine:
+    for pipelined, blocks, queues in (
+        (True, 2000, False),
+        (False, 2000, False),
+        (True, num_blocks, False),
+        (True, num_blocks, True),
+    ):
+        async with random_engine(num_blocks=blocks, pipelined=pipelined, queues=queues) as engine:
             asked = [request(i, rule if i % 3 else None, temperature=0.9, max_tokens=60) for i in range(9)]
             answers = await asyncio.gather(*(answer(engine, one) for one in asked))
             told.append([delta.choices[0].token_ids for delta in answers])
-    assert told[0] == told[1] == told[2]
+    assert told[0] == told[1] == told[2] == told[3]
 
 
 async def test_beside_penalties_choices_and_logprobs() -> None:
