@@ -146,11 +146,13 @@ class Scheduler:
 
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
+        decoding, prefilling, extracting = self._ready()
+        if not (decoding or prefilling or extracting or self.num_waiting):
+            return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         streaming = any(s.num_computed >= s.num_prompt and not s.extracts for s in self._running)
         most = self.limits.tokens_of_step(streaming)
         draft = Draft(now, most, self.limits.extraction.max_step_rows)
         self.cache.begin_plan()
-        decoding, prefilling, extracting = self._ready()
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
         extracted = self.extractions.begin(draft, fill)
         self._schedule(draft, decoding)
@@ -164,7 +166,7 @@ class Scheduler:
         self.cache.end_plan()
         if not draft.chunks and not draft.encoders:
             return None
-        moves = BlockMoves(*self.cache.take_swaps(), draft.copies)
+        moves = BlockMoves(*self.cache.take_swaps(), draft.copies, draft.copies_of_beams)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
@@ -308,10 +310,9 @@ class Scheduler:
             draft.num_preempted += 1
             if victim is leader:
                 return False
-        pairs = beams.try_prepare_write(position)
-        assert pairs is not None, "the blocks were counted"
-        draft.copies.extend(pairs)
-        draft.add_beams(leader, len(beams))
+        copies = beams.try_prepare_write(position)
+        assert copies is not None, "the blocks were counted"
+        draft.add_beams(leader, len(beams), copies)
         leader.num_computed += 1
         return True
 

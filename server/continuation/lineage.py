@@ -44,12 +44,9 @@ class Cut:
     reference: str  # the parent, as the client named it
     parent: Parent
     index: int
+    choice: ParentChoice  # of this index
     at: int
     branch: bool  # at a token the client chose, rather than where the answer ended
-
-    @property
-    def choice(self) -> ParentChoice:
-        return self.parent.choices[self.index]
 
     @property
     def answer_at(self) -> int:
@@ -131,8 +128,9 @@ async def cut(context: Context, terms: Terms, body: CompletionBody | ChatBody) -
             param="continuation_choice",
             details={"choices": len(parent.choices)},
         )
-    at = _place(parent, parent.choices[index], place, reference)
-    return Cut(reference, parent, index, at, branch=isinstance(place, int))
+    choice = parent.choices[index]
+    at = _place(parent, choice, place, reference)
+    return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
 
 
 async def _parent(context: Context, terms: Terms, reference: str, place: int | str | None) -> Parent:

@@ -120,7 +120,7 @@ async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Colle
     whole = [replace(request, output=OutputMode.FINAL) for request in requests]
     with Job(engine, whole, collectors):
         try:
-            await asyncio.gather(*ends)
+            await (ends[0] if len(ends) == 1 else asyncio.gather(*ends))
         except BaseException:
             release(*(collector.delivery for collector in collectors))
             raise
