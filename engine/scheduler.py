@@ -72,7 +72,7 @@ class Scheduler:
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone."""
-        request = group.request
+        request, group.max_slots = group.request, self.limits.max_num_seqs
         salt = salt_of(request)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
@@ -445,7 +445,8 @@ class Scheduler:
             sequence.group.admitted_at = now
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
-        """The sequence, or all choices of its group when its prefill ends here and they part ways."""
+        """The sequence, or the choices of its group when its prefill ends here and they part ways: as many as there are
+        slots for. The others wait for those, and find the prompt in the index."""
         group = sequence.group
         if group.forked:
             return [sequence]
@@ -453,5 +454,9 @@ class Scheduler:
         for choice in range(1, group.request.params.n):
             child = sequence.sibling(choice)
             group.sequences.append(child)
-            self._running[child] = None
-        return list(group.sequences)
+            if choice < group.num_slots or not child.wants_sample:
+                self._running[child] = None
+            else:
+                self._placer.drop_blocks(child)
+                self._enqueue(child)
+        return [child for child in group.sequences if child.status is Status.RUNNING]
