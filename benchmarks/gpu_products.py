@@ -1,13 +1,15 @@
 """Bandwidth of the matrix products of a decode step: ours, with what is fused around them, beside cuBLAS.
 
 A graph holds the products of every layer, each with weights of its own, and of the logits; a decode step has attention
-between them. Bytes are those of the weights.
+between them. `all` are those of a step as a model calls them, chained where that is possible; the others are alone.
+Bytes are those of the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.model_shapes import SHAPES
 from engine.kernels import cuda_linear as products
-from engine.models.backend import StreamNorm
+from engine.models.backend import LayerHead, LayerTail, Product, StreamNorm
 from engine.models.cuda_backend import CudaBackend
 
 BF16 = torch.bfloat16
@@ -72,6 +74,7 @@ class Step:
 
     def __init__(self, weights: Weights, rows: int) -> None:
         self.weights = weights
+        self.backend, self.norm = CudaBackend(weights.gain.device), StreamNorm(weights.gain, 1e-6)
         hidden, inner = weights.gain.shape[0], weights.layers[0].down.shape[1]
         self.residual, self.attended, self.inner = (
             torch.randn(rows, width, dtype=BF16, device="cuda") for width in (hidden, weights.attended, inner)
@@ -79,15 +82,37 @@ class Step:
 
     def calls(self, name: str, ours: bool) -> Iterator[tuple[Call, int]]:
         """With the bytes of their weights."""
+        tails = [self._tail(layer) for layer in self.weights.layers]
+        if name == "all" and ours and self.backend.can_chain(self.attended, tails[0]):
+            yield from self._chained(tails)
+            return
         for layer in self.weights.layers:
             for kind in ("qkv", "output", "gate_up", "down"):
                 if name in (kind, "all"):
                     weight = getattr(layer, kind)
                     yield (self._ours(kind, weight) if ours else self._cublas(kind, weight)), weight.nbytes
         if name in ("logits", "all"):
-            weight = self.weights.logits
-            call = products.linear if ours else F.linear
-            yield (lambda: call(self.residual, weight)), weight.nbytes
+            yield self._logits(products.linear if ours else F.linear)
+
+    def _logits(self, call: Callable[[Tensor, Tensor], Tensor]) -> tuple[Call, int]:
+        weight = self.weights.logits
+        return (lambda: call(self.residual, weight)), weight.nbytes
+
+    def _chained(self, tails: list[LayerTail]) -> Iterator[tuple[Call, int]]:
+        layers = self.weights.layers
+        yield self._ours("qkv", layers[0].qkv), layers[0].qkv.nbytes
+        for tail, layer, following in zip(tails, layers, [*layers[1:], None], strict=True):
+            head = None if following is None else LayerHead(self.norm, Product(following.qkv, None))
+            size = layer.output.nbytes + layer.gate_up.nbytes + layer.down.nbytes
+            yield (
+                partial(self.backend.chain, self.attended, self.residual, tail, head),
+                size + (0 if following is None else following.qkv.nbytes),
+            )
+        yield self._logits(products.linear)
+
+    def _tail(self, layer: Layer) -> LayerTail:
+        output, gate_up, down = (Product(weight, None) for weight in (layer.output, layer.gate_up, layer.down))
+        return LayerTail(output, self.norm, gate_up, "silu", down)
 
     def _cublas(self, kind: str, weight: Tensor) -> Call:
         x = {"qkv": self.residual, "output": self.attended, "gate_up": self.residual, "down": self.inner}[kind]
@@ -95,7 +120,7 @@ class Step:
 
     def _ours(self, kind: str, weight: Tensor) -> Call:
         """As a model calls them: fused where that is possible."""
-        backend, norm = CudaBackend(weight.device), StreamNorm(self.weights.gain, 1e-6)
+        backend, norm = self.backend, self.norm
         if kind in ("output", "down"):
             x = self.attended if kind == "output" else self.inner
             return lambda: backend.linear_into(x, weight, None, self.residual)

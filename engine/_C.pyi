@@ -345,6 +345,31 @@ def cuda_skinny_linear(
     stream: int,
 ) -> None: ...
 def cuda_skinny_linear_norms(num_tokens: int, in_features: int) -> bool: ...
+def cuda_skinny_chain(
+    num_tokens: int,
+    attended: int,
+    residual: int,
+    output: tuple[int, int, int, int],
+    mlp_norm: tuple[int, float],
+    gate_up: tuple[int, int, int, int],
+    activation: int,
+    down: tuple[int, int, int, int],
+    next_norm: tuple[int, float],
+    next_qkv: tuple[int, int, int, int],
+    qkv: int,
+    ring_rows: int,
+    layers: int,
+    ring: int,
+    num_ring_rows: int,
+    layer: int,
+    store_output: bool,
+    scratch: int,
+    stream: int,
+) -> None: ...
+def cuda_can_chain(attended: int, hidden: int, inner: int) -> bool: ...
+
+CHAIN_SCRATCH_BYTES: int
+
 def cuda_embedding(
     ids: int,
     last_tokens: int,

@@ -79,6 +79,8 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
+    # Wide enough for the products that a GPU chains.
+    "qwen2-wide": (Qwen2ForCausalLM, Qwen2Config(**SHAPE | {"hidden_size": 256, "intermediate_size": 512})),
 }
 
 
@@ -87,11 +89,12 @@ def make_reference(name: str) -> PreTrainedModel:
     model_class, config = TINY_MODELS[name]
     model = model_class(copy.deepcopy(config))  # the model keeps it, and tests change it there
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    scale = 1.2 * config.hidden_size**-0.5
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Wide enough that a mistake anywhere shows in the logits; norms and biases are not left at 1 and 0.
             centre = 1.0 if "norm" in parameter_name else 0.0
-            parameter.copy_(centre + 0.15 * torch.randn(parameter.shape, generator=random))
+            parameter.copy_(centre + scale * torch.randn(parameter.shape, generator=random))
     return model.eval()
 
 

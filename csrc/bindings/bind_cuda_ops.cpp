@@ -13,6 +13,7 @@
 #include "ops/norm_cuda.h"
 #include "ops/rope_cuda.h"
 #include "ops/sampling_cuda.h"
+#include "ops/skinny_chain_cuda.h"
 #include "ops/skinny_linear_cuda.h"
 
 namespace py = pybind11;
@@ -22,6 +23,16 @@ namespace {
 
 // Launches are too short to be worth releasing the GIL.
 Stream stream_of(Address stream) { return pointer<CUstream_st>(stream); }
+
+// (weight, bias, N, K) of a product, (weight, eps) of a norm
+using ProductArguments = std::tuple<Address, Address, int64_t, int64_t>;
+using NormArguments = std::tuple<Address, float>;
+
+cuda::ChainProduct product_of(const ProductArguments& s) {
+  return {pointer<void>(std::get<0>(s)), pointer<void>(std::get<1>(s)), std::get<2>(s), std::get<3>(s)};
+}
+
+cuda::ChainNorm norm_of(const NormArguments& s) { return {pointer<void>(std::get<0>(s)), std::get<1>(s)}; }
 
 // (NB, L, NKV, BS, D), the sizes of a cache tensor [NB, L, 2, NKV, BS, D]
 using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
@@ -117,6 +128,30 @@ void bind_layers(py::module_& m) {
                         stream_of(stream));
   });
   m.def("cuda_skinny_linear_norms", &cuda::skinny_linear_norms);
+  m.def("cuda_skinny_chain",
+        [](int num_tokens, Address attended, Address residual, const ProductArguments& output,
+           const NormArguments& norm, const ProductArguments& gate_up, int activation,
+           const ProductArguments& down, const NormArguments& next_norm, const ProductArguments& next_qkv,
+           Address qkv, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows, int32_t layer,
+           bool store_output, Address scratch, Address stream) {
+          cuda::skinny_chain({.num_tokens = num_tokens,
+                              .attended = pointer<void>(attended),
+                              .residual = pointer<void>(residual),
+                              .output = product_of(output),
+                              .mlp_norm = norm_of(norm),
+                              .gate_up = product_of(gate_up),
+                              .activation = Activation(activation),
+                              .down = product_of(down),
+                              .next_norm = norm_of(next_norm),
+                              .next_qkv = product_of(next_qkv),
+                              .qkv = pointer<void>(qkv),
+                              .tap = {pointer<int32_t>(ring_rows), pointer<uint64_t>(layers),
+                                      pointer<void>(ring), num_ring_rows, layer, store_output},
+                              .scratch = pointer<void>(scratch)},
+                             stream_of(stream));
+        });
+  m.def("cuda_can_chain", &cuda::can_chain);
+  m.attr("CHAIN_SCRATCH_BYTES") = cuda::kChainScratchBytes;
   m.def("cuda_embedding", [](Address ids, Address last_tokens, int64_t num_rows, Address weight, Address out,
                              int dtype, int64_t num_tokens, int64_t vocab_size, int64_t hidden,
                              Address stream) {

@@ -97,12 +97,10 @@ class Reader {
         policy_(evict_first_policy()) {}
 
   // The first round of the ring, as soon as its barriers are there. A copy takes a warp 50 ns to ask for, so
-  // that each of the warps that multiply asks for one row of every stage; the reading warp announces their
-  // bytes.
+  // that each of the warps that multiply asks for one row of every stage.
   __device__ void begin(int warp, int lane) {
 #pragma unroll 1
     for (int i = 0; i < stages_ && !order_.done(); ++i) {
-      if (lane == 0 && warp == kWarps) ring_.full[i].arrive_expecting(kTileRows * bytes());
       if (lane == 0 && warp < kWarps) copy_row(i, warp);
       order_.advance();
     }
@@ -114,8 +112,6 @@ class Reader {
 #pragma unroll 1
     while (!order_.done()) {
       ring_.empty[at.stage].wait(at.parity);
-      if (lane == 0) ring_.full[at.stage].arrive_expecting(kTileRows * bytes());
-      __syncwarp();
       if (lane < kTileRows) copy_row(at.stage, lane);
       order_.advance();
       at.advance(stages_);
@@ -127,7 +123,9 @@ class Reader {
     return static_cast<uint32_t>(min(kChunk, static_cast<int>(p_.in_features) - order_.chunk() * kChunk)) * 2;
   }
 
+  // Who asks for bytes announces them: a stage is full after an arrival for each of its rows.
   __device__ void copy_row(int stage, int row) {
+    ring_.full[stage].arrive_expecting(bytes());
     const BFloat16* from = static_cast<const BFloat16*>(p_.weight) +
                            weight_row(p_, order_.tile(), row) * p_.in_features + order_.chunk() * kChunk;
     bulk_copy(ring_at_ + stage * kStageBytes + row * kStagePitch, from, bytes(), ring_.full[stage], policy_);
@@ -361,7 +359,7 @@ __global__ __launch_bounds__(kThreads,
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
-      ring.full[i].init(1);
+      ring.full[i].init(kTileRows);
       ring.empty[i].init(kWarps);
     }
     publish_barriers();

@@ -42,6 +42,31 @@ class StreamNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    weight: Matrix  # [N, K]
+    bias: Tensor | None  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHead:
+    """What a layer does before its attention."""
+
+    norm: StreamNorm
+    qkv: Product
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTail:
+    """What a layer does behind its attention."""
+
+    output: Product
+    norm: StreamNorm
+    gate_up: Product
+    activation: Activation
+    down: Product
+
+
+@dataclass(frozen=True, slots=True)
 class Projected:
     """The fused projection of a step's tokens on its way to attention, and where its keys and values go."""
 
@@ -150,6 +175,14 @@ class Backend(Protocol):
         """[T, K] → what is still to be added to the residual, [T, H]; None: the residual has it."""
         ...
 
+    def can_chain(self, attended: Tensor, tail: LayerTail) -> bool:
+        """Whether `chain` does a layer's tail, and the next one's head, for this many rows [T, A]."""
+        ...
+
+    def chain(self, attended: Tensor, residual: Tensor, tail: LayerTail, head: LayerHead | None) -> Tensor | None:
+        """residual [T, H] += all that the tail adds; what the next layer's head projects, [T, N], if there is one."""
+        ...
+
 
 class CpuBackend:
     """Activations in float32, weights packed into panels."""
@@ -240,6 +273,12 @@ class CpuBackend:
 
     def linear_into(self, x: Tensor, weight: Matrix, bias: Tensor | None, residual: Tensor) -> Tensor | None:
         return self.linear(x, weight, bias)
+
+    def can_chain(self, attended: Tensor, tail: LayerTail) -> bool:
+        return False
+
+    def chain(self, attended: Tensor, residual: Tensor, tail: LayerTail, head: LayerHead | None) -> Tensor | None:
+        raise AssertionError("nothing to chain")
 
 
 def _normed(added: Tensor | None, residual: Tensor, norm: StreamNorm) -> Tensor:

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda, cuda_attention, cuda_linear
+from engine.kernels import cuda, cuda_attention, cuda_chain, cuda_linear
 from engine.kernels.cpu_weights import QuantisedRows
 from engine.kernels.hidden_tap import LayerTap
 from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import Activation, AttentionWork, HeadNorm, Matrix, Projected, StreamNorm
+from engine.models.backend import (
+    Activation,
+    AttentionWork,
+    HeadNorm,
+    LayerHead,
+    LayerTail,
+    Matrix,
+    Product,
+    Projected,
+    StreamNorm,
+)
 
 
 class CudaBackend:
@@ -19,6 +29,7 @@ class CudaBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._chain_scratch = cuda_chain.make_scratch(device)
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return (64, 128, 256) if dtype is torch.bfloat16 else ()
@@ -119,6 +130,20 @@ class CudaBackend:
             return self.linear(x, weight, bias)
         cuda_linear.linear_into(x, weight, bias, residual)
         return None
+
+    def can_chain(self, attended: Tensor, tail: LayerTail) -> bool:
+        return cuda_chain.can_chain(attended, tail.down.weight)
+
+    def chain(self, attended: Tensor, residual: Tensor, tail: LayerTail, head: LayerHead | None) -> Tensor | None:
+        chained = cuda_chain.Tail(
+            _product(tail.output), _row_norm(tail.norm), _product(tail.gate_up), tail.activation, _product(tail.down)
+        )
+        following = None if head is None else cuda_chain.Head(_row_norm(head.norm), _product(head.qkv))
+        return cuda_chain.run(attended, residual, chained, following, self._chain_scratch)
+
+
+def _product(product: Product) -> cuda_chain.Product:
+    return cuda_chain.Product(product.weight, product.bias)
 
 
 def _row_norm(norm: StreamNorm) -> cuda_linear.RowNorm:

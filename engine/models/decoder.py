@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.models.backend import HeadNorm, Projected, StreamNorm
+from engine.models.backend import HeadNorm, LayerHead, LayerTail, Projected, StreamNorm
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.config import DecoderConfig
 from engine.models.layers import Embedding, Linear, Loader, RMSNorm
@@ -39,18 +40,12 @@ class Attention:
             q_weight, k_weight = (loader.vector([f"{prefix}{name}_norm.weight"]) for name in ("q", "k"))
             self.norm = HeadNorm(q_weight, k_weight, config.head_norm_eps)
 
-    def __call__(
-        self,
-        added: Tensor | None,
-        residual: Tensor,
-        norm: StreamNorm,
-        batch: ModelInput,
-        cos_sin: Tensor,
-        read: ReadRows | None,
-    ) -> Tensor:
-        """[T, H] → what `output` projects: [T, NQ D]; with `read` the rows that it names. K and V of all are stored."""
+    def __call__(self, qkv: Tensor, batch: ModelInput, cos_sin: Tensor, read: ReadRows | None = None) -> Tensor:
+        """[T, (NQ + 2 NKV) D] → what `output` projects: [T, NQ D]; with `read` the rows that it names.
+
+        K and V of all are stored.
+        """
         config = self.config
-        qkv = self.backend.normed_linear(added, residual, norm, self.qkv.weight, self.qkv.bias)
         projected = Projected(qkv, batch.positions, batch.slot_mapping, batch.kv_cache, self.layer, self.scales)
         q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
         work = batch.attention[self.window]
@@ -86,30 +81,37 @@ class DecoderLayer:
         self.attention = Attention(config, layer, loader)
         self.mlp_norm = RMSNorm.load(loader, prefix + "post_attention_layernorm", eps)
         self.mlp = MLP(config, layer, loader)
+        self.backend = loader.backend
+        self.tail = LayerTail(
+            self.attention.output.product,
+            self.mlp_norm.tapped(None),
+            self.mlp.gate_up.product,
+            config.activation,
+            self.mlp.down.product,
+        )
 
-    def __call__(self, added: Tensor | None, residual: Tensor, batch: ModelInput, cos_sin: Tensor) -> Tensor | None:
-        """added: [T, H], what the layer before still adds to the residual; returns the same of this one."""
-        attended = self._attend(added, residual, batch, cos_sin, None)
-        return self._finish(attended, residual)
+    def project(self, added: Tensor | None, residual: Tensor, batch: ModelInput) -> Tensor:
+        """[T, H] → queries, keys and values, [T, N]. added: what the layer before still adds to the residual."""
+        head = self.head(batch)
+        return self.backend.normed_linear(added, residual, head.norm, head.qkv.weight, head.qkv.bias)
 
-    def last(
-        self, added: Tensor | None, residual: Tensor, batch: ModelInput, cos_sin: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
-        """The same where no layer follows: what it adds and the residual of the rows that are read, [R, H] each."""
-        attended = self._attend(added, residual, batch, cos_sin, batch.read)
-        if batch.read is not None:
-            residual = residual[batch.read.rows]
-        return self._finish(attended, residual), residual
+    def to_next(self, attended: Tensor, residual: Tensor, following: DecoderLayer, batch: ModelInput) -> Tensor:
+        """From what attention gives, [T, NQ D], to what the layer that follows projects, [T, N]."""
+        if self.backend.can_chain(attended, self.tail):
+            qkv = self.backend.chain(attended, residual, self.tail, following.head(batch))
+            assert qkv is not None
+            return qkv
+        return following.project(self.finish(attended, residual), residual, batch)
 
-    def _attend(
-        self, added: Tensor | None, residual: Tensor, batch: ModelInput, cos_sin: Tensor, read: ReadRows | None
-    ) -> Tensor:
-        norm = self.attention_norm.tapped(batch.tap_before(self.layer))
-        return self.attention(added, residual, norm, batch, cos_sin, read)
-
-    def _finish(self, attended: Tensor, residual: Tensor) -> Tensor | None:
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor | None:
+        """[T, NQ D] → what this layer still adds to the residual, [T, H]."""
+        if self.backend.can_chain(attended, self.tail):
+            return self.backend.chain(attended, residual, self.tail, None)
         added = self.attention.output.into(attended, residual)
         return self.mlp(added, residual, self.mlp_norm.tapped(None))
+
+    def head(self, batch: ModelInput) -> LayerHead:
+        return LayerHead(self.attention_norm.tapped(batch.tap_before(self.layer)), self.attention.qkv.product)
 
 
 class Decoder:
@@ -137,10 +139,15 @@ class Decoder:
         Writes K and V of every token to the cache, and hidden states to where `batch.tap` says.
         """
         residual = self.embedding(batch.input_ids, batch.last_tokens)
-        added: Tensor | None = None  # to the residual, by the next norm
-        for layer in self.layers[:-1]:
-            added = layer(added, residual, batch, self.cos_sin)
-        added, residual = self.layers[-1].last(added, residual, batch, self.cos_sin)
+        qkv = self.layers[0].project(None, residual, batch)
+        for layer, following in pairwise(self.layers):
+            attended = layer.attention(qkv, batch, self.cos_sin)
+            qkv = layer.to_next(attended, residual, following, batch)
+        last = self.layers[-1]
+        attended = last.attention(qkv, batch, self.cos_sin, batch.read)
+        if batch.read is not None:
+            residual = residual[batch.read.rows]
+        added = last.finish(attended, residual)
         return self.norm(added, residual, batch.tap_after(self.config.num_layers))
 
     def logits(self, hidden: Tensor) -> Tensor:

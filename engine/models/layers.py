@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels.hidden_tap import LayerTap
 from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import Backend, Matrix, StreamNorm
+from engine.models.backend import Backend, Matrix, Product, StreamNorm
 from engine.models.kv_scales import read_kv_scales
 from engine.models.weights import WeightSource
 
@@ -50,6 +50,11 @@ class Linear:
         self.backend = backend
         self.weight = weight  # [N, K]
         self.bias = bias  # [N]
+
+    @property
+    def product(self) -> Product:
+        """For a backend that does more than one at a time."""
+        return Product(self.weight, self.bias)
 
     @classmethod
     def load(cls, loader: Loader, names: Sequence[str], has_bias: bool) -> Linear:

@@ -1,0 +1,99 @@
+"""All products between two attentions as one kernel, for a few bfloat16 rows (csrc/ops/skinny_chain_cuda.h).
+
+Dims: T rows, A what attention gives, H hidden, I inner, Q queries, keys and values of the next layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine import _C
+from engine.kernels import cuda
+from engine.kernels.cpu_activations import ACTIVATION_CODES
+from engine.kernels.cuda_linear import RowNorm
+from engine.kernels.hidden_tap import tap_arguments
+from engine.kernels.streams import current_stream
+
+MOST_CHAINED_ROWS = 4  # csrc/ops/skinny_chain_cuda.h
+_BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    weight: Tensor  # [N, K]
+    bias: Tensor | None = None  # [N]
+
+    def arguments(self, outputs: int, depth: int) -> tuple[int, int, int, int]:
+        bias = 0 if self.bias is None else cuda.address_of(self.bias, _BF16, outputs)
+        return (cuda.address_of(self.weight, _BF16, outputs, depth), bias, outputs, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a layer does before its attention."""
+
+    norm: RowNorm  # its tap sees the residual
+    qkv: Product  # [Q, H]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a layer does behind its attention."""
+
+    output: Product  # [H, A]
+    norm: RowNorm
+    gate_up: Product  # [2 I, H]
+    activation: str
+    down: Product  # [H, I]
+
+
+def make_scratch(device: torch.device) -> Tensor:
+    """For chains of one stream."""
+    return torch.zeros(_C.CHAIN_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+
+
+def can_chain(attended: Tensor, down: Tensor) -> bool:
+    """Whether there is a kernel for rows [T, A] of a model whose down is [H, I]."""
+    if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= MOST_CHAINED_ROWS:
+        return False
+    return _C.cuda_can_chain(attended.shape[1], *down.shape)
+
+
+def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scratch: Tensor) -> Tensor | None:
+    """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head."""
+    num_tokens, depth = attended.shape
+    hidden, inner = residual.shape[1], tail.down.weight.shape[1]
+    qkv: Tensor | None = None
+    next_norm, next_qkv, tap = (0, 0.0), (0, 0, 0, 0), None
+    if head is not None:
+        outputs = head.qkv.weight.shape[0]
+        qkv = torch.empty(num_tokens, outputs, dtype=_BF16, device=residual.device)
+        next_norm, next_qkv, tap = (
+            _norm_arguments(head.norm, hidden),
+            head.qkv.arguments(outputs, hidden),
+            head.norm.tap,
+        )
+    _C.cuda_skinny_chain(
+        num_tokens,
+        cuda.address_of(attended, _BF16, num_tokens, depth),
+        cuda.address_of(residual, _BF16, num_tokens, hidden),
+        tail.output.arguments(hidden, depth),
+        _norm_arguments(tail.norm, hidden),
+        tail.gate_up.arguments(2 * inner, hidden),
+        ACTIVATION_CODES[tail.activation],
+        tail.down.arguments(hidden, inner),
+        next_norm,
+        next_qkv,
+        0 if qkv is None else qkv.data_ptr(),
+        *tap_arguments(tap, num_tokens, hidden, _BF16),
+        cuda.address_of(scratch, torch.uint8, _C.CHAIN_SCRATCH_BYTES),
+        current_stream(),
+    )
+    return qkv
+
+
+def _norm_arguments(norm: RowNorm, hidden: int) -> tuple[int, float]:
+    return cuda.address_of(norm.weight, _BF16, hidden), norm.eps
