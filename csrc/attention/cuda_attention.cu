@@ -124,7 +124,8 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
 }
 
 bool can_attend_token(const WorkShape& shape) {
-  return shape.dtype == DType::kBF16 && shape.causal && shape.group() <= kDecodeRows && is_hopper();
+  return shape.dtype == DType::kBF16 && shape.causal && shape.group() <= kDecodeRows &&
+         2 * shape.num_kv_heads <= shape.num_multiprocessors && is_hopper();
 }
 
 void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cudaStream_t stream) {

@@ -5,8 +5,8 @@
 // are dealt to the warps of a cluster of thread blocks, step by step; keys and values of tokens before this
 // one are read while the product ahead still runs. Each block norms and rotates the head's queries for
 // itself; the one whose warp has the last step makes the new key and value too, stores them in the cache and
-// puts them into that step. Then the blocks send each other their states: block r gets the r-th part of the
-// columns from everybody and writes their result.
+// puts them into that step. Then the blocks send each other their states: each gets a part of the columns
+// from everybody and writes their result.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -17,12 +17,14 @@
 #include <utility>
 
 #include "attention/decode.cuh"
+#include "attention/hopper.cuh"
 #include "attention/single_token.h"
 #include "ops/qkv_heads.cuh"
 
 namespace bequest {
 
 inline constexpr int kMostParts = 16;     // blocks of a cluster
+inline constexpr int kFewestParts = 2;    // one would be no cluster
 inline constexpr int kPortableParts = 8;  // that any chip with clusters can have
 
 template <int D, class Cache>
@@ -179,65 +181,92 @@ __device__ MergedVector merge_warps(const uint8_t* rings, const float2 (&scales)
   return merged;
 }
 
-// What the blocks of a cluster send each other: block r gets the r-th part of the vectors from everybody.
+// What the blocks of a cluster send each other: block r gets the vectors r, r + parts, ... from everybody. A
+// barrier counts the bytes, so that nobody waits for more than its own.
 class StateExchange {
  public:
-  // `memory`: float4 [vectors], then float2 [vectors], at the same place in every block.
-  __device__ StateExchange(uint8_t* memory, int vectors)
-      : cluster_(cooperative_groups::this_cluster()),
-        parts_(static_cast<int>(gridDim.x)),
-        rank_(static_cast<int>(blockIdx.x)),
-        share_(vectors / parts_),
+  // `memory`: float4 [vectors], then float2 [vectors]; it and `barrier` at the same place in every block.
+  __device__ StateExchange(uint8_t* memory, uint64_t* barrier, int vectors)
+      : log2_parts_(static_cast<int>(std::bit_width(gridDim.x)) - 1),
+        vectors_(vectors),
         values_(reinterpret_cast<float4*>(memory)),
-        scales_(reinterpret_cast<float2*>(values_ + vectors)) {}
+        scales_(reinterpret_cast<float2*>(values_ + vectors)),
+        barrier_(shared_address(barrier)) {}
 
-  __device__ int share() const { return share_; }
-  __device__ int parts() const { return parts_; }
-  __device__ int first_vector() const { return rank_ * share_; }
-
-  __device__ void send(int vector, const MergedVector& merged) const {
-    const int place = rank_ * share_ + vector % share_;
-    *cluster_.map_shared_rank(values_ + place, vector / share_) = merged.o;
-    *cluster_.map_shared_rank(scales_ + place, vector / share_) = merged.scale;
+  // By one thread, before all blocks meet.
+  __device__ void expect() const {
+    init_barrier(barrier_, 1);
+    publish_barriers();
+    arrive_expecting(barrier_, vectors_ * static_cast<int>(sizeof(float4) + sizeof(float2)));
   }
 
-  // Vector i of this block's share from the states of all blocks, in the lane with part 0. By a warp, whose
-  // neighbouring lanes have the parts of a vector.
-  __device__ MergedVector merged(int i, int part, bool valid) const {
+  // After all blocks have met.
+  __device__ void send(int vector, const MergedVector& merged) const {
+    const int to = vector & (parts() - 1), place = (vector >> log2_parts_) * parts() + rank();
+    const uint32_t barrier = remote(barrier_, to);
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            remote(shared_address(values_ + place), to)),
+        "f"(merged.o.x), "f"(merged.o.y), "f"(merged.o.z), "f"(merged.o.w), "r"(barrier)
+        : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                     remote(shared_address(scales_ + place), to)),
+                 "f"(merged.scale.x), "f"(merged.scale.y), "r"(barrier)
+                 : "memory");
+  }
+
+  // Calls f(vector, merged) for this block's vectors, in one lane each. By the whole block.
+  template <class F>
+  __device__ void for_each_merged(F&& f) const {
+    wait(barrier_, 0);
+    // Neighbouring lanes have the parts of a vector, in the order of the blocks.
+    for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < vectors_; first += kDecodeWarps * 32) {
+      const int place = first + static_cast<int>(threadIdx.x) % 32;
+      const MergedVector merged = merge_parts(place);
+      if (place < vectors_ && (place & (parts() - 1)) == 0)
+        f((place >> log2_parts_) * parts() + rank(), merged);
+    }
+  }
+
+ private:
+  __device__ static int parts() { return static_cast<int>(gridDim.x); }
+  __device__ static int rank() { return static_cast<int>(blockIdx.x); }
+  __device__ static uint32_t remote(uint32_t address, int rank) {
+    uint32_t result;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+    return result;
+  }
+
+  __device__ MergedVector merge_parts(int place) const {
     MergedVector own{{}, {-INFINITY, 0.0f}};
-    if (valid) own = {values_[part * share_ + i], scales_[part * share_ + i]};
+    if (place < vectors_) own = {values_[place], scales_[place]};
     float m = own.scale.x;
-    for (int step = 1; step < parts_; step *= 2) m = fmaxf(m, __shfl_xor_sync(cuda::kAllLanes, m, step));
+    for (int step = 1; step < parts(); step *= 2) m = fmaxf(m, __shfl_xor_sync(cuda::kAllLanes, m, step));
     const float factor = exp2f(own.scale.x - finite_or_zero(m));
     float sums[5] = {own.o.x * factor, own.o.y * factor, own.o.z * factor, own.o.w * factor,
                      own.scale.y * factor};
-    for (int step = 1; step < parts_; step *= 2)
+    for (int step = 1; step < parts(); step *= 2)
 #pragma unroll
       for (float& sum : sums) sum += __shfl_xor_sync(cuda::kAllLanes, sum, step);
     return {{sums[0], sums[1], sums[2], sums[3]}, {m, sums[4]}};
   }
 
- private:
-  const cooperative_groups::cluster_group cluster_;
-  const int parts_, rank_, share_;
+  const int log2_parts_, vectors_;
   float4* const values_;
   float2* const scales_;
+  const uint32_t barrier_;
 };
 
-// Writes this block's share of the head's rows. By the whole block.
+// Writes this block's vectors of the head's rows. By the whole block.
 template <int D>
-__device__ void write_share(const AttentionArgs& a, const StateExchange& exchange, int head) {
-  const int total = exchange.share() * exchange.parts();
-  for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < total; first += kDecodeWarps * 32) {
-    const int i = first + static_cast<int>(threadIdx.x) % 32;
-    const int own = i / exchange.parts(), part = i % exchange.parts();
-    const auto [o, scale] = exchange.merged(own, part, i < total);
-    if (part != 0 || i >= total) continue;
-    const float factor = scale.y > 0.0f ? a.value_scale / scale.y : 0.0f;
-    const int64_t column = static_cast<int64_t>(head) * a.group * D + (exchange.first_vector() + own) * 4;
-    *reinterpret_cast<uint2*>(static_cast<bf16*>(a.out) + column) = {pack(o.x * factor, o.y * factor),
-                                                                     pack(o.z * factor, o.w * factor)};
-  }
+__device__ void write_merged(const AttentionArgs& a, const StateExchange& exchange, int head) {
+  bf16* const rows = static_cast<bf16*>(a.out) + static_cast<int64_t>(head) * a.group * D;
+  exchange.for_each_merged([&](int vector, const MergedVector& merged) {
+    const float factor = merged.scale.y > 0.0f ? a.value_scale / merged.scale.y : 0.0f;
+    const float4& o = merged.o;
+    *reinterpret_cast<uint2*>(rows + vector * 4) = {pack(o.x * factor, o.y * factor),
+                                                    pack(o.z * factor, o.w * factor)};
+  });
 }
 
 // `early`: the keys before the token's own were in the cache before the kernel ahead began.
@@ -250,10 +279,14 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   __shared__ typename SingleHeads<D, Cache>::Memory memory;
+  __shared__ uint64_t received;
   cuda::let_next_start();
   if (__ldg(a.num_items) == 0) return cuda::wait_for_previous();  // padding
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   const auto cluster = cooperative_groups::this_cluster();
+  const int vectors = a.group * S::kRowVectors;
+  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, &received, vectors);
+  if (threadIdx.x == 0) exchange.expect();
   auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
 
   const SingleRange<D, Cache> range(a, p);
@@ -291,12 +324,11 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   }
   const WorkItem item{0, 0, 1, range.position, range.begin, end, -1, -1};
   WarpState<D, Cache, Scores::kPlain> state(a, item, rows, head, lane);
-  int stage = 0;
-  for (int token = first; token < end; token += range.round) {
+  int stage = 0, later = first + S::kStages * range.round;
+  typename Copier::Blocks next{};  // a step ahead of their use, so that copies never wait for the block table
+  if (later < end) next = copier.blocks_of(a.block_tables, later, end);
+  for (int token = first; token < end; token += range.round, later += range.round) {
     const uint32_t address = ring_address + stage * S::kStageBytes;
-    const int later = token + S::kStages * range.round;
-    typename Copier::Blocks next{};
-    if (later < end) next = copier.blocks_of(a.block_tables, later, end);
     wait_copies<S::kStages - 1>();
     __syncwarp();
     if (with_own && range.position < token + S::kStepKeys) {
@@ -307,19 +339,17 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
     __syncwarp();
     if (later < end) copier.copy(address, next, later, range.begin, range.end_in_cache());
     commit_copies();
+    if (later + range.round < end) next = copier.blocks_of(a.block_tables, later + range.round, end);
     stage = stage + 1 == S::kStages ? 0 : stage + 1;
   }
   wait_copies<0>();
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
   __syncthreads();
 
-  const int vectors = a.group * S::kRowVectors;
-  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, vectors);
   cluster.barrier_wait(std::move(begun));
   for (int i = threadIdx.x; i < vectors; i += kDecodeWarps * 32)
     exchange.send(i, merge_warps<D, Cache>(shared, scales, i / S::kRowVectors, i % S::kRowVectors * 4));
-  cluster.sync();
-  write_share<D>(a, exchange, head);
+  write_merged<D>(a, exchange, head);
 }
 
 // Blocks of a cluster: so many that the heads fill the device, as far as that many heads find room at once.
@@ -328,7 +358,8 @@ int single_token_parts(Kernel kernel, int heads, int multiprocessors, const cuda
   cuda::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   cuda::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)));
-  int parts = std::bit_floor(static_cast<unsigned>(std::clamp(multiprocessors / heads, 1, kMostParts)));
+  int parts =
+      std::bit_floor(static_cast<unsigned>(std::clamp(multiprocessors / heads, kFewestParts, kMostParts)));
   for (; parts > kPortableParts; parts /= 2) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -157,6 +157,12 @@ def test_heads(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> 
     check(Case(777, heads[0], heads[1], head_dim, kv_dtype=kv_dtype))
 
 
+def test_shapes_that_are_not_served() -> None:
+    """More heads than there is room for clusters, or more queries to a head than a tile has rows."""
+    assert not make_step(Case(9, num_q_heads=72, num_kv_heads=72)).plan.single_token
+    assert not make_step(Case(9, num_q_heads=34, num_kv_heads=2)).plan.single_token
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("seq_len", [1, 129, 2000])
 def test_block_sizes(seq_len: int, block_size: int) -> None:
