@@ -737,6 +737,30 @@ class AttentionWork:
     ) -> tuple[int, int, int]:
         """(decode items, prefill items, merges); block_tables may be null."""
 
+def can_attend_token(work: AttentionWork) -> bool: ...
+def cuda_attend_token(
+    work: AttentionWork,
+    qkv: int,
+    out: int,
+    kv_cache: int,
+    kv_dtype: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+    key_scale: float,
+    value_scale: float,
+    scale: float,
+    q_weight: int,
+    k_weight: int,
+    eps: float,
+    positions: int,
+    cos_sin: int,
+    rotary_dim: int,
+    slots: int,
+    block_tables: int,
+    max_blocks: int,
+    work_list: int,
+    stream: int,
+) -> None: ...
 def cuda_paged_attention(
     work: AttentionWork,
     q: int,

@@ -6,6 +6,7 @@
 #include "attention/cuda_attention.h"
 #include "attention/device_args.cuh"
 #include "attention/launch.cuh"
+#include "attention/single_token.h"
 #include "attention/tensor_map.h"
 
 namespace bequest {
@@ -78,11 +79,15 @@ void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores sc
   launch_prefill<D, Cache>(a, p.lists.blocks, scores, stream);
 }
 
+void check_block_size(int block_size) {
+  check(block_size >= 8 && std::has_single_bit(static_cast<uint32_t>(block_size)),
+        "bf16 attention: block_size must be a power of two, at least 8");
+}
+
 template <class Cache>
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
                  cudaStream_t stream) {
-  check(a.block_size >= 8 && std::has_single_bit(static_cast<uint32_t>(a.block_size)),
-        "bf16 attention: block_size must be a power of two, at least 8");
+  check_block_size(a.block_size);
   check(reinterpret_cast<uintptr_t>(p.q) % 16 == 0 && p.q_stride % 8 == 0,
         "rows of q must be 16-byte aligned");
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
@@ -94,10 +99,7 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
   if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
 }
 
-}  // namespace
-
-void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
-                          cudaStream_t stream) {
+void check_params(const CudaAttentionParams& p) {
   check(p.layer >= 0 && p.layer < p.layout.num_layers, "layer outside the cache");
   check(p.scale > 0.0f && p.soft_cap >= 0.0f, "scale must be positive, soft_cap not negative");
   check(p.bias == nullptr || (p.soft_cap == 0.0f && p.bias_reach >= 0 && p.bias_reach < kFarPosition),
@@ -105,6 +107,13 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
   check(p.bias == nullptr || !p.causal || p.window > 0, "a bias needs a window where the mask is causal");
   check(p.kv_dtype == p.dtype || p.kv_dtype == DType::kF8E4M3, "the cache has the dtype of q, or is fp8");
   check(p.key_scale > 0.0f && p.value_scale > 0.0f, "scales of keys and values must be positive");
+}
+
+}  // namespace
+
+void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
+                          cudaStream_t stream) {
+  check_params(p);
   const AttentionArgs a = make_args(p);
   if (p.dtype == DType::kBF16) {
     if (p.kv_dtype == DType::kBF16) return launch_bf16<Bf16Cache>(p, launches, a, stream);
@@ -112,6 +121,31 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
   }
   check(p.dtype == DType::kF32, "attention is for bf16 and f32");
   if (launches.decode) launch_f32(a, p.kv_dtype, p.lists.blocks, stream);
+}
+
+bool can_attend_token(const WorkShape& shape) {
+  return shape.dtype == DType::kBF16 && shape.causal && shape.group() <= kDecodeRows &&
+         2 * shape.num_kv_heads <= shape.num_multiprocessors && is_hopper();
+}
+
+void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cudaStream_t stream) {
+  check_params(p);
+  check(p.dtype == DType::kBF16 && p.causal && p.soft_cap == 0.0f && p.bias == nullptr,
+        "a single token is attended in bf16, causally, without a soft cap or a bias");
+  const AttentionArgs a = make_args(p);
+  check_block_size(a.block_size);
+  check(a.group <= kDecodeRows && heads.num_tokens == 1 && heads.head_dim == a.head_dim &&
+            heads.rotary_dim % 2 == 0 && heads.rotary_dim <= heads.head_dim,
+        "a single token: heads");
+  for (const void* pointer : {static_cast<const void*>(heads.q), static_cast<const void*>(heads.k),
+                              static_cast<const void*>(heads.v), heads.q_weight, heads.k_weight})
+    check(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "a single token: heads must be 16-byte aligned");
+  dispatch_head_dim(a.head_dim, [&]<int D>() {
+    const int multiprocessors = p.lists.blocks / attention_blocks_per_sm(D);
+    if (p.kv_dtype == DType::kBF16)
+      return launch_single_token<D, Bf16Cache>(a, heads, multiprocessors, stream);
+    launch_single_token<D, Fp8Cache>(a, heads, multiprocessors, stream);
+  });
 }
 
 }  // namespace bequest

@@ -40,20 +40,77 @@ struct DecodeShape {
   }
 };
 
-// Issues the copies of one warp's steps, item after item.
+// Copies steps of one head's keys and values to a warp's stages.
+template <int D, class Cache>
+class StepCopier {
+ public:
+  __device__ StepCopier(const AttentionArgs& a, int lane, int head)
+      : a_(a),
+        lane_(lane),
+        keys_(static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride) {}
+
+  static constexpr int kGroups = DecodeStep<D, Cache>::kKeys / 8;  // of rows in one block, whatever its size
+
+  // The blocks of the step at `token`, of a sequence with this block table and `end` keys.
+  struct Blocks {
+    int ids[kGroups];
+  };
+  __device__ Blocks blocks_of(const int32_t* table, int token, int end) const {
+    Blocks blocks;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      blocks.ids[g] = __ldg(table + (min(token + g * 8, end - 1) >> a_.log2_block_size));
+    return blocks;
+  }
+
+  // Keys outside [begin, end) become zeros: their slots may hold anything, NaN included.
+  __device__ void copy(uint32_t stage, const Blocks& blocks, int token, int begin, int end) const {
+    const int chunk = lane_ % kChunks;
+    const int lane_row = lane_ / kChunks;
+    const Element* sources[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      sources[g] = keys_ + blocks.ids[g] * a_.block_stride +
+                   (((token + g * 8) & (a_.block_size - 1)) + lane_row) * D + chunk * (D / kChunks);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = i * kRowsPerCopy + lane_row;
+      const Element* source = sources[i / kGroupCopies] + i % kGroupCopies * kRowsPerCopy * D;
+      const bool valid = token + row >= begin && token + row < end;
+      const uint32_t destination = stage + Step::offset(row, chunk);
+      copy_16_once_async(destination, source, valid, policy_);
+      copy_16_once_async(destination + DecodeShape<D, Cache>::kTileBytes, source + a_.values_after_keys,
+                         valid, policy_);
+    }
+  }
+
+ private:
+  using Step = DecodeStep<D, Cache>;
+  using Element = typename Cache::Element;
+  static constexpr int kChunks = Step::kRowBytes / 16;  // per row
+  static constexpr int kRowsPerCopy = 32 / kChunks;
+  static constexpr int kCopies = Step::kKeys / kRowsPerCopy;
+  static constexpr int kGroupCopies = kCopies / kGroups;
+
+  const AttentionArgs& a_;
+  const int lane_;
+  const uint64_t policy_ = read_once_policy();
+  const Element* const keys_;
+};
+
+// Reads one warp's steps, item after item.
 template <int D, class Cache>
 class StepReader {
  public:
   __device__ StepReader(const AttentionArgs& a, int warp, int lane, int head)
-      : a_(a), warp_(warp), lane_(lane), item_(worker_of_block()) {
-    keys_ = static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride;
+      : a_(a), copier_(a, lane, head), warp_(warp), item_(worker_of_block()) {
     enter_item();
   }
 
   // One group of copies, empty behind the last step.
   __device__ void read_step(uint32_t stage) {
     if (token_ < end_) {
-      copy_step(stage);
+      copier_.copy(stage, blocks_, token_, begin_, end_);
       token_ += S::kRoundKeys;
       if (token_ < end_)
         fetch_blocks();
@@ -65,13 +122,6 @@ class StepReader {
 
  private:
   using S = DecodeShape<D, Cache>;
-  using Step = typename S::Step;
-  using Element = typename Cache::Element;
-  static constexpr int kChunks = Step::kRowBytes / 16;  // per row
-  static constexpr int kRowsPerCopy = 32 / kChunks;
-  static constexpr int kCopies = S::kStepKeys / kRowsPerCopy;
-  static constexpr int kGroups = S::kStepKeys / 8;  // of rows that share a block whatever the block size
-  static constexpr int kGroupCopies = kCopies / kGroups;
 
   // On to the next item that has a step for this warp.
   __device__ void enter_item() {
@@ -88,39 +138,14 @@ class StepReader {
   }
 
   // A step ahead of their use, so that the copies never wait for the block table.
-  __device__ void fetch_blocks() {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-      blocks_[g] = __ldg(table_ + (min(token_ + g * 8, end_ - 1) >> a_.log2_block_size));
-  }
-
-  __device__ void copy_step(uint32_t stage) {
-    const int chunk = lane_ % kChunks;
-    const int lane_row = lane_ / kChunks;
-    const Element* sources[kGroups];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-      sources[g] = keys_ + blocks_[g] * a_.block_stride +
-                   (((token_ + g * 8) & (a_.block_size - 1)) + lane_row) * D + chunk * (D / kChunks);
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int row = i * kRowsPerCopy + lane_row;
-      const Element* source = sources[i / kGroupCopies] + i % kGroupCopies * kRowsPerCopy * D;
-      // Slots without a key the item sees may hold anything, NaN included: they become zeros.
-      const bool valid = token_ + row >= begin_ && token_ + row < end_;
-      const uint32_t destination = stage + Step::offset(row, chunk);
-      copy_16_once_async(destination, source, valid, policy_);
-      copy_16_once_async(destination + S::kTileBytes, source + a_.values_after_keys, valid, policy_);
-    }
-  }
+  __device__ void fetch_blocks() { blocks_ = copier_.blocks_of(table_, token_, end_); }
 
   const AttentionArgs& a_;
-  const int warp_, lane_;
-  const uint64_t policy_ = read_once_policy();
-  const Element* keys_;
+  const StepCopier<D, Cache> copier_;
+  const int warp_;
   const int32_t* table_ = nullptr;
   int item_, token_ = 0, begin_ = 0, end_ = 0;
-  int blocks_[kGroups] = {};
+  typename StepCopier<D, Cache>::Blocks blocks_ = {};
 };
 
 // A lane's part of an item's 16 query rows, as the matrix product takes it; asked for while the item before

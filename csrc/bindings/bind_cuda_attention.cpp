@@ -1,5 +1,5 @@
 // The work list is plain C++ and bound in every build; the kernels where CUDA is compiled.
-#include "attention/cuda_attention.h"
+#include "attention/single_token.h"
 #include "attention/work_list.h"
 #include "bindings/bindings.h"
 
@@ -63,6 +63,64 @@ void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out,
                                    pointer<int32_t>(tickets)};
   cuda_paged_attention(params, {decode, prefill, max_merges}, pointer<CUstream_st>(stream));
 }
+
+void attend_one(const AttentionWork& self, Address qkv, Address out, Address kv_cache, int kv_dtype,
+                const KvSizes& sizes, int64_t layer, float key_scale, float value_scale, float scale,
+                Address q_weight, Address k_weight, float eps, Address positions, Address cos_sin,
+                int64_t rotary_dim, Address slots, Address block_tables, int64_t max_blocks,
+                Address work_list, Address stream) {
+  const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
+  const KvLayout layout{num_blocks, num_layers, num_kv_heads, block_size, head_dim};
+  const int64_t q_heads = self.shape.num_q_heads, width = (q_heads + 2 * num_kv_heads) * head_dim;
+  auto* const q = pointer<uint16_t>(qkv);
+  uint16_t* const k = q + q_heads * head_dim;
+  uint16_t* const v = k + num_kv_heads * head_dim;
+  CudaAttentionParams params{};
+  params.q = q;
+  params.q_stride = width;
+  params.out = pointer<void>(out);
+  params.dtype = self.shape.dtype;
+  params.kv_cache = pointer<void>(kv_cache);
+  params.kv_dtype = static_cast<DType>(kv_dtype);
+  params.key_scale = key_scale;
+  params.value_scale = value_scale;
+  params.layout = layout;
+  params.layer = layer;
+  params.num_q_heads = self.shape.num_q_heads;
+  params.scale = scale;
+  params.causal = self.shape.causal;
+  params.window = self.shape.window;
+  params.block_tables = pointer<int32_t>(block_tables);
+  params.max_blocks = max_blocks;
+  params.work_list = pointer<int32_t>(work_list);
+  params.lists = self.layout;
+  attend_token(params,
+               {.q = q,
+                .k = k,
+                .v = v,
+                .q_stride = width,
+                .k_stride = width,
+                .v_stride = width,
+                .num_tokens = 1,
+                .q_heads = q_heads,
+                .k_heads = num_kv_heads,
+                .head_dim = head_dim,
+                .q_weight = pointer<void>(q_weight),
+                .k_weight = pointer<void>(k_weight),
+                .eps = eps,
+                .positions = pointer<int32_t>(positions),
+                .cos_sin = pointer<float>(cos_sin),
+                .rotary_dim = rotary_dim,
+                .slots = pointer<int64_t>(slots),
+                .kv_cache = pointer<void>(kv_cache),
+                .layout = layout,
+                .layer = layer,
+                .kv_dtype = static_cast<DType>(kv_dtype),
+                .key_factor = 1.0f / key_scale,
+                .value_factor = 1.0f / value_scale,
+                .dtype = self.shape.dtype},
+               pointer<CUstream_st>(stream));
+}
 #endif
 
 }  // namespace
@@ -95,6 +153,8 @@ void bind_cuda_attention(py::module_& m) {
       // With the GIL: the list takes less time than to get it back.
       .def("write", &write_list);
 #ifdef BEQUEST_WITH_CUDA
+  m.def("can_attend_token", [](const AttentionWork& self) { return can_attend_token(self.shape); });
+  m.def("cuda_attend_token", &attend_one, py::call_guard<py::gil_scoped_release>());
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>());
 #endif
 }

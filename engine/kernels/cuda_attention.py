@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine import _C
 from engine.kernels.cpu import _kv_sizes
+from engine.kernels.cuda import QkNorm, address_of
 from engine.kernels.host_arrays import HostInts, host_ints
 from engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
 
@@ -142,13 +143,25 @@ class CudaAttentionWorkspace:
         if max_tokens is not None:
             decode_merges = min(decode_merges, max_tokens)
         merges = decode * decode_merges + prefill * prefill_merges
-        return CudaAttentionPlan(self, work_list, block_tables, decode=decode, prefill=prefill, max_merges=merges)
+        single_token = max_tokens == 1 and not prefill and _C.can_attend_token(self._work)
+        return CudaAttentionPlan(
+            self,
+            work_list,
+            block_tables,
+            decode=decode,
+            prefill=prefill,
+            max_merges=merges,
+            single_token=single_token,
+        )
 
 
 class CudaAttentionPlan:
-    """The work of one step's attention in device memory, used by every layer."""
+    """The work of one step's attention in device memory, used by every layer.
 
-    __slots__ = ("_launches", "block_tables", "work_list", "workspace")
+    `single_token`: the step has no more than one, and `attend_token` serves it.
+    """
+
+    __slots__ = ("_launches", "block_tables", "single_token", "work_list", "workspace")
 
     def __init__(
         self,
@@ -159,6 +172,7 @@ class CudaAttentionPlan:
         decode: bool,
         prefill: bool,
         max_merges: int,
+        single_token: bool = False,
     ) -> None:
         for tensor in (work_list, block_tables):  # tables may be columns of a wider array
             assert tensor.dtype == torch.int32 and tensor.is_cuda
@@ -167,6 +181,7 @@ class CudaAttentionPlan:
         self.workspace = workspace
         self.work_list = work_list
         self.block_tables = block_tables
+        self.single_token = single_token
         self._launches = (decode, prefill, max_merges)
 
 
@@ -228,5 +243,54 @@ def paged_attention(
         prefill,
         max_merges,
         torch.cuda.current_stream(q.device).cuda_stream,
+    )
+    return out
+
+
+def attend_token(
+    qkv: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    plan: CudaAttentionPlan,
+    scale: float,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    norm: QkNorm | None = None,
+    scales: KvScales = UNSCALED,
+) -> Tensor:
+    """`prepare_qkv` and `paged_attention` of a step's only token in one launch, [1, NQ, D]; qkv stays as it is.
+
+    qkv [1, (NQ + 2 NKV) D], slot_mapping int64 [1], positions int32 [1]: the token's place in its sequence. A graph
+    that this is captured in must not write this layer's keys and values in another way.
+    """
+    workspace = plan.workspace
+    num_heads, head_dim = workspace.num_q_heads, workspace.head_dim
+    sizes = _kv_sizes(kv_cache)
+    assert plan.single_token and kv_cache.dtype in (torch.bfloat16, FP8)
+    assert sizes[2] == workspace.num_kv_heads and sizes[4] == head_dim
+    out = torch.empty(1, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    _C.cuda_attend_token(
+        workspace._work,
+        address_of(qkv, torch.bfloat16, 1, (num_heads + 2 * sizes[2]) * head_dim),
+        out.data_ptr(),
+        kv_cache.data_ptr(),
+        KV_DTYPE_CODES[kv_cache.dtype],
+        sizes,
+        layer,
+        scales.key,
+        scales.value,
+        scale,
+        0 if norm is None else address_of(norm.q_weight, torch.bfloat16, head_dim),
+        0 if norm is None else address_of(norm.k_weight, torch.bfloat16, head_dim),
+        0.0 if norm is None else norm.eps,
+        address_of(positions, torch.int32, 1),
+        0 if cos_sin is None else address_of(cos_sin, torch.float32, *cos_sin.shape),
+        0 if cos_sin is None else cos_sin.shape[1],
+        address_of(slot_mapping, torch.int64, 1),
+        plan.block_tables.data_ptr(),
+        plan.block_tables.stride(0),
+        plan.work_list.data_ptr(),
+        torch.cuda.current_stream(qkv.device).cuda_stream,
     )
     return out

@@ -142,6 +142,18 @@ class Backend(Protocol):
         key position less query position, clamped to [-R, R]."""
         ...
 
+    def self_attention(
+        self,
+        projected: Projected,
+        num_heads: int,
+        cos_sin: Tensor | None,
+        norm: HeadNorm | None,
+        work: AttentionWork,
+        scale: float,
+    ) -> Tensor:
+        """`prepare_qkv` and the `attention` of all its queries, [T, NQ, D]."""
+        ...
+
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """[T, I] → [T, I]; may be x itself, changed."""
         ...
@@ -246,6 +258,18 @@ class CpuBackend:
         scales: KvScales = UNSCALED,
     ) -> Tensor:
         return kernels.paged_attention(q, kv_cache, layer, work, scale, bias=bias, scales=scales)
+
+    def self_attention(
+        self,
+        projected: Projected,
+        num_heads: int,
+        cos_sin: Tensor | None,
+        norm: HeadNorm | None,
+        work: AttentionWork,
+        scale: float,
+    ) -> Tensor:
+        q = self.prepare_qkv(projected, num_heads, cos_sin, norm)
+        return self.attention(q, projected.kv_cache, projected.layer, work, scale, scales=projected.scales)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return kernels.activate(x, activation)

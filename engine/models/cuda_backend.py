@@ -77,7 +77,7 @@ class CudaBackend:
             projected.slot_mapping,
             projected.positions,
             cos_sin,
-            None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps),
+            _head_norm(norm),
             projected.scales,
         )
 
@@ -95,6 +95,32 @@ class CudaBackend:
         scales: KvScales = UNSCALED,
     ) -> Tensor:
         return cuda_attention.paged_attention(q, kv_cache, layer, work, scale, bias=bias, scales=scales)
+
+    def self_attention(
+        self,
+        projected: Projected,
+        num_heads: int,
+        cos_sin: Tensor | None,
+        norm: HeadNorm | None,
+        work: AttentionWork,
+        scale: float,
+    ) -> Tensor:
+        kv_cache, layer, scales = projected.kv_cache, projected.layer, projected.scales
+        if not work.single_token:
+            q = self.prepare_qkv(projected, num_heads, cos_sin, norm)
+            return self.attention(q, kv_cache, layer, work, scale, scales=scales)
+        return cuda_attention.attend_token(
+            projected.qkv,
+            kv_cache,
+            layer,
+            work,
+            scale,
+            projected.slot_mapping,
+            projected.positions,
+            cos_sin,
+            _head_norm(norm),
+            scales,
+        )
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return cuda.activate(x, activation)
@@ -144,6 +170,10 @@ class CudaBackend:
 
 def _product(product: Product) -> cuda_chain.Product:
     return cuda_chain.Product(product.weight, product.bias)
+
+
+def _head_norm(norm: HeadNorm | None) -> cuda.QkNorm | None:
+    return None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps)
 
 
 def _row_norm(norm: StreamNorm) -> cuda_linear.RowNorm:

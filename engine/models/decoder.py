@@ -47,12 +47,12 @@ class Attention:
         """
         config = self.config
         projected = Projected(qkv, batch.positions, batch.slot_mapping, batch.kv_cache, self.layer, self.scales)
-        q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)  # [T, NQ, D]
-        work = batch.attention[self.window]
-        if read is not None:
-            q, work = q[read.rows], read.attention
-        scale = config.attention_scale
-        attended = self.backend.attention(q, batch.kv_cache, self.layer, work, scale, scales=self.scales)
+        work, scale = batch.attention[self.window], config.attention_scale
+        if read is None:
+            attended = self.backend.self_attention(projected, config.num_heads, cos_sin, self.norm, work, scale)
+        else:
+            q = self.backend.prepare_qkv(projected, config.num_heads, cos_sin, self.norm)[read.rows]  # [R, NQ, D]
+            attended = self.backend.attention(q, batch.kv_cache, self.layer, read.attention, scale, scales=self.scales)
         return attended.flatten(1)
 
 
