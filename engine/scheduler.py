@@ -409,7 +409,7 @@ class Scheduler:
         return SlotShares(self._running, self.limits.max_num_seqs, several=self.waiting.several)
 
     def _level_slots(self, draft: Draft) -> Sequence | None:
-        """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who may have them."""
+        """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""
         assert draft.shares is not None
         for waiting in self.waiting.heads():
             if waiting.group.search is not None or waiting.num_in_flight > 0:
