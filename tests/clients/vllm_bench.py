@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Comes with the wheel, but made for torch with CUDA: beside torch for CPUs its import fails, and nobody needs it.
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
+    # These come with the wheel, but made for torch with CUDA. Beside torch for CPUs they fail when they are imported;
+    # nobody needs them.
+    sys.modules.update(dict.fromkeys(("torchvision", "torchaudio", "torchcodec")))  # type: ignore[arg-type]
 
     from vllm.benchmarks.serve import add_cli_args, main  # type: ignore[import-not-found]
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
