@@ -378,7 +378,9 @@ class Scheduler:
         """Lets waiting sequences in, as their turns are; only those whose turn is before that of `before`, if given."""
         if not len(self.waiting):
             return  # most steps: what runs need not be counted
-        shares = self._count_slots()
+        if draft.short or draft.shares is None:
+            draft.shares = self._count_slots()  # some gave way since they were counted
+        shares = draft.shares
         beam_slots = self.limits.max_num_beams - self._beam_slots_in_use()
         passed: set[Account] = set()
         while draft.budget > 0 and (sequence := self.waiting.head(passed)) is not None:
@@ -396,14 +398,17 @@ class Scheduler:
             # A preempted sequence whose last token is still on the device comes back when that token is known.
             if need > left or sequence.num_in_flight > 0:
                 return
-            if not self._admit(draft, sequence):
-                if sequence.status is Status.WAITING and self._preempt_extraction(draft):
-                    continue
-                return
             if group.search is None:
                 shares.take(group.account, need)
             else:
                 beam_slots -= need
+            if not self._admit(draft, sequence):
+                if sequence.status is not Status.WAITING or not self._preempt_extraction(draft):
+                    return
+                if group.search is None:
+                    shares.take(group.account, -need)
+                else:
+                    beam_slots += need
 
     def _count_slots(self) -> SlotShares:
         return SlotShares(self._running, self.limits.max_num_seqs, several=self.waiting.several)
@@ -420,7 +425,9 @@ class Scheduler:
             if victims := draft.shares.level(waiting):
                 for victim in victims:
                     self._try_preempt(victim)
+                    draft.shares.take(victim.group.account, -victim.num_slots)
                 draft.num_preempted += len(victims)
+                draft.shares.take(waiting.group.account, need)
                 return waiting
         return None
 
