@@ -35,7 +35,7 @@ from engine.retention import Retention
 from engine.salt import salt_of
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
-from engine.shares import SlotShares, slots_to_enter
+from engine.shares import SlotShares
 from engine.step import BlockMoves, Launch, StepMaker
 from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
 
@@ -155,8 +155,9 @@ class Scheduler:
         decoding, prefilling, extracting = self._ready()
         due = None
         if prefilling or len(self.waiting):  # in most steps neither: what runs need not be counted
-            draft.divide(self._count_slots())
-            due = self._level_slots(draft)
+            shares = self._count_slots()
+            draft.divide(shares)
+            due = self._level_slots(draft, shares)
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
         extracted = self.extractions.begin(draft, fill)
         self._schedule(draft, decoding)
@@ -380,54 +381,41 @@ class Scheduler:
             return  # most steps: what runs need not be counted
         if draft.short or draft.shares is None:
             draft.shares = self._count_slots()  # some gave way since they were counted
-        shares = draft.shares
-        beam_slots = self.limits.max_num_beams - self._beam_slots_in_use()
-        passed: set[Account] = set()
+        shares, passed = draft.shares, set[Account]()
         while draft.budget > 0 and (sequence := self.waiting.head(passed)) is not None:
             if before is not None and turn(sequence) > turn(before):
                 return
-            group = sequence.group
-            if group.search is None:
-                need = slots_to_enter(sequence)
-                left = shares.left_for(group.account, need)
-            else:  # a group wider than all the slots there are runs when it has them all
-                need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
-            if draft.has_no_prompt_tokens(sequence) or left < need <= shares.free:
-                passed.add(group.account)  # what is left is kept for tenants that have less
+            if draft.has_no_prompt_tokens(sequence) or shares.kept_from(sequence):
+                passed.add(sequence.group.account)  # what is left is for tenants that have less
                 continue
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > left or sequence.num_in_flight > 0:
+            if not shares.fits(sequence) or sequence.num_in_flight > 0:
                 return
-            if group.search is None:
-                shares.take(group.account, need)
-            else:
-                beam_slots -= need
+            shares.enter(sequence)
             if not self._admit(draft, sequence):
-                if sequence.status is not Status.WAITING or not self._preempt_extraction(draft):
+                if sequence.status is not Status.WAITING:
                     return
-                if group.search is None:
-                    shares.take(group.account, -need)
-                else:
-                    beam_slots += need
+                shares.leave(sequence)
+                if not self._preempt_extraction(draft):
+                    return
 
     def _count_slots(self) -> SlotShares:
-        return SlotShares(self._running, self.limits.max_num_seqs, several=self.waiting.several)
+        limits = self.limits
+        return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=self.waiting.several)
 
-    def _level_slots(self, draft: Draft) -> Sequence | None:
+    def _level_slots(self, draft: Draft, shares: SlotShares) -> Sequence | None:
         """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""
-        assert draft.shares is not None
         for waiting in self.waiting.heads():
             if waiting.group.search is not None or waiting.num_in_flight > 0:
                 continue
-            need = slots_to_enter(waiting)
-            if need <= draft.shares.left_for(waiting.group.account, need):
+            if shares.fits(waiting) and not shares.kept_from(waiting):
                 return None
-            if victims := draft.shares.level(waiting):
+            if victims := shares.level(waiting):
                 for victim in victims:
                     self._try_preempt(victim)
-                    draft.shares.take(victim.group.account, -victim.num_slots)
+                    shares.give_way(victim)
                 draft.num_preempted += len(victims)
-                draft.shares.take(waiting.group.account, need)
+                shares.enter(waiting)
                 return waiting
         return None
 
@@ -438,9 +426,6 @@ class Scheduler:
             return False
         draft.num_preempted += 1
         return True
-
-    def _beam_slots_in_use(self) -> int:
-        return sum(s.num_slots for s in self._running if s.group.search is not None)
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
