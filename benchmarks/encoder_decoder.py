@@ -1,11 +1,13 @@
 """Encoder-decoder models with random weights of known shapes, side by side with transformers in one run.
 
-    python -m benchmarks.encoder_decoder [--shapes t5-small whisper-tiny] [--device cpu] [--threads N] [--json FILE]
+    python -m benchmarks.encoder_decoder [--shapes t5-small whisper-tiny] [--device cpu] [--dtype float32] [--threads N]
+                                         [--repeats N] [--json FILE]
 
 Both get the same jobs: (encoder length, output length) pairs, greedy, the output lengths forced. transformers runs them
 in batches as large as the engine's, padded to the longest input and stepped until the longest output; it has the whole
 batch at once, as has the engine. `equal` jobs, where nothing is padded, are the most favourable for it; `mixed` ones
-are what a server sees.
+are what a server sees. Both have the weights in --dtype; beside float32 the engine also runs with a float16 cache, a
+line of its own. They take turns, and a line is the median of --repeats turns.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import json
 import os
 import random
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass
@@ -62,8 +65,7 @@ def make_jobs(shape: Shape, kind: str, count: int) -> list[Job]:
     return [(draw.randint(*shape.encoder), draw.randint(*shape.outputs)) for _ in range(count)]
 
 
-def make_inputs(shape: Shape, jobs: list[Job]) -> list[EncoderInput]:
-    draw = np.random.default_rng(5)
+def make_inputs(shape: Shape, jobs: list[Job], draw: np.random.Generator) -> list[EncoderInput]:
     if shape.frames_per_position:
         frames = [length * shape.frames_per_position for length, _ in jobs]
         arrays = [draw.standard_normal((80, count), np.float32) for count in frames]
@@ -79,7 +81,7 @@ async def run_engine(built: Built, start: tuple[int, ...], jobs: list[Job], inpu
 
     async def one(i: int) -> int:
         params = SamplingParams(max_tokens=jobs[i][1], temperature=0, ignore_eos=True)
-        request = Request(f"{id(jobs)}-{i}", "bench", start, params, output=OutputMode.FINAL, encoder=inputs[i])
+        request = Request(f"{id(inputs)}-{i}", "bench", start, params, output=OutputMode.FINAL, encoder=inputs[i])
         async for delta in built.engine.generate(request):
             if delta.usage is not None:
                 return delta.usage.completion_tokens
@@ -122,11 +124,11 @@ def generate(model: Any, batch: list[EncoderInput], prompt: torch.Tensor, length
     model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
 
 
-def make_transformers(shape: Shape, device: str) -> Any:
+def make_transformers(shape: Shape, options: argparse.Namespace) -> Any:
     config = getattr(transformers, shape.config_class)(**shape.config)
     torch.manual_seed(0)
     model = getattr(transformers, shape.architecture)(config).eval()
-    model = model.to("cuda", torch.bfloat16) if device == "cuda" else model
+    model = model.to(options.device, getattr(torch, options.dtype))
     # Nothing but the lengths: rules on tokens cost it time.
     model.generation_config = transformers.GenerationConfig(
         pad_token_id=0, decoder_start_token_id=START_OF[shape.architecture]
@@ -137,62 +139,92 @@ def make_transformers(shape: Shape, device: str) -> Any:
 START_OF = {shape.architecture: START[name][0] for name, shape in SHAPES.items()}
 
 
+async def build(directory: Path, shape: Shape, options: argparse.Namespace, cache: Any) -> Built:
+    config = EngineConfig(
+        model=str(directory),
+        device=options.device,
+        dtype=options.dtype,
+        kv_cache_dtype=cache,
+        load_format="dummy",
+        max_num_seqs=shape.batch,
+        max_model_len=256,
+        threads=options.threads,
+        kv_cache_gb=2.0 if options.device == "cpu" else 20.0,
+    )
+    return await build_engine(config)
+
+
 async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     shape = SHAPES[name]
-    start, rows = START[name], []
-    model = make_transformers(shape, options.device)
+    rows, draw = [], np.random.default_rng(5)
+    model = make_transformers(shape, options)
     with tempfile.TemporaryDirectory() as folder:
         values = model.config.to_dict() | {"architectures": [shape.architecture]}
         directory = write_config(values, Path(folder) / name)
-        config = EngineConfig(
-            model=str(directory),
-            device=options.device,
-            dtype="float32" if options.device == "cpu" else "bfloat16",
-            load_format="dummy",
-            max_num_seqs=shape.batch,
-            max_model_len=256,
-            threads=options.threads,
-            kv_cache_gb=2.0 if options.device == "cpu" else 20.0,
-        )
-        built = await build_engine(config)
+        caches = ["auto", "float16"] if options.device == "cpu" and options.dtype == "float32" else ["auto"]
+        engines = {cache: await build(directory, shape, options, cache) for cache in caches}
         torch.set_num_threads(options.threads)
         for kind in options.jobs:
             jobs = make_jobs(shape, kind, options.rounds * shape.batch)
-            inputs = make_inputs(shape, jobs)
-            warm = [(length, 4) for length, _ in jobs[: shape.batch]]
-            await run_engine(built, start, warm, make_inputs(shape, warm))
-            run_transformers(model, shape, start, warm, make_inputs(shape, warm))
-            ours = await run_engine(built, start, jobs, inputs)
-            theirs = run_transformers(model, shape, start, jobs, inputs)
-            tokens = sum(output for _, output in jobs)
-            rows.append(
-                {
-                    "shape": name,
-                    "jobs": kind,
-                    "requests": len(jobs),
-                    "tokens_per_second": tokens / ours,
-                    "transformers_tokens_per_second": tokens / theirs,
-                    "ratio": theirs / ours,
-                }
-            )
-            print(
-                f"{name:14} {kind:6} {len(jobs):4} requests  {tokens / ours:10,.0f} tokens/s  "
-                f"transformers {tokens / theirs:10,.0f}  × {theirs / ours:.2f}",
-                flush=True,
-            )
-        await built.engine.stop()
+            seconds = await take_turns(engines, model, shape, START[name], jobs, options.repeats, draw)
+            tokens, theirs = sum(output for _, output in jobs), seconds.pop("transformers")
+            for cache, ours in seconds.items():
+                stored = engines[cache].engine.info.kv_cache_dtype
+                rows.append(
+                    {
+                        "shape": name,
+                        "jobs": kind,
+                        "requests": len(jobs),
+                        "cache": stored,
+                        "tokens_per_second": tokens / ours,
+                        "transformers_tokens_per_second": tokens / theirs,
+                        "ratio": theirs / ours,
+                    }
+                )
+                print(
+                    f"{name:14} {kind:6} {len(jobs):4} requests  cache {stored:8} {tokens / ours:10,.0f} tokens/s  "
+                    f"transformers {tokens / theirs:10,.0f}  × {theirs / ours:.2f}",
+                    flush=True,
+                )
+        for built in engines.values():
+            await built.engine.stop()
     return rows
+
+
+async def take_turns(
+    engines: dict[str, Built],
+    model: Any,
+    shape: Shape,
+    start: tuple[int, ...],
+    jobs: list[Job],
+    repeats: int,
+    draw: np.random.Generator,
+) -> dict[str, float]:
+    """Median seconds of each engine and of "transformers"."""
+    warm = [(length, 4) for length, _ in jobs[: shape.batch]]
+    seconds: dict[str, list[float]] = {name: [] for name in (*engines, "transformers")}
+    for turn in range(repeats + 1):
+        turn_jobs = jobs if turn else warm
+        # No input comes twice: the engine would find its cross keys and do without the encoder.
+        inputs = make_inputs(shape, turn_jobs, draw)
+        for name, built in engines.items():
+            seconds[name].append(await run_engine(built, start, turn_jobs, inputs))
+        seconds["transformers"].append(run_transformers(model, shape, start, turn_jobs, inputs))
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["t5-small", "whisper-tiny"], choices=list(SHAPES))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on a CPU, else bfloat16")
     parser.add_argument("--jobs", nargs="+", default=["mixed", "equal"], choices=["mixed", "equal"])
     parser.add_argument("--rounds", type=int, default=2, help="batches of requests")
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     transformers.logging.set_verbosity_error()
     rows = [row for name in options.shapes for row in asyncio.run(measure(name, options))]
     if options.json:

@@ -13,6 +13,9 @@ class NullRunner:
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens.astype(np.int32)
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> StepResult:
         chosen = self._tokens[(plan.sample_positions * 7919 + plan.sample_rows * 104_729) % len(self._tokens)]
         beams = tuple([self._candidates(plan.step, spec) for spec in plan.beams])

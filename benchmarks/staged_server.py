@@ -42,6 +42,9 @@ class TimedRunner:
     def __init__(self, words: list[int]) -> None:
         self._words = np.asarray(words, np.int32)
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> StepResult:
         time.sleep(0.008 + 40e-6 * plan.num_tokens)
         chosen = self._words[plan.sample_positions % len(self._words)]

@@ -586,8 +586,9 @@ class BeamTables:
         """Beam i continues beam parents[i] with tokens[i], which the next step computes; others give blocks back."""
     def blocks_needed(self, position: int) -> int:
         """At least the blocks that try_prepare_write(position) takes from the pool."""
-    def try_prepare_write(self, position: int) -> list[tuple[int, int]] | None:
-        """Makes `position` of every beam writable; the copies to make first. None: too few blocks, nothing changed."""
+    def try_prepare_write(self, position: int) -> npt.NDArray[np.int32] | None:
+        """Makes `position` of every beam writable; the copies [C, 2] to make first. None: too few blocks, nothing
+        changed."""
     def fork(self, beam: int) -> BlockTable:
         """A table that shares the beam's blocks."""
     def blocks(self, beam: int) -> list[int]: ...

@@ -28,9 +28,6 @@ def check_admissible(
         )
     if params.beams is not None:
         _check_beams(request, params.beams, info, scheduler)
-    elif params.n > scheduler.limits.max_num_seqs:
-        most = scheduler.limits.max_num_seqs
-        raise InvalidRequest(f"n is {params.n}, but this server runs at most {most} sequences.", param="n")
     if request.hidden_states is not None:
         _check_hidden_states(request, request.hidden_states, info)
     if request.extracts:

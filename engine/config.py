@@ -32,10 +32,10 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it"
     )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
+    kv_cache_dtype: Literal["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
         "auto",
-        "storage of the cache; auto: as --dtype; fp8 (the same as fp8_e4m3): half of bfloat16's memory, with the "
-        "checkpoint's scales or 1",
+        "storage of the cache; auto: as --dtype; float16, bfloat16: half of float32's memory, on a CPU; fp8 (the same "
+        "as fp8_e4m3): half of bfloat16's, with the checkpoint's scales or 1",
     )
     max_model_len: int | None = option(None, "longest prompt plus completion, in tokens; default: the model's own")
     max_num_seqs: int = option(256, "most sequences that run at once")

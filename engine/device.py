@@ -3,6 +3,10 @@
 The threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks. A CPU runner has
 computed its result when `launch` returns. A GPU runner has only queued the work: a second thread waits for it, so that
 the next plan can be queued meanwhile.
+
+A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
+time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
+result whenever it comes around, until something else is launched.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from engine.types import PendingStep, Runner, StepPlan, StepResult
 
 T = TypeVar("T")
 
+_PATIENCE = 0.02  # seconds that the event loop looks for a result before a thread waits for it
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -28,13 +34,13 @@ class Probe:
 
 class DeviceThread:
     """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
-    `on_arrival` before that, on the thread that has the result."""
+    `on_arrival` on the thread that has the result, with whether that has nothing else to do."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
-        on_arrival: Callable[[StepResult], None],
+        on_arrival: Callable[[StepResult, bool], None],
         on_result: Callable[[StepResult], None],
         on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
@@ -48,32 +54,72 @@ class DeviceThread:
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
+        self._watched: PendingStep | None = None  # by the event loop; nothing else is launched
+        self._patient_until = 0.0
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
         self._waiter.start()
 
-    def launch(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
+    def launch(self, plan: StepPlan, idle: bool) -> None:
+        """`idle`: every plan before has come back."""
+        if not idle or not self._runner.is_quick(plan):
+            self._put(plan)
+            return
+        step = self._runner.launch(plan)
+        assert not isinstance(step, StepResult)
+        self._watched, self._patient_until = step, self._loop.time() + _PATIENCE
+        self._loop.call_soon(self._look)
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""
         passed: asyncio.Future[None] = self._loop.create_future()
-        self._plans.put(Probe(lambda value: None if passed.done() else passed.set_result(value)))
+        self._put(Probe(lambda value: None if passed.done() else passed.set_result(value)))
         await passed
 
     async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
         """Lets the launched plans finish and ends the threads. One that hangs is left behind: it is a daemon."""
-        self._plans.put(None)
+        self._put(None)
         await asyncio.to_thread(self._thread.join, timeout)
         await asyncio.to_thread(self._waiter.join, 1.0)  # it has nothing left when the other one has ended
+
+    def _put(self, plan: StepPlan | Probe | None) -> None:
+        """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
+        self._look_no_more()
+        self._plans.put(plan)
+
+    def _look_no_more(self) -> None:
+        if self._watched is not None:
+            self._launched.put(self._watched)
+            self._watched = None
+
+    def _look(self) -> None:
+        """Takes the result of the watched step, if it is there; else comes back when the loop has been around."""
+        step = self._watched
+        if step is None:
+            return
+        try:
+            if not step.done:
+                if self._loop.time() < self._patient_until:
+                    self._loop.call_soon(self._look)
+                else:
+                    self._look_no_more()
+                return
+            self._watched = None
+            result = step.wait()
+            self._on_arrival(result, False)
+        except BaseException as error:
+            self._on_failure(error)
+            return
+        self._on_result(result)
 
     def _launch_all(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
-                    self._arrived(step)
+                    self._on_arrival(step, False)
+                    self._post(self._on_result, step)
                 else:
                     self._launched.put(step)
         except BaseException as error:
@@ -92,13 +138,11 @@ class DeviceThread:
                 if step.slow_to_read:
                     step.wait_computed()
                     self._post(self._on_computed, None)
-                self._arrived(step.wait())
+                result = step.wait()
+                self._post(self._on_result, result)
+                self._on_arrival(result, True)
         except BaseException as error:
             self._post(self._on_failure, error)
-
-    def _arrived(self, result: StepResult) -> None:
-        self._on_arrival(result)
-        self._post(self._on_result, result)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
         try:

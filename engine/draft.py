@@ -10,7 +10,7 @@ from engine.extraction import ExtractionLimits
 from engine.sequence import Sequence
 from engine.shares import SlotShares
 from engine.step import Chunk, EncoderRun
-from engine.types import MAX_BEAM_WIDTH
+from engine.types import MAX_BEAM_WIDTH, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Draft:
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    copies_of_beams: list[IntArray] = field(default_factory=list)  # [C, 2] of each group
     num_beams: int = 0  # of the step, no more than the widest group may have
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
@@ -122,8 +123,10 @@ class Draft:
         self.num_beams += sequence.group.search is not None  # the first of a group: it may be ranked in this step
         sequence.group.account.served += count
 
-    def add_beams(self, leader: Sequence, num_beams: int) -> None:
+    def add_beams(self, leader: Sequence, num_beams: int, copies: IntArray) -> None:
         """Every beam of a group computes its next token. A group wider than the budget has a step to itself."""
+        if len(copies):
+            self.copies_of_beams.append(copies)
         self.chunks.append(Chunk(leader, leader.num_computed, 1))
         self.used.add(leader)
         self.budget = max(0, self.budget - num_beams)

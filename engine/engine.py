@@ -282,9 +282,10 @@ class AsyncEngine:
             launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > self._num_computed)
             if launch is None:
                 return
+            idle = not self._launched
             self._launched.append(launch)
             self._masks.add(launch)
-            self._device.launch(launch.plan)
+            self._device.launch(launch.plan, idle)
             self._watchdog.launched()
 
     def _on_computed(self, _: None) -> None:

@@ -173,11 +173,11 @@ def lark_of_any(text: str) -> str:
 class GrammarMatcher:
     """One sequence's. The event loop counts what is sampled for it; the rest is the mask thread's."""
 
-    __slots__ = ("_ends", "_num_sampled", "ended", "failed", "handle", "num_seen")
+    __slots__ = ("_num_sampled", "end_token_ids", "ended", "failed", "handle", "num_seen")
 
     def __init__(self, handle: llguidance.LLMatcher, end_token_ids: tuple[int, ...]) -> None:
         self.handle = handle
-        self._ends = end_token_ids
+        self.end_token_ids = end_token_ids
         self._num_sampled = 0
         self.num_seen = 0  # of its tokens, by the mask thread
         self.ended = False  # nobody looks at what is sampled from now on
@@ -192,16 +192,6 @@ class GrammarMatcher:
         self._num_sampled += 1
         return self._num_sampled - 1
 
-    def ends_with(self, token: int) -> bool:
-        return token in self._ends
-
-    def allow_every_end(self, mask: npt.NDArray[np.uint32]) -> None:
-        """llguidance knows of one end token: where that may come, the others may."""
-        first, *others = self._ends
-        if others and mask[first // 32] >> (first % 32) & 1:
-            for token in others:
-                mask[token // 32] |= np.uint32(1 << token % 32)
-
 
 class GrammarMasks:
     """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
@@ -214,9 +204,9 @@ class GrammarMasks:
         moves = []
         for matcher, token in sampled:
             matcher.num_seen += 1
-            if token is None or matcher.ends_with(token):
+            if token is None or token in matcher.end_token_ids:
                 matcher.ended = True
-            elif not matcher.done:
+            elif not matcher.ended and matcher.failed is None:
                 moves.append((matcher.handle, token))
         if moves:
             consume_token_par(self._threads, moves)  # one call: each hands the interpreter over, and has to get it back
@@ -226,14 +216,28 @@ class GrammarMasks:
         live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.done]
         if live:
             fill_next_token_bitmask_par(self._threads, live, masks)
-        words = masks.view(np.uint32)
+        # The device may be waiting: of a row that is as usual nothing more is asked than this.
         for row, matcher in enumerate(matchers):
-            if not matcher.done and matcher.handle.is_error():
-                matcher.failed = _first_line(matcher.handle.get_error())
-            if matcher.done:
-                words[row] = 0 if matcher.failed is not None else 0xFFFFFFFF
-            else:
-                matcher.allow_every_end(words[row])
+            if matcher.ended or matcher.failed is not None or matcher.handle.is_error():
+                _fill_idle(matcher, masks[row])
+        if matchers:
+            _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
+
+
+def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:
+    """llguidance knows of one end token of the vocabulary: where that may come, the others may."""
+    first, *others = end_token_ids
+    if others:
+        may_end = masks[:, first // 32] >> (first % 32) & 1  # [rows]
+        for token in others:
+            masks[:, token // 32] |= may_end << (token % 32)
+
+
+def _fill_idle(matcher: GrammarMatcher, mask: IntArray) -> None:
+    """Of one that has ended, or cannot go on: anything may come, or nothing."""
+    if not matcher.done:
+        matcher.failed = _first_line(matcher.handle.get_error())
+    mask[:] = 0 if matcher.failed is not None else -1
 
 
 def mask_threads() -> int:

@@ -1,9 +1,10 @@
-"""Who makes the masks of launched steps (engine/masks.py), on a thread of its own.
+"""Who makes the masks of launched steps (engine/masks.py), beside the event loop.
 
 A step's masks can be made when the tokens before them are known: at once for rows that have sampled nothing yet, else
 when the step before it comes back, which is when the device begins with this one. So results come here straight from
-the thread that gets them, before the event loop sees them: the masks are made in the time of a forward pass, whatever
-the event loop does meanwhile. The mask thread owns every matcher; of the event loop it learns which steps there are.
+the thread that gets them: the masks are made in the time of a forward pass, whatever the event loop does meanwhile. A
+thread that has only waited for the result makes them itself, because another one would have to wake up first; all
+others leave them to the mask thread. Who has the lock has the matchers; the event loop only says which steps there are.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class MaskMaker:
 
     def __init__(self) -> None:
         self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
-        self._work: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None  # started when the first grammar comes
+        self._news: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()  # for the mask thread
+        self._work: _Work | None = None  # from the first grammar on
 
     def add(self, launch: Launch) -> None:
         """A step is about to be launched; it is the last one."""
@@ -61,37 +62,47 @@ class MaskMaker:
         if masks is None:
             return
         step = self._launched[launch.plan.step] = _Step(masks, tuple((m, m.count_sampling()) for m in launch.masked))
-        if self._thread is None:
+        if self._work is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-            self._thread = threading.Thread(target=_Worker(self._work).run, name="bequest-masks", daemon=True)
-            self._thread.start()
-        self._work.put(step)
+            self._work = _Work()
+            threading.Thread(target=self._run, args=(self._work,), name="bequest-masks", daemon=True).start()
+        self._news.put(step)
 
-    def take(self, result: StepResult) -> None:
-        """A step has come back. Any thread; in the order of the steps."""
+    def take(self, result: StepResult, here: bool) -> None:
+        """A step has come back. Any thread; in the order of the steps. `here`: this thread makes the masks."""
         step = self._launched.pop(result.step, None)
-        if step is not None:
-            self._work.put(_Returned(step, result))
+        if step is None:
+            return
+        if here and self._work is not None:
+            self._work.do(_Returned(step, result))
+        else:
+            self._news.put(_Returned(step, result))
 
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
-        self._work.put(None)
+        self._news.put(None)
         for step in list(self._launched.values()):
             step.masks.abandon()
         self._launched.clear()
 
+    def _run(self, work: _Work) -> None:
+        """The mask thread."""
+        while (item := self._news.get()) is not None:
+            work.do(item)
 
-class _Worker:
-    """The mask thread."""
 
-    def __init__(self, work: queue.SimpleQueue[_Step | _Returned | None]) -> None:
-        self._work = work
+class _Work:
+    """Steps whose masks are not made, and what it takes to make them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._filler = GrammarMasks(mask_threads())
-        self._due: deque[_Step] = deque()  # whose masks are not made, in the order of the steps
+        self._due: deque[_Step] = deque()  # in the order of the steps
         self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
 
-    def run(self) -> None:
-        while (item := self._work.get()) is not None:
+    def do(self, item: _Step | _Returned) -> None:
+        """A step was launched, or has come back: makes the masks that can be made now."""
+        with self._lock:
             if isinstance(item, _Step):
                 self._due.append(item)
             else:

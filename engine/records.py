@@ -13,10 +13,11 @@ Owned by the event-loop thread.
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from engine.cross import CrossTable
@@ -271,7 +272,8 @@ class Record:
             id=self.id,
             running=self.group is not None,
             cache_salt=self.cache_salt,
-            choices=tuple(ParentChoice(tuple(e.tokens[:]), e.num_prompt, e.shown_len) for e in self.estates()),
+            # Those of a running one are what they are now, the others stay as they are.
+            choices=_Choices(self.estates()) if self.group is None else tuple(map(_as_choice, self.estates())),
             origin=self.origin,
             encoder=self.encoder,
         )
@@ -288,6 +290,29 @@ class Record:
             children=self.children,
             choices=tuple(_choice_entry(i, e, pool) for i, e in enumerate(self.estates())),
         )
+
+
+def _as_choice(estate: Estate) -> ParentChoice:
+    return ParentChoice(tuple(estate.tokens[:]), estate.num_prompt, estate.shown_len)
+
+
+class _Choices(abc.Sequence[ParentChoice]):
+    """Of a request that has ended, made when they are asked for: a search has many, and mostly one is wanted."""
+
+    def __init__(self, estates: list[Estate]) -> None:
+        self._estates = estates
+
+    def __len__(self) -> int:
+        return len(self._estates)
+
+    @overload
+    def __getitem__(self, index: int) -> ParentChoice: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ParentChoice]: ...
+    def __getitem__(self, index: int | slice) -> ParentChoice | list[ParentChoice]:
+        if isinstance(index, slice):
+            return list(map(_as_choice, self._estates[index]))
+        return _as_choice(self._estates[index])
 
 
 def _choice_entry(index: int, estate: Estate, pool: BlockPool) -> ChoiceEntry:

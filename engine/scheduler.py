@@ -74,7 +74,7 @@ class Scheduler:
 
     def add(self, group: Group, output: ChoiceOutput) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone."""
-        request = group.request
+        request, group.max_slots = group.request, self.limits.max_num_seqs
         salt = salt_of(request)
         leader = Sequence(group, 0, TokenList(request.prompt_token_ids), BlockTable(self.pool, salt), salt, output)
         if request.params.beams is not None:
@@ -148,11 +148,13 @@ class Scheduler:
 
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
+        decoding, prefilling, extracting = self._ready()
+        if not (decoding or prefilling or extracting or self.num_waiting):
+            return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         streaming = any(s.num_computed >= s.num_prompt and not s.extracts for s in self._running)
         most = self.limits.tokens_of_step(streaming)
         draft = Draft(now, most, self.limits.extraction.max_step_rows)
         self.cache.begin_plan()
-        decoding, prefilling, extracting = self._ready()
         due = None
         if prefilling or len(self.waiting):  # in most steps neither: what runs need not be counted
             shares = self._count_slots()
@@ -173,7 +175,7 @@ class Scheduler:
         self.cache.end_plan()
         if not draft.chunks and not draft.encoders:
             return None
-        moves = BlockMoves(*self.cache.take_swaps(), draft.copies)
+        moves = BlockMoves(*self.cache.take_swaps(), draft.copies, draft.copies_of_beams)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
 
     def accept_token(self, sequence: Sequence, token_id: int) -> None:
@@ -318,10 +320,9 @@ class Scheduler:
             draft.num_preempted += 1
             if victim is leader:
                 return False
-        pairs = beams.try_prepare_write(position)
-        assert pairs is not None, "the blocks were counted"
-        draft.copies.extend(pairs)
-        draft.add_beams(leader, len(beams))
+        copies = beams.try_prepare_write(position)
+        assert copies is not None, "the blocks were counted"
+        draft.add_beams(leader, len(beams), copies)
         leader.num_computed += 1
         return True
 
@@ -463,7 +464,8 @@ class Scheduler:
             sequence.group.admitted_at = now
 
     def _choices_at_end_of_prompt(self, sequence: Sequence) -> list[Sequence]:
-        """The sequence, or all choices of its group when its prefill ends here and they part ways."""
+        """The sequence, or the choices of its group when its prefill ends here and they part ways: as many as there are
+        slots for. The others wait for those, and find the prompt in the index."""
         group = sequence.group
         if group.forked:
             return [sequence]
@@ -471,5 +473,9 @@ class Scheduler:
         for choice in range(1, group.request.params.n):
             child = sequence.sibling(choice)
             group.sequences.append(child)
-            self._running[child] = None
-        return list(group.sequences)
+            if choice < group.num_slots or not child.wants_sample:
+                self._running[child] = None
+            else:
+                self._placer.drop_blocks(child)
+                self._enqueue(child)
+        return [child for child in group.sequences if child.status is Status.RUNNING]

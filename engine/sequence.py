@@ -192,6 +192,7 @@ class Group:
     account: Account = field(default_factory=Account)  # its tenant's
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
+    max_slots: int = NEVER  # of those that there are; choices beyond them begin when others have ended
     num_finished: int = 0  # of its sequences
     closed: bool = False  # finished, failed or aborted: owns nothing any more
     delivered: bool = False  # the first Delta is out
@@ -216,7 +217,7 @@ class Group:
     def num_slots(self) -> int:
         """Running slots it takes: before the fork it already holds those of its later choices, or of its beams."""
         beams = self.request.params.beams
-        return self.request.params.n if beams is None else beams.width
+        return min(self.request.params.n, self.max_slots) if beams is None else beams.width
 
     @property
     def runs(self) -> bool:

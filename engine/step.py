@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 
@@ -63,6 +62,7 @@ class BlockMoves:
     swaps_out: BlockPairs
     swaps_in: BlockPairs
     copies: BlockPairs
+    copies_of_beams: list[IntArray]  # [C, 2] of each group
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class StepMaker:
         cross_tables, cross_lens = _cross_arrays(chunks)
         runs = sorted(encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
         read = [run for run in runs if run.tapped is not None]
-        beam_tokens = list(chain.from_iterable(outcome.beam_tokens.values()))
+        sample_tokens, sample_rows, sample_positions = _samples(outcome)
         plan = StepPlan(
             step=self._step,
             input_ids=batch.input_ids,
@@ -140,12 +140,12 @@ class StepMaker:
             block_tables=batch.block_tables,
             swaps_out=_pairs(moves.swaps_out),
             swaps_in=_pairs(moves.swaps_in),
-            block_copies=_pairs(moves.copies),
+            block_copies=_all_copies(moves),
             close_rows=closing,
             open_rows=tuple(outcome.opened),
-            sample_tokens=np.asarray(outcome.sample_tokens + beam_tokens, dtype=np.int32),
-            sample_rows=np.asarray([s.row for s in outcome.sampled] + [NO_ROW] * len(beam_tokens), dtype=np.int32),
-            sample_positions=np.asarray(outcome.positions + [0] * len(beam_tokens), dtype=np.int32),
+            sample_tokens=sample_tokens,
+            sample_rows=sample_rows,
+            sample_positions=sample_positions,
             num_logprobs=_most_logprobs(outcome),
             prompt_logprobs=tuple(outcome.specs),
             beams=_beam_specs(outcome),
@@ -243,6 +243,30 @@ _NO_PAIRS = np.empty((0, 2), np.int32)
 
 def _pairs(pairs: BlockPairs) -> IntArray:
     return np.asarray(pairs, dtype=np.int32) if pairs else _NO_PAIRS
+
+
+def _all_copies(moves: BlockMoves) -> IntArray:
+    if not moves.copies and len(moves.copies_of_beams) == 1:
+        return moves.copies_of_beams[0]
+    pairs = _pairs(moves.copies)
+    return np.concatenate([pairs, *moves.copies_of_beams]) if moves.copies_of_beams else pairs
+
+
+def _samples(outcome: _Outcome) -> tuple[IntArray, IntArray, IntArray]:
+    """Tokens, rows and positions [N] of the samples; the beams', which have no rows, are the last."""
+    of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r in outcome.beam_tokens.values()]
+    num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
+    samples = np.empty((3, num + num_beams), np.int32)
+    tokens, rows, positions = samples
+    if num:
+        tokens[:num] = outcome.sample_tokens
+        rows[:num] = [s.row for s in outcome.sampled]
+        positions[:num] = outcome.positions
+    if num_beams:
+        tokens[num:] = of_beams[0] if len(of_beams) == 1 else np.concatenate(of_beams)
+        rows[num:] = NO_ROW
+        positions[num:] = 0
+    return tokens, rows, positions
 
 
 def _taps(outcome: _Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:

@@ -9,7 +9,7 @@ Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks p
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -287,7 +287,7 @@ class Parent:
     id: str
     running: bool
     cache_salt: str
-    choices: tuple[ParentChoice, ...]
+    choices: Sequence[ParentChoice]
     origin: object
     encoder: EncoderInput | None = None  # a child has the same one
 
@@ -434,6 +434,11 @@ class PendingStep(Protocol):
         """Whether reading its results takes so long that the device should not wait for that."""
         ...
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would not block."""
+        ...
+
     def wait_computed(self) -> None:
         """Blocks until the device has done what later steps wait for."""
 
@@ -445,6 +450,10 @@ class Runner(Protocol):
     """What the device thread runs. The paged fake of the tests and the real runners implement it."""
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
+    def is_quick(self, plan: StepPlan) -> bool:
+        """Whether to launch it takes less time than to wake threads: `launch` gives a PendingStep, and soon."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -96,6 +96,9 @@ class TokenizerLike(Protocol):
     def max_chars_per_token(self) -> int | None:
         """The most characters of text one token can stand for; None where nothing bounds it."""
 
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

@@ -16,6 +16,11 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
+def part_id(answer_id: str, index: int) -> str:
+    """Of the request that is made of the index-th prompt of a list."""
+    return f"{answer_id}-{index}" if index else answer_id
+
+
 def header_id(value: str | None) -> str | None:
     """A client's X-Request-Id, if it may be sent back."""
     return value if value is not None and _HEADER.match(value) else None

@@ -224,6 +224,9 @@ _WORDS = {
     "object": "an object",
     "null": "null",
 }
+_FLAT_OBJECTS = frozenset({"stream_options", "logit_bias"})
+_KINDS = {str: "str", bool: "bool", int: "int", float: "float", list: "array", dict: "object", type(None): "null"}
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)` - at `\$(?P<path>[^`]*)`$", re.DOTALL)
 _COMPLAINT = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?$")
 
 
@@ -241,10 +244,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def convert(fields: dict[str, Any], body: type[Body]) -> Body:
-    """The typed body. Names it does not know are left out; nulls inside `stream_options` are absent too."""
-    options = fields.get("stream_options")
-    if isinstance(options, dict):
-        fields = {**fields, "stream_options": {k: v for k, v in options.items() if v is not None}}
+    """The typed body. Names it does not know are left out; nulls inside flat objects are absent too."""
+    for name in _FLAT_OBJECTS & fields.keys():
+        if isinstance(inner := fields[name], dict):
+            fields = {**fields, name: {k: v for k, v in inner.items() if v is not None}}
     try:
         return msgspec.convert(fields, body)
     except msgspec.ValidationError as error:
@@ -261,15 +264,29 @@ def why_malformed(error: Exception) -> str:
 
 
 def _type_error(complaint: str, fields: dict[str, Any]) -> ApiError:
+    if unknown := _UNKNOWN.match(complaint):
+        holder, name = _param(unknown["path"]), shorten(unknown["name"])
+        message = f"`{holder}` has no field {name!r}."
+        return ApiError(400, "unknown_parameter", message, param=f"{holder}.{name}")
     match = _COMPLAINT.match(complaint)
     if match is None:
         path = complaint.rpartition(" - at `$")[2].rstrip("`") if " - at " in complaint else ""
         return ApiError(400, "invalid_type", complaint.partition(" - at ")[0] + ".", param=_param(path))
-    param = _param(match["path"] or "")
+    path = _with_key(fields, match["path"] or "", match["got"])
+    param = _param(path)
     wanted = [_WORDS.get(name, name) for name in match["want"].split(" | ") if name != "null"]
-    found, value = _lookup(fields, match["path"] or "")
+    found, value = _lookup(fields, path)
     got = describe(value) if found else _WORDS.get(match["got"], match["got"])
     return ApiError(400, "invalid_type", f"`{param}` must be {' or '.join(wanted)}, not {got}.", param=param)
+
+
+def _with_key(fields: dict[str, Any], path: str, got: str) -> str:
+    """The path with the key of the wrong value, which the decoder does not tell of an object whose keys are free."""
+    _, holder = _lookup(fields, path.removesuffix("[...]"))
+    if not path.endswith("[...]") or not isinstance(holder, dict):
+        return path
+    wrong = (key for key, value in holder.items() if _KINDS.get(type(value)) == got)
+    return f"{path.removesuffix('[...]')}.{shorten(next(wrong, ''))}"
 
 
 def _param(path: str) -> str | None:

@@ -206,7 +206,7 @@ __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed,
     shrink[r] = before - m;
     state.m[r] = m;
   }
-  VecF sums[kMaxScoreRows];
+  VecF sums[kScoredRows];
   for (int r = 0; r < rows; ++r, scores += kKeyTile) {
     sums[r] = VecF{};
     if (seen[r].begin >= seen[r].end) {
@@ -231,7 +231,7 @@ __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed,
   }
 }
 
-constexpr int kShrinks = kMaxScoreRows > kLanes ? kMaxScoreRows : kLanes;  // whole vectors
+constexpr int kShrinks = (kScoredRows + kLanes - 1) / kLanes * kLanes;  // whole vectors
 
 class TileAttention {
  public:
@@ -332,7 +332,7 @@ class TileAttention {
 
   // What rows [first, first + count) see of the tile at tile_begin, relative to it.
   struct View {
-    KeyRange seen[kFewRows > kRowBlock ? kFewRows : kRowBlock];
+    KeyRange seen[kScoredRows];
     KeyRange any;       // seen by one of them
     KeyRange computed;  // the whole vectors around it
   };
@@ -384,7 +384,7 @@ class TileAttention {
       weigh_rows(v, 0, R, tile_begin, state, shrink);
       for (int j = v.any.begin; j < v.any.end; ++j)
         for (int d = 0; d < dim_; d += kLanes) fetch_ahead(next.at[j] + values + d);
-      multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
+      multiply<R>(ToShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
                   ScatteredRows<T>{rows.at + v.any.begin, values}, state.o, padded_dim_,
                   v.any.end - v.any.begin, padded_dim_ / kLanes);
     });
@@ -396,26 +396,29 @@ class TileAttention {
     const KeyRange used = {keys.begin - tile_begin, keys.end - tile_begin};
     pack_keys(rows, next, used, dim_, scratch_.keys);
     pack_values(rows, next, used, p_.layout.values_after_keys(), dim_, padded_dim_, scratch_.values);
-    for (int first = 0; first < rows_; first += kRowBlock) {
-      const int count = rows_ - first < kRowBlock ? rows_ - first : kRowBlock;
-      with_rows<kRowBlock>(count, [&]<int R>() { attend_block<R>(first, tile_begin, state); });
-    }
+    for (int first = 0; first < rows_; first += kScoredRows)
+      attend_rows(first, rows_ - first < kScoredRows ? rows_ - first : kScoredRows, tile_begin, state);
   }
 
-  // Rows [first, first + R) against the packed tile.
-  template <int R>
-  void attend_block(int first, int tile_begin, StateRows state) {
-    const View v = view(first, R, tile_begin);
+  // Rows [first, first + count) against the packed tile. Weighing is a chain of short steps and ends in a
+  // wait, so it is done for more rows at a time than a register tile has.
+  void attend_rows(int first, int count, int tile_begin, StateRows state) {
+    const View v = view(first, count, tile_begin);
     if (v.any.begin >= v.any.end) return;
-    multiply<R>(FromZero{}, scratch_.q + int64_t{first} * dim_, dim_,
-                DenseRows{scratch_.keys + v.computed.begin, kKeyTile}, scratch_.scores + v.computed.begin,
-                kKeyTile, dim_, (v.computed.end - v.computed.begin) / kLanes);
+    in_blocks(count, [&]<int R>(int row) {
+      multiply<R>(ToZero{}, scratch_.q + int64_t{first + row} * dim_, dim_,
+                  DenseRows{scratch_.keys + v.computed.begin, kKeyTile},
+                  scratch_.scores + row * kKeyTile + v.computed.begin, kKeyTile, dim_,
+                  (v.computed.end - v.computed.begin) / kLanes);
+    });
     float shrink[kShrinks];
-    weigh_rows(v, first, R, tile_begin, state, shrink);
-    multiply<R>(FromShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
-                DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
-                state.o + int64_t{first} * padded_dim_, padded_dim_, v.any.end - v.any.begin,
-                padded_dim_ / kLanes);
+    weigh_rows(v, first, count, tile_begin, state, shrink);
+    in_blocks(count, [&]<int R>(int row) {
+      multiply<R>(ToShrunk{shrink + row}, scratch_.scores + row * kKeyTile + v.any.begin, kKeyTile,
+                  DenseRows{scratch_.values + int64_t{v.any.begin} * padded_dim_, padded_dim_},
+                  state.o + int64_t{first + row} * padded_dim_, padded_dim_, v.any.end - v.any.begin,
+                  padded_dim_ / kLanes);
+    });
   }
 
   const PagedAttentionParams& p_;
@@ -453,6 +456,7 @@ void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin
     return attend_typed<float>(p, job, split_begin, split_end, scratch, partials);
   if (p.kv_dtype == DType::kF8E4M3)
     return attend_typed<Float8>(p, job, split_begin, split_end, scratch, partials);
+  if (p.kv_dtype == kF16) return attend_typed<Float16>(p, job, split_begin, split_end, scratch, partials);
   attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
 }
 

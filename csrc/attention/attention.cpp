@@ -41,10 +41,14 @@ void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
     return AttendJob{&shape, &tile, plan.blocks(tile), static_cast<int>(head), plan.padded_dim()};
   };
   const auto num_items = static_cast<int64_t>(plan.items().size());
+  const int64_t num_long = plan.num_long_items();
   for_each_item(num_items * heads, [&](int64_t i, int worker) {
-    const WorkItem& item = plan.items()[i / heads];
+    // All tiles of a head first, that read its keys from L2 then; among single queries all heads of one,
+    // whose keys lie side by side.
+    const bool is_long = i < num_long * heads;
+    const WorkItem& item = plan.items()[is_long ? i % num_long : i / heads];
     const QueryTile& tile = plan.tiles()[item.tile];
-    const AttendJob job = job_of(tile, i % heads);
+    const AttendJob job = job_of(tile, is_long ? i / num_long : i % heads);
     float* partials = tile.partial < 0 ? nullptr : plan.partial_state(tile, job.head, item.split_begin);
     attend(p, job, item.split_begin, item.split_end, plan.scratch(worker), partials);
   });

@@ -124,6 +124,7 @@ void AttentionPlan::add_items() {
   const auto count = static_cast<int32_t>(tiles_.size());
   for (int32_t i = count - 1; i >= 0; --i)
     if (tiles_[i].num_tokens > 1) add(i);
+  num_long_items_ = static_cast<int64_t>(items_.size());
   for (int32_t i = 0; i < count; ++i)
     if (tiles_[i].num_tokens == 1) add(i);
   if (partial_floats > 0) partials_ = std::make_unique_for_overwrite<float[]>(partial_floats);

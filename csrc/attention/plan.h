@@ -23,7 +23,7 @@ inline constexpr int kKeyTile = 64;
 inline constexpr int kSplit = 512;
 // Rows (query token × head of the kv head's group) of a query tile: large enough that packing a tile of keys
 // is a small part of the work, small enough that a tile's state stays in L2.
-inline constexpr int kMaxTileRows = 192;
+inline constexpr int kMaxTileRows = 384;
 
 struct AttentionShape {
   int num_q_heads;
@@ -85,6 +85,7 @@ class AttentionPlan {
   int64_t num_tokens() const { return num_tokens_; }
   const std::vector<QueryTile>& tiles() const { return tiles_; }
   const std::vector<WorkItem>& items() const { return items_; }
+  int64_t num_long_items() const { return num_long_items_; }  // the first ones: of tiles of many queries
   const std::vector<int32_t>& merged_tiles() const { return merged_tiles_; }  // whose states make the result
   const int32_t* blocks(const QueryTile& tile) const { return blocks_.data() + block_start_[tile.sequence]; }
 
@@ -118,6 +119,7 @@ class AttentionPlan {
   std::vector<int64_t> block_start_;
   std::vector<QueryTile> tiles_;
   std::vector<WorkItem> items_;
+  int64_t num_long_items_ = 0;
   std::vector<int32_t> merged_tiles_;
   std::vector<int32_t> shared_tiles_;  // [S] the shared tile of a sequence, -1; or none if nothing is shared
   int64_t scratch_floats_ = 0;

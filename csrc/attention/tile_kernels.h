@@ -18,13 +18,14 @@ inline constexpr int kColumnBlock = 2;
 inline constexpr int kColumnBlock = 4;
 #endif
 
-// What a product starts from: nothing, or its old rows, each times a factor of its own.
-struct FromZero {
-  VecF start(const float*, int) const { return VecF{}; }
+// What a product is added to: nothing, or its old rows, each times a factor of its own. The factors are read
+// when the product is there, because they come from a chain of operations that nobody should wait for.
+struct ToZero {
+  VecF add(const float*, int, VecF sum) const { return sum; }
 };
-struct FromShrunk {
+struct ToShrunk {
   const float* factors;  // [R]
-  VecF start(const float* c, int row) const { return load(c) * factors[row]; }
+  VecF add(const float* c, int row, VecF sum) const { return load(c) * factors[row] + sum; }
 };
 
 // Calls f.template operator()<rows>() for 1 <= rows <= kMost.
@@ -34,6 +35,14 @@ inline void with_rows(int rows, F&& f) {
     if (rows < kMost) return with_rows<kMost - 1>(rows, f);
   }
   f.template operator()<kMost>();
+}
+
+// f.template operator()<R>(row) for blocks of rows that make up [0, count), all of kRowBlock but the last.
+template <class F>
+inline void in_blocks(int count, F&& f) {
+  for (int row = 0; row < count; row += kRowBlock)
+    with_rows<kRowBlock>(count - row < kRowBlock ? count - row : kRowBlock,
+                         [&]<int R>() { f.template operator()<R>(row); });
 }
 
 // The right side of a product, row by row.
@@ -49,34 +58,40 @@ struct ScatteredRows {
   const T* row(int64_t k) const { return at[k] + offset; }
 };
 
-// c[R, C * kLanes] = from c + a[R, depth] · b[depth, column .. column + C * kLanes).
-template <int R, int C, class From, class Rows>
-inline void multiply_tile(From from, const float* a, int64_t a_stride, Rows b, int64_t column, float* c,
+// c[R, C * kLanes] = to c + a[R, depth] · b[depth, column .. column + C * kLanes).
+template <int R, int C, class To, class Rows>
+inline void multiply_tile(To to, const float* a, int64_t a_stride, Rows b, int64_t column, float* c,
                           int64_t c_stride, int64_t depth) {
   VecF sum[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i) sum[r][i] = from.start(c + r * c_stride + column + i * kLanes, r);
+  // Unrolled by order: the compiler would keep the sums in memory as well.
+  const auto each = [&](auto f) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < C; ++i) f(sum[r][i], r, i);
+  };
+  each([](VecF& s, int, int) { s = VecF{}; });
   for (int64_t k = 0; k < depth; ++k) {
     VecF row[C];
+#pragma GCC unroll 4
     for (int i = 0; i < C; ++i) row[i] = load(b.row(k) + column + i * kLanes);
-    for (int r = 0; r < R; ++r) {
-      const VecF x = broadcast(a[r * a_stride + k]);
-      for (int i = 0; i < C; ++i) sum[r][i] += x * row[i];
-    }
+    each([&](VecF& s, int r, int i) { s += broadcast(a[r * a_stride + k]) * row[i]; });
   }
-  for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i) store(c + r * c_stride + column + i * kLanes, sum[r][i]);
+  each([&](VecF& s, int r, int i) {
+    float* at = c + r * c_stride + column + i * kLanes;
+    store(at, to.add(at, r, s));
+  });
 }
 
-// c[R, vectors * kLanes] = from c + a[R, depth] · b[depth, vectors * kLanes].
-template <int R, class From, class Rows>
-inline void multiply(From from, const float* a, int64_t a_stride, Rows b, float* c, int64_t c_stride,
+// c[R, vectors * kLanes] = to c + a[R, depth] · b[depth, vectors * kLanes].
+template <int R, class To, class Rows>
+inline void multiply(To to, const float* a, int64_t a_stride, Rows b, float* c, int64_t c_stride,
                      int64_t depth, int vectors) {
   constexpr int kWide = R <= kRowBlock ? kColumnBlock : kColumnBlock / 2;
   int v = 0;
   for (; v + kWide <= vectors; v += kWide)
-    multiply_tile<R, kWide>(from, a, a_stride, b, v * kLanes, c, c_stride, depth);
-  for (; v < vectors; ++v) multiply_tile<R, 1>(from, a, a_stride, b, v * kLanes, c, c_stride, depth);
+    multiply_tile<R, kWide>(to, a, a_stride, b, v * kLanes, c, c_stride, depth);
+  for (; v < vectors; ++v) multiply_tile<R, 1>(to, a, a_stride, b, v * kLanes, c, c_stride, depth);
 }
 
 // e^x for x <= 0, to about 1 ulp; 0 below -87.3; NaN is kept, so a broken row shows.
@@ -95,8 +110,12 @@ inline VecF exp_nonpositive(VecF x) {
   p = p * r + 1.66666657e-1f;
   p = p * r + 5.00000012e-1f;
   p = p * (r * r) + (r + 1.0f);
+#if defined(BEQUEST_ISA_avx512)
+  return (VecF)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ), p, n);
+#else
   const VecF power = (VecF)(((VecI)shifted + 127) << 23);  // the low bits of `shifted` hold n
   return x < lowest ? VecF{} : p * power;
+#endif
 }
 
 // c * tanh(x / c)

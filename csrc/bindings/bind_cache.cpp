@@ -39,6 +39,14 @@ std::optional<Pairs> to_pairs(const std::optional<std::vector<BlockCopy>>& copie
   return to_pairs(*copies);
 }
 
+// [C, 2]: of many copies, a list would take longer to make and to read.
+py::array_t<int32_t> to_array(const std::vector<BlockCopy>& copies) {
+  static_assert(sizeof(BlockCopy) == 2 * sizeof(int32_t));
+  py::array_t<int32_t> pairs({static_cast<ssize_t>(copies.size()), ssize_t{2}});
+  std::copy_n(reinterpret_cast<const int32_t*>(copies.data()), 2 * copies.size(), pairs.mutable_data());
+  return pairs;
+}
+
 std::vector<BlockTable*> to_tables(const py::sequence& tables) {
   std::vector<BlockTable*> pointers;
   pointers.reserve(tables.size());
@@ -258,7 +266,10 @@ void bind_beam_tables(py::module_& m) {
       .def("blocks_needed", &BeamTables::blocks_needed, py::arg("position"))
       .def(
           "try_prepare_write",
-          [](BeamTables& beams, int64_t position) { return to_pairs(beams.try_prepare_write(position)); },
+          [](BeamTables& beams, int64_t position) {
+            const auto copies = beams.try_prepare_write(position);
+            return copies ? std::optional(to_array(*copies)) : std::nullopt;
+          },
           py::arg("position"))
       .def(
           "fork", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).fork(); },

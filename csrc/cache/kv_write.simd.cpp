@@ -38,6 +38,7 @@ void write_tokens(const KvWriteParams& p, int64_t begin, int64_t end) {
 void write_kv_tokens(const KvWriteParams& p, int64_t begin, int64_t end) {
   if (p.kv_dtype == DType::kF32) return write_tokens<float>(p, begin, end);
   if (p.kv_dtype == DType::kF8E4M3) return write_tokens<Float8>(p, begin, end);
+  if (p.kv_dtype == kF16) return write_tokens<Float16>(p, begin, end);
   write_tokens<BFloat16>(p, begin, end);
 }
 

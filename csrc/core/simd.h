@@ -12,7 +12,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "core/dtype.h"
+#include "core/half.h"
 
 namespace bequest::BEQUEST_ISA {
 
@@ -63,6 +63,7 @@ inline VecF load_half(const uint16_t* p) {  // the bits of float16
   return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #endif
 }
+inline VecF load(const Float16* p) { return load_half(&p->bits); }
 inline VecF load(const Float8* p) {
   // The bits moved to where float16 has them are the value over 2^8, except for NaN.
 #if defined(BEQUEST_ISA_avx512)
@@ -92,6 +93,18 @@ inline void store(BFloat16* p, VecF v) {
   const VecU result = (bits & 0x7fffffffu) > 0x7f800000u ? quieted : rounded;
   const VecH h = __builtin_convertvector(result, VecH);
   std::memcpy(p, &h, sizeof(h));
+}
+
+inline void store(Float16* p, VecF v) {  // to nearest even; what is too large becomes the largest value
+  const VecF largest = broadcast(65504.0f);
+  v = v > largest ? largest : v < -largest ? -largest : v;  // NaN stays
+#if defined(BEQUEST_ISA_avx512)
+  _mm256_storeu_si256((__m256i*)p, _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(BEQUEST_ISA_avx2)
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+#endif
 }
 
 inline void store(Float8* p, VecF v) {  // as from_float<Float8>

@@ -232,8 +232,8 @@ def _row_stride(rows: Tensor) -> int:
 def write_kv(
     k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slot_mapping: Tensor, scales: KvScales = UNSCALED
 ) -> None:
-    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32, bf16 or
-    fp8; in fp8 divided by their scales and at most ±448.
+    """Stores k, v f32 [T, NKV, D] (views of a fused qkv row are fine) in kv_cache [NB, L, 2, NKV, BS, D], f32, f16,
+    bf16 or fp8; in fp8 divided by their scales and at most ±448, in f16 at most ±65504.
 
     slot_mapping int64 [T]: block * BS + offset; -1 is skipped, anything else outside the cache is an Error.
     """
@@ -347,8 +347,8 @@ def paged_attention(
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, as f32 [T, NQ, D].
 
-    q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32, bf16 or fp8; K and V are
-    what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
+    q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32, f16, bf16 or fp8; K and V
+    are what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
     [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the query's, within [-R, R]; a causal plan
     then needs a window, however wide, because without one sequences may share tiles.
     Bit for bit, a row depends on its own q and on the keys it sees alone.

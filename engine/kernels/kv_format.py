@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 FP8 = torch.float8_e4m3fn
-KV_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, FP8: 2}  # csrc/core/dtype.h
+KV_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, FP8: 2, torch.float16: 3}  # csrc/core/dtype.h, half.h
 
 
 @dataclass(frozen=True, slots=True)

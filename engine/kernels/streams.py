@@ -6,6 +6,7 @@ else that a step's launch does.
 
 from __future__ import annotations
 
+from functools import cache
 from types import TracebackType
 
 import torch
@@ -20,8 +21,13 @@ def current_stream() -> int:
 
 def record(event: torch.cuda.Event) -> None:
     """On the current stream."""
-    stream_id, device_index, device_type = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
-    event.record(torch.cuda.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+    event.record(_stream(*torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())))
+
+
+@cache
+def _stream(stream_id: int, device_index: int, device_type: int) -> torch.cuda.Stream:
+    """Its object: to make one takes longer than to record an event."""
+    return torch.cuda.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
 
 def copy_bytes(destination: int, source: int, num_bytes: int) -> None:

@@ -10,6 +10,7 @@ from engine.errors import ModelError
 from engine.kernels.kv_format import FP8
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": FP8, "fp8_e4m3": FP8}
 # x86-64 and aarch64 names of instructions that multiply bfloat16.
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -29,13 +30,20 @@ def resolve_cuda_dtype(requested: str) -> torch.dtype:
     return resolve_dtype("bfloat16" if requested == "auto" else requested, torch.bfloat16, native_bfloat16=True)
 
 
-def resolve_kv_dtype(requested: str, storage: torch.dtype) -> torch.dtype:
-    """What the cache is stored in; `auto` is as the weights are."""
+def resolve_kv_dtype(requested: str, storage: torch.dtype, on_cpu: bool) -> torch.dtype:
+    """What the cache is stored in; `auto` is as the weights are. A CPU reads any of these in any company; the kernels
+    of a GPU multiply what the weights are in, or fp8."""
     if requested == "auto":
         return storage
-    if requested not in ("fp8", "fp8_e4m3"):
-        raise ModelError(f"kv_cache_dtype {requested!r} is not supported; supported are auto, fp8, fp8_e4m3")
-    return FP8
+    if requested not in KV_DTYPES:
+        raise ModelError(f"kv_cache_dtype {requested!r} is not supported; supported are auto, {', '.join(KV_DTYPES)}")
+    dtype = KV_DTYPES[requested]
+    if not on_cpu and dtype not in (FP8, storage):
+        raise ModelError(
+            f"kv_cache_dtype {requested} is for --device cpu; on a GPU a cache beside weights in "
+            f"{str(storage).removeprefix('torch.')} is auto, fp8 or fp8_e4m3"
+        )
+    return dtype
 
 
 def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

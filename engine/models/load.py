@@ -70,7 +70,7 @@ def load_model(
 ) -> LoadedModel:
     """A Hugging Face directory, a .gguf file, or what foreign.py knows. `dtype` is auto, float32 or bfloat16;
     `max_model_len` may shorten the model's own context; the backend is the CPU's unless given; `dummy` takes random
-    weights for those of the files; `kv_cache_dtype` is auto (as the weights), fp8 or fp8_e4m3.
+    weights for those of the files; `kv_cache_dtype` is auto (as the weights), float16, bfloat16, fp8 or fp8_e4m3.
     Shows a progress bar on a terminal. Raises ModelError."""
     backend = backend or CpuBackend()
     checkpoint = open_dummy(path, backend.device) if dummy else open_checkpoint(path)
@@ -81,7 +81,7 @@ def load_model(
     num_parameters = sum(math.prod(shape) for shape in _tensors(config).values())
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
-    kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage)
+    kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
     model = _build(config, Loader(source, backend, storage, scales_kv=kv_dtype is FP8), length)
     return LoadedModel(
         model=model,

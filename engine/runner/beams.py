@@ -66,15 +66,18 @@ def nodes_of(specs: Sequence[BeamSpec]) -> IntArray | None:
 def unpack(
     specs: Sequence[BeamSpec], score: FloatArray, row: IntArray, token: IntArray, logprob: FloatArray, bad: BoolArray
 ) -> tuple[BeamCandidates, ...]:
-    """The candidates of each group from [G, K] arrays, which are padded with token -1; `bad` is [R]."""
-    first = specs[0].first_sample
+    """The candidates of each group from arrays of [G, K] in a row, which are padded with token -1; `bad` is [R]."""
+    first, columns = specs[0].first_sample, len(token) // len(specs)
     any_bad = bool(bad.any())
-    nums = np.count_nonzero(token >= 0, axis=1).tolist()
     parts = []
-    for g, (spec, num) in enumerate(zip(specs, nums, strict=True)):
-        begin = spec.first_sample - first
-        spoilt = any_bad and bool(bad[begin : begin + len(spec.scores)].any())
-        parts.append(BeamCandidates(score[g, :num], row[g, :num], token[g, :num], logprob[g, :num], spoilt))
+    for begin, spec in zip(range(0, len(token), columns), specs, strict=True):
+        end = begin + columns
+        if token[end - 1] < 0:  # a narrower group than others, or one that ran out of candidates
+            end = begin + int(np.count_nonzero(token[begin:end] >= 0))
+        beams = slice(spec.first_sample - first, spec.first_sample - first + len(spec.scores))
+        spoilt = any_bad and bool(bad[beams].any())
+        of_group = slice(begin, end)
+        parts.append(BeamCandidates(score[of_group], row[of_group], token[of_group], logprob[of_group], spoilt))
     return tuple(parts)
 
 
@@ -86,4 +89,5 @@ class CpuBeams:
         """From logits [N, V] of the step's samples, the last R of which are beams'."""
         rows = logits[specs[0].first_sample :]
         found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints), nodes_of(specs))
-        return unpack(specs, found.score, found.row, found.token, found.logprob, found.bad)
+        score, logprob = found.score.reshape(-1), found.logprob.reshape(-1)
+        return unpack(specs, score, found.row.reshape(-1), found.token.reshape(-1), logprob, found.bad)

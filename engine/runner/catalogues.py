@@ -49,5 +49,8 @@ class PlacedCatalogues:
             for key in [key for key in self._rules if key[0] is catalogue]:
                 del self._rules[key]
 
+    def __contains__(self, catalogue: Catalogue) -> bool:
+        return catalogue in self._placed
+
     def __len__(self) -> int:
         return len(self._placed)

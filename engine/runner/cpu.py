@@ -38,6 +38,9 @@ class CpuRunner:
         self._sampler = RowSampler(max_rows, model.config.vocab_size, catalogues)
         self._beams = CpuBeams(model.config.vocab_size, catalogues)
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()

@@ -137,11 +137,9 @@ class CudaRunner:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingResults:
         with self._scope:
-            began = torch.cuda.Event(enable_timing=True)
-            began.record(self._stream)
+            self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
             prefill = buffers.write_lists(plan if plan.num_tokens else None)
             size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
@@ -162,18 +160,31 @@ class CudaRunner:
                 kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(plan.block_copies)])
             if plan.encoders:
                 assert self._encoders is not None
-                self._encoders.run(plan.encoders, () if plan.taps is None else plan.taps.encoders, self._states.rows)
+                with torch.inference_mode():
+                    taps = () if plan.taps is None else plan.taps.encoders
+                    self._encoders.run(plan.encoders, taps, self._states.rows)
             if not plan.num_tokens:  # encoders were all there was to do
                 states = None if plan.taps is None else self._states.send(plan.taps)
-                return self._results.send(plan.step, began, 0, None, (), None, states)
+                return self._results.send(plan.step, 0, None, (), None, states)
             if graph is not None:
                 graph.graph.replay()
                 outputs = graph.outputs
             else:
-                outputs = self._forward(padded)
+                with torch.inference_mode():
+                    outputs = self._forward(padded)
             if plan.masks is not None:
                 self._sample_masked(plan.masks, outputs.logits, plain, buffers)
-            return self._collect(plan, began, outputs)
+            return self._collect(plan, outputs)
+
+    def is_quick(self, plan: StepPlan) -> bool:
+        """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
+        if plan.num_tokens > self._small.max_tokens or not self._graphs:
+            return False
+        moves = len(plan.swaps_out) + len(plan.swaps_in)
+        if moves or plan.masks or plan.encoders or plan.prompt_logprobs or plan.taps or plan.open_rows:
+            return False
+        catalogues = (spec.params.catalogue for spec in plan.beams)
+        return all(catalogue is None or catalogue in self._catalogues for catalogue in catalogues)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -217,22 +228,25 @@ class CudaRunner:
         arrays = buffers.staging.arrays()
         num_tokens, num_samples = plan.num_tokens, len(plan.sample_tokens)
         arrays["input_ids"][:num_tokens] = plan.input_ids
-        arrays["input_ids"][num_tokens : size.num_tokens] = 0
         arrays["positions"][:num_tokens] = plan.positions
-        arrays["positions"][num_tokens : size.num_tokens] = 0
         arrays["slot_mapping"][:num_tokens] = plan.slot_mapping
-        arrays["slot_mapping"][num_tokens : size.num_tokens] = -1
+        if num_tokens < size.num_tokens:
+            arrays["input_ids"][num_tokens : size.num_tokens] = 0
+            arrays["positions"][num_tokens : size.num_tokens] = 0
+            arrays["slot_mapping"][num_tokens : size.num_tokens] = -1
         self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][:num_samples] = plan.sample_tokens
-        arrays["sample_tokens"][num_samples : size.num_samples] = 0
         arrays["sample_rows"][:num_samples] = plan.sample_rows
-        arrays["sample_rows"][num_samples : size.num_samples] = -1
+        if num_samples < size.num_samples:
+            arrays["sample_tokens"][num_samples : size.num_samples] = 0
+            arrays["sample_rows"][num_samples : size.num_samples] = -1
         if plan.masks is not None:
             masked = slice(plan.masks.first_sample, plan.masks.first_sample + plan.masks.num_rows)
             arrays["masked_rows"][: plan.masks.num_rows] = plan.sample_rows[masked]
             arrays["sample_rows"][masked] = -1  # the graph leaves them to `_sample_masked`
         arrays["sample_positions"][:num_samples] = plan.sample_positions
-        arrays["copies"][: len(plan.block_copies)] = plan.block_copies
+        if len(plan.block_copies):
+            arrays["copies"][: len(plan.block_copies)] = plan.block_copies
         buffers.write_tables(plan)
         self._send(plan, buffers)
 
@@ -249,7 +263,7 @@ class CudaRunner:
         travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
         if updates is not None and travels:
             buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        buffers.send(len(plan.seq_lens), travels)
+        buffers.send(len(plan.seq_lens), len(updates[0]) if updates is not None and travels else 0)
         if updates is None:
             return
         staged = buffers.on_device("updates")
@@ -269,7 +283,7 @@ class CudaRunner:
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = -1
         buffers.write_lists(None)
-        buffers.send(0, with_updates=False)
+        buffers.send(0)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
@@ -321,7 +335,7 @@ class CudaRunner:
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def _collect(self, plan: StepPlan, began: torch.cuda.Event, outputs: _Outputs) -> PendingResults:
+    def _collect(self, plan: StepPlan, outputs: _Outputs) -> PendingResults:
         num_samples = len(plan.sample_tokens)
         if plan.num_logprobs is not None and num_samples:
             kernels.logprobs(
@@ -330,10 +344,13 @@ class CudaRunner:
                 plan.num_logprobs,
                 self._results.logprobs(num_samples, plan.num_logprobs),
             )
-        prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
+        prompt: tuple[LogprobArrays, ...] = ()
+        if plan.prompt_logprobs:
+            with torch.inference_mode():
+                prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         states = None if plan.taps is None else self._states.send(plan.taps)
-        return self._results.send(plan.step, began, num_samples, plan.num_logprobs, prompt, beams, states)
+        return self._results.send(plan.step, num_samples, plan.num_logprobs, prompt, beams, states)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""

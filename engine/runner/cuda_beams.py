@@ -7,7 +7,6 @@ their results anyway. Nothing synchronises. Buffers have fixed places: to make t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,69 +26,54 @@ _USUAL_BYTES = 1 << 19  # of a step's candidates; more take memory of their own
 _TURNS = 4  # as of other results: steps whose candidates may be on their way or unread at once
 
 
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where parts of these sizes in bytes lie in one buffer, and behind them its end."""
-    places = [0]
-    for size in sizes:
-        places.append(-(-(places[-1] + size) // _ALIGNMENT) * _ALIGNMENT)
-    return places
-
-
 class CandidateBuffers:
-    """One buffer on the device, pinned ones that take turns."""
+    """One buffer on the device, pinned ones that take turns; each with its address and, of the host's, as an array."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_device = torch.empty(_USUAL_BYTES, dtype=torch.uint8, device=device)
         self._pinned = [torch.empty(_USUAL_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays = [pinned.numpy() for pinned in self._pinned]
         self._turn = 0
 
-    def take(self, num_bytes: int) -> tuple[Tensor, Tensor]:
-        """(device, host) of so many bytes, or more."""
+    def take(self, num_bytes: int) -> tuple[Tensor, Tensor, npt.NDArray[np.uint8]]:
+        """(device, host, host) of so many bytes, or more."""
         if num_bytes > _USUAL_BYTES:
-            return (
-                torch.empty(num_bytes, dtype=torch.uint8, device=self._device),
-                torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True),
-            )
+            pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device), pinned, pinned.numpy()
         self._turn = (self._turn + 1) % _TURNS
-        return self._on_device, self._pinned[self._turn]
+        return self._on_device, self._pinned[self._turn], self._arrays[self._turn]
 
 
 class PendingCandidates:
-    """Candidates of G groups with R rows, on the device and, in one copy, on their way to the host."""
+    """Candidates of G groups with R rows, on the device and, in one copy, on their way to the host.
 
-    __slots__ = ("_host", "_places", "_shape", "_specs", "_whole", "device")
+    They are four tables [G, K], one after the other, and behind them [R] of what is bad.
+    """
+
+    __slots__ = ("_array", "_columns", "_end", "_host", "_specs", "_table", "_whole", "device")
 
     def __init__(self, specs: Sequence[BeamSpec], num_rows: int, columns: int, buffers: CandidateBuffers) -> None:
         self._specs = specs
-        self._shape = (len(specs), columns)
-        size = 4 * len(specs) * columns
-        self._places = _places([size, size, size, size, num_rows])
-        self._whole, self._host = buffers.take(self._places[-1])
-        score, row, token, logprob, bad = (self._whole.data_ptr() + place for place in self._places[:-1])
+        self._columns = columns
+        self._table = -(-4 * len(specs) * columns // _ALIGNMENT) * _ALIGNMENT  # bytes
+        self._end = 4 * self._table + num_rows
+        self._whole, self._host, self._array = buffers.take(self._end)
+        score, row, token, logprob, bad = range((at := self._whole.data_ptr()), at + 5 * self._table, self._table)
         self.device = cuda_beams.CandidateAddresses(score, row, token, logprob, bad, columns)
 
     def send(self) -> None:
         """Queues the copy, behind the kernels that write it."""
-        copy_bytes(self._host.data_ptr(), self._whole.data_ptr(), self._places[-1])
+        copy_bytes(self._host.data_ptr(), self._whole.data_ptr(), self._end)
 
     def read(self) -> tuple[BeamCandidates, ...]:
-        """When the step has run."""
-        content = self._host.numpy()[: self._places[-1]].copy()
-        groups, columns = self._shape
-
-        def table(place: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            return content[place : place + 4 * groups * columns].view(dtype).reshape(groups, columns)
-
-        score, row, token, logprob, bad = self._places[:-1]
-        return unpack(
-            self._specs,
-            table(score, np.float32),
-            table(row, np.int32),
-            table(token, np.int32),
-            table(logprob, np.float32),
-            content[bad:].view(np.bool_),
-        )
+        """When the step has run. Beams wait for this: few and large operations."""
+        content = self._array[: self._end].copy()
+        size, table = len(self._specs) * self._columns, self._table // 4
+        ints, bad = content[: 4 * self._table].view(np.int32), content[4 * self._table :].view(np.bool_)
+        floats = ints.view(np.float32)
+        row, token = ints[table : table + size], ints[2 * table : 2 * table + size]
+        return unpack(self._specs, floats[:size], row, token, floats[3 * table : 3 * table + size], bad)
 
 
 class CudaBeams:

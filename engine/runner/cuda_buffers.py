@@ -20,6 +20,14 @@ CROSS = -1  # among the windows: cross attention, which is not causal
 MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
 
 
+# Of a step without tokens.
+_NO_STARTS, _NO_LENS, _NO_TABLES = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
+
+
+def _list_of(window: int) -> str:
+    return f"work_list_{window}"
+
+
 class StepBuffers:
     """The arrays of steps of up to `max_tokens` tokens (and sequences) and `max_samples` samples."""
 
@@ -36,7 +44,7 @@ class StepBuffers:
         self.max_tokens = max_tokens
         self._self_blocks = table_widths[0]
         lists = [
-            Field(f"work_list_{window}", (workspace.list_len,), torch.int32) for window, workspace in workspaces.items()
+            Field(_list_of(window), (workspace.list_len,), torch.int32) for window, workspace in workspaces.items()
         ]
         self.staging = Staging(
             StagingLayout(
@@ -66,15 +74,16 @@ class StepBuffers:
     def write_lists(self, plan: StepPlan | None) -> bool:
         """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
         arrays = self.staging.arrays()
-        starts, lens, tables = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
         prefills = 0
         for window, workspace in self.workspaces.items():
-            if plan is not None:
-                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
-            if plan is not None and window == CROSS:
+            if plan is None:
+                starts, lens, tables = _NO_STARTS, _NO_LENS, _NO_TABLES
+            elif window == CROSS:
                 assert plan.cross_lens is not None and plan.cross_tables is not None
-                lens, tables = plan.cross_lens, plan.cross_tables
-            counts = workspace.write_list(starts, lens, tables, arrays[f"work_list_{window}"])  # type: ignore[arg-type]
+                starts, lens, tables = plan.query_start, plan.cross_lens, plan.cross_tables
+            else:
+                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
+            counts = workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
             prefills += counts.prefill_items
         return prefills > 0
 
@@ -85,14 +94,14 @@ class StepBuffers:
             first = self._self_blocks
             tables[:, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
 
-    def send(self, num_sequences: int, with_updates: bool) -> None:
+    def send(self, num_sequences: int, update_bytes: int = 0) -> None:
         used = self.staging.used_bytes("block_tables", num_sequences)
-        self.staging.send(used, "updates" if with_updates else None)
+        self.staging.send(used, "updates" if update_bytes else None, update_bytes)
 
     def bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
         tables = self.on_device("block_tables")
         return self.workspaces[window].bind(
-            self.on_device(f"work_list_{window}"),
+            self.on_device(_list_of(window)),
             tables[:, self._self_blocks :] if window == CROSS else tables[:, : self._self_blocks],
             max_query_len=size.num_tokens if size.prefill else 1,
             max_tokens=size.num_tokens,

@@ -19,7 +19,6 @@ from engine.masks import StepMasks, mask_words
 from engine.types import IntArray
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
-_VECTOR = 4  # words of what is copied at once
 
 
 class DeviceMasks:
@@ -53,7 +52,7 @@ class _Buffers:
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._shape = shape
-        size = -(-shape[0] * shape[1] // _VECTOR) * _VECTOR
+        size = shape[0] * shape[1]
         self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
         pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
         self._arrays: list[IntArray] = [buffer.numpy() for buffer in pinned]
@@ -64,11 +63,12 @@ class _Buffers:
     def send(self, masks: StepMasks) -> Tensor:
         self._count = self._count % (2**31 - 1) + 1
         turn = self._count % _TURNS
-        self._copied[turn].synchronize()
+        if not self._copied[turn].query():  # mostly it is: to wait would give the interpreter's lock away
+            self._copied[turn].synchronize()
         words = masks.num_rows * self._shape[1]
         copy = self._copies[turn]
         place = self._arrays[turn][:words].reshape(masks.num_rows, self._shape[1])
         masks.send_to(place, partial(copy.publish, self._count))
-        copy.queue(-(-words // _VECTOR) * _VECTOR, self._count)
+        copy.queue(words, self._count)
         record(self._copied[turn])
         return self._on_device[:words].view(masks.num_rows, self._shape[1])

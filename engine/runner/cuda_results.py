@@ -58,6 +58,10 @@ class PendingResults:
     def slow_to_read(self) -> bool:
         return self._states is not None
 
+    @property
+    def done(self) -> bool:
+        return bool(self._copied.query())
+
     def wait_computed(self) -> None:
         self._copied.synchronize()
 
@@ -81,6 +85,8 @@ class PendingResults:
 
 
 class ResultBuffers:
+    """Buffers and events that take turns: a step's are its own until `begin` of the fourth one behind it."""
+
     def __init__(self, max_samples: int, device: torch.device) -> None:
         self._layout = StagingLayout(
             [
@@ -98,6 +104,10 @@ class ResultBuffers:
             {name: self._layout.view(buffer, name).numpy() for name in self._layout.places} for buffer in self._pinned
         ]
         self._views = {name: self._layout.view(self._device_buffer, name) for name in self._layout.places}
+        self._addresses = [buffer.data_ptr() for buffer in self._pinned]
+        self._device_address = self._device_buffer.data_ptr()
+        self._began = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
+        self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
 
     @property
@@ -116,23 +126,26 @@ class ResultBuffers:
             self._view("top")[: num * top].view(num, top),
         )
 
+    def begin(self) -> None:
+        """A step begins on the current stream."""
+        record(self._began[self._turn])
+
     def send(
         self,
         step: int,
-        began: torch.cuda.Event,
         num_samples: int,
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
         states: PendingStates | None,
     ) -> PendingResults:
-        """Queues the copy back on the current stream. `began` was recorded there when the step was."""
+        """Queues the copy back on the current stream."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
         last = "bad" if num_logprobs is None else "top"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
-        copy_bytes(self._pinned[turn].data_ptr(), self._device_buffer.data_ptr(), used)
-        copied = torch.cuda.Event(enable_timing=True)
+        copy_bytes(self._addresses[turn], self._device_address, used)
+        began, copied = self._began[turn], self._copied[turn]
         record(copied)
         return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
 

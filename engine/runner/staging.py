@@ -54,7 +54,6 @@ class Staging:
     def __init__(self, layout: StagingLayout, device: torch.device) -> None:
         self.layout = layout
         self.device_buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
-        self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
         self._pinned = [torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_TURNS)]
         self._arrays = [{name: layout.view(buffer, name).numpy() for name in layout.places} for buffer in self._pinned]
         self._on_device = {name: layout.view(self.device_buffer, name) for name in layout.places}
@@ -62,26 +61,32 @@ class Staging:
         self._addresses = [buffer.data_ptr() for buffer in self._pinned]
         self._device_address = self.device_buffer.data_ptr()
         self._turn = 0
+        self._is_free = True  # the buffer whose turn it is
 
     def on_device(self, name: str) -> Tensor:
         return self._on_device[name]
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays of the next step, to be written in place; waits until their last copy is done."""
-        sent = self._sent[self._turn]
-        if not sent.query():  # mostly it is: to wait would give the interpreter's lock away
-            sent.synchronize()
+        if not self._is_free:
+            sent = self._sent[self._turn]
+            if not sent.query():  # mostly it is: to wait would give the interpreter's lock away
+                sent.synchronize()
+            self._is_free = True
         return self._arrays[self._turn]
 
-    def send(self, num_bytes: int, rare: str | None = None) -> None:
-        """Queues the copy of the first `num_bytes`, and of a field that few steps fill, on the current stream."""
+    def send(self, num_bytes: int, rare: str | None = None, num_rare: int = 0) -> None:
+        """Queues the copy of the first `num_bytes`, and of the first `num_rare` of a field that few steps fill, on the
+        current stream."""
         pinned = self._addresses[self._turn]
         copy_bytes(self._device_address, pinned, num_bytes)
         if rare is not None:
-            offset, size = self.layout.places[rare][0], self.layout.sizes[rare]
-            copy_bytes(self._device_address + offset, pinned + offset, size)
+            offset = self.layout.places[rare][0]
+            assert num_rare <= self.layout.sizes[rare]
+            copy_bytes(self._device_address + offset, pinned + offset, num_rare)
         record(self._sent[self._turn])
         self._turn = (self._turn + 1) % _TURNS
+        self._is_free = False
 
     def used_bytes(self, last: str, rows: int) -> int:
         """Bytes up to and with the first `rows` rows of the last field."""

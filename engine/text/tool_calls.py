@@ -77,12 +77,14 @@ ToolEvent = Content | CallBegun | CallArguments
 class ToolCallReader:
     """One answer. What `feed` and `finish` return, put together, does not depend on how the text was cut.
 
-    `most_calls`: those after them are left out. Blanks before and between calls are not content.
+    `most_calls`: those after them are left out. `only_calls`: the answer was held to calls, so that what is no whole
+    call at its end is a part of one, not content. Blanks before and between calls are not content.
     """
 
-    def __init__(self, format: ToolFormat, most_calls: int | None = None) -> None:
+    def __init__(self, format: ToolFormat, most_calls: int | None = None, only_calls: bool = False) -> None:
         self._format = format
         self._most_calls = most_calls
+        self._only_calls = only_calls
         self._rest = ""  # not read yet: it may be the beginning of a mark
         self._blanks = ""  # content if more follows, nothing before a call
         self._said_something = False
@@ -176,14 +178,14 @@ class ToolCallReader:
         scanner, self._scanner = self._scanner, None
         assert scanner is not None
         if self._begun:
-            if not scanner.has_arguments:
+            if scanner.ended and not scanner.has_arguments:
                 events.append(CallArguments(self.num_calls, "{}"))
             self.num_calls += 1
         elif self._most_calls is None or self.num_calls < self._most_calls:
             self._say(events, "".join(scanner.raw))  # an object without a name is no call
 
     def _say(self, events: list[ToolEvent], text: str) -> None:
-        whole = self._blanks + text
+        whole = "" if self._only_calls else self._blanks + text
         said = whole.rstrip()
         self._blanks = whole[len(said) :]
         if said:

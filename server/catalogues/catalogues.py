@@ -80,7 +80,7 @@ async def delete(http: web.Request) -> web.Response:
 
 def check_head(http: web.Request, context: Context) -> None:
     """What can be refused before the body is read."""
-    if http.content_type not in (JSON, LINES, ARRAY):
+    if "Content-Type" not in http.headers or http.content_type not in (JSON, LINES, ARRAY):
         shown = http.headers.get("Content-Type", "none")[:100]
         raise ApiError(
             415,

@@ -6,6 +6,7 @@ Everything goes in pieces: a piece holds the interpreter for some milliseconds, 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -38,6 +39,7 @@ class CatalogueBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
 
 
+_FIELD = re.compile(r" field `(.*)`", re.DOTALL)  # that is missing, or not known
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _body_decoder = msgspec.json.Decoder(CatalogueBody)
 _item_decoder = msgspec.json.Decoder(Item)
@@ -173,7 +175,8 @@ def _malformed(error: Exception, root: str = "") -> ApiError:
         message = f"{subject} is not valid JSON: {why_malformed(error)}."
         return ApiError(400, "invalid_json", message, param=root or None)
     what, _, path = str(error).partition(" - at `$")
-    where = (root + path.rstrip("`")).removeprefix(".")
+    field = _FIELD.search(what)
+    where = (root + path.rstrip("`") + ("" if field is None else f".{shorten(field[1])}")).removeprefix(".")
     codes = {"missing required": "missing_required_parameter", "unknown field": "unknown_parameter"}
     code = next((code for sign, code in codes.items() if sign in what), "invalid_type")
     return ApiError(400, code, f"{where or subject}: {what[0].lower()}{what[1:]}.", param=where or None)

@@ -6,6 +6,7 @@ A continuation's prompt is the first `at` tokens of a choice of its parent, as t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from server.generation.prompts import (
     template_use,
 )
 from server.generation.sampling import check_ids
+from server.names import part_id
 from server.wire import ChatBody, CompletionBody, PromptField, shorten
 
 _PLACES = ("end", "last", "now")
@@ -42,12 +44,9 @@ class Cut:
     reference: str  # the parent, as the client named it
     parent: Parent
     index: int
+    choice: ParentChoice  # of this index
     at: int
     branch: bool  # at a token the client chose, rather than where the answer ended
-
-    @property
-    def choice(self) -> ParentChoice:
-        return self.parent.choices[self.index]
 
     @property
     def answer_at(self) -> int:
@@ -80,7 +79,8 @@ def is_continuation(body: CompletionBody | ChatBody, prompt: str = "prompt") -> 
     if len(body.continuation_of) > _LONGEST_REFERENCE:
         raise invalid("`continuation_of` must be the id of an answer, or a request_id.", "continuation_of")
     for name in _WHOLE_PROMPT:
-        if getattr(body, name, None) is not None and getattr(body, name) is not False:
+        value = getattr(body, name, None)
+        if value is not None and value is not False and value != "":
             raise invalid(f"`{name}` cannot be used with `continuation_of`, which sends no whole prompt.", name)
     if isinstance(body.continuation_at, str) and body.continuation_at not in _PLACES:
         raise invalid(
@@ -106,10 +106,7 @@ async def cut(context: Context, terms: Terms, body: CompletionBody | ChatBody) -
     reference, place = body.continuation_of, body.continuation_at
     assert reference is not None
     try:
-        if place in (None, "end", "last"):
-            parent = await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
-        else:
-            parent = context.engine.parent(terms.tenant, reference)
+        parent = await _parent(context, terms, reference, place)
     except (ParentNotFound, ParentFailed) as error:
         if body.continuation_fallback:
             return None
@@ -118,6 +115,10 @@ async def cut(context: Context, terms: Terms, body: CompletionBody | ChatBody) -
         message = "`cache_salt` must be the parent's own, whose cache this request inherits; leave it out."
         raise ApiError(400, "continuation_mismatch", message, param="cache_salt")
     index = body.continuation_choice or 0
+    if index >= (n := len(parent.choices)):  # those of a list's later prompts are requests of their own
+        with suppress(ParentNotFound, ParentFailed):
+            parent = await _parent(context, terms, part_id(parent.id, index // n), place)
+            index %= n
     if not 0 <= index < len(parent.choices):
         raise ApiError(
             400,
@@ -127,8 +128,15 @@ async def cut(context: Context, terms: Terms, body: CompletionBody | ChatBody) -
             param="continuation_choice",
             details={"choices": len(parent.choices)},
         )
-    at = _place(parent, parent.choices[index], place, reference)
-    return Cut(reference, parent, index, at, branch=isinstance(place, int))
+    choice = parent.choices[index]
+    at = _place(parent, choice, place, reference)
+    return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
+
+
+async def _parent(context: Context, terms: Terms, reference: str, place: int | str | None) -> Parent:
+    if place in (None, "end", "last"):
+        return await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
+    return context.engine.parent(terms.tenant, reference)
 
 
 def _place(parent: Parent, choice: ParentChoice, place: int | str | None, reference: str) -> int:

@@ -29,7 +29,7 @@ from server.generation.generation import (
     terms_of,
     usage_object,
 )
-from server.generation.logprobs import Spelling, completion_logprobs, finite_sum, prompt_logprobs
+from server.generation.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
 from server.intake import read_object
 from server.names import new_id
 from server.states.generated import GeneratedStates, generated_states
@@ -119,7 +119,8 @@ class CompletionChunks(Chunks):
         self._prompt = prompt
         self._tokenizer = context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
-        self._offsets = [0] * n  # of each choice's next token in its text
+        shows_special = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
+        self._offsets = [Offsets(self._tokenizer, shows_special) for _ in indices]
 
     def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
         """All choices of a whole answer. A search has many that tell little: these cost one dict each."""
@@ -164,13 +165,14 @@ class CompletionChunks(Chunks):
         if self._body.logprobs is None:
             return None
         entries: list[TokenLogprob | None] = list(choice.logprobs or ())
-        token_ids = list(choice.token_ids)
+        token_ids, before = list(choice.token_ids), self._offsets[choice.index]
+        offsets: list[int] = []
         if self._body.echo and prompt is not None:
             entries = [*prompt, *entries]
             token_ids = [*self._prompt.token_ids, *token_ids]
-        offset = self._offsets[choice.index]
-        self._offsets[choice.index] = offset + sum(map(self._spelling.length, token_ids))
-        return completion_logprobs(entries, token_ids, self._body.logprobs, self._spelling, offset)
+            offsets = before.of_prompt(self._prompt.token_ids, self._prompt.text)
+        offsets += before.of_answer(choice.token_ids)
+        return completion_logprobs(entries, token_ids, offsets, self._body.logprobs, self._spelling)
 
 
 def _scores(choice: ChoiceDelta) -> dict[str, float]:

@@ -28,7 +28,7 @@ from server.generation.chunks import usage_event
 from server.generation.encoder_prompts import with_rules
 from server.generation.sse import Done, EventStream, Source
 from server.interfaces import EngineLike
-from server.names import check_name
+from server.names import check_name, part_id
 from server.states.extraction import release
 from server.states.generated import GeneratedStates
 from server.states.wish import StatesWish, check_states
@@ -120,7 +120,7 @@ async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Colle
     whole = [replace(request, output=OutputMode.FINAL) for request in requests]
     with Job(engine, whole, collectors):
         try:
-            await asyncio.gather(*ends)
+            await (ends[0] if len(ends) == 1 else asyncio.gather(*ends))
         except BaseException:
             release(*(collector.delivery for collector in collectors))
             raise
@@ -224,7 +224,7 @@ def engine_requests(
         fitted = with_rules(fitted, context.engine.info.encoder, len(prompt.token_ids), continues)
         requests.append(
             Request(
-                id=answer_id if index == 0 else f"{answer_id}-{index}",
+                id=part_id(answer_id, index),
                 tenant=terms.tenant,
                 prompt_token_ids=prompt.token_ids,
                 params=fitted,

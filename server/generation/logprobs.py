@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.types import TokenLogprob
@@ -22,12 +23,47 @@ class Spelling:
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
-    def length(self, token_id: int) -> int:
-        """Characters of the token's text, however it is shown."""
-        return len(self._tokenizer.token_text(token_id))
-
     def bytes(self, token_id: int) -> list[int]:
         return list(self._tokenizer.token_bytes(token_id))
+
+
+class Offsets:
+    """Where tokens begin in the text of a choice, in characters. The bytes of a character may be many tokens, which all
+    begin where it does; special tokens that are not shown begin where the next one does."""
+
+    def __init__(self, tokenizer: TokenizerLike, shows_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._shows_special = shows_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._next = 0
+
+    def of_prompt(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Those of an echoed prompt. It shows the special tokens that were sent, but none that were put around it, nor
+        the space that some tokenizers put before it."""
+        offsets = []
+        for token_id in token_ids:
+            data = self._tokenizer.token_bytes(token_id)
+            if token_id in self._tokenizer.special_ids and not text.startswith(data.decode(), self._next):
+                data = b""
+            if self._next == 0 and data.startswith(b" ") and not text.startswith(" "):
+                data = data[1:]
+            offsets.append(self._step(data))
+        self._decoder.reset()
+        self._next = len(text)
+        return offsets
+
+    def of_answer(self, token_ids: Sequence[int]) -> list[int]:
+        hidden: Collection[int] = () if self._shows_special else self._tokenizer.special_ids
+        return [
+            self._step(b"" if token_id in hidden else self._tokenizer.token_bytes(token_id)) for token_id in token_ids
+        ]
+
+    def _step(self, data: bytes) -> int:
+        begun, _ = self._decoder.getstate()
+        breaks_off = bool(begun and data) and not 0x80 <= data[0] < 0xC0
+        begin = self._next + breaks_off  # what was begun has become one U+FFFD
+        self._next += len(self._decoder.decode(data))
+        return begin
 
 
 def finite(logprob: float) -> float:
@@ -55,20 +91,16 @@ def _chat_token(token_id: int, logprob: float, spelling: Spelling) -> dict[str, 
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprob | None], token_ids: Sequence[int], top: int, spelling: Spelling, offset: int
+    logprobs: Sequence[TokenLogprob | None],
+    token_ids: Sequence[int],
+    offsets: Sequence[int],
+    top: int,
+    spelling: Spelling,
 ) -> dict[str, Any]:
-    """Parallel lists over tokens. None is the first token of a prompt, which nothing predicts.
-
-    `top` is how many alternatives are shown (a prompt's entries may hold more); `offset` is where the first
-    token's text begins in the whole text of the choice.
-    """
-    tokens = [spelling.token(token_id) for token_id in token_ids]
-    offsets = []
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += spelling.length(token_id)
+    """Parallel lists over tokens. None is the first token of a prompt, which nothing predicts. `top` is how many
+    alternatives are shown (a prompt's entries may hold more)."""
     return {
-        "tokens": tokens,
+        "tokens": [spelling.token(token_id) for token_id in token_ids],
         "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in logprobs],
         "top_logprobs": [None if entry is None else _alternatives(entry, top, spelling) for entry in logprobs],
         "text_offset": offsets,

@@ -161,11 +161,11 @@ def template_use(
 ) -> TemplateUse:
     """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
     rendered as it was `before`, unless the client says otherwise."""
-    if context.engine.info.encoder is not None and isinstance(body, ChatBody):
-        raise invalid(
-            "`messages` cannot be used with an encoder-decoder model: send its input as `prompt` to /v1/completions.",
-            "messages",
-        )
+    encoder = context.engine.info.encoder
+    if encoder is not None and isinstance(body, ChatBody):
+        audio = encoder.takes == "audio"
+        where = "a recording to /v1/audio/transcriptions" if audio else "its input as `prompt` to /v1/completions"
+        raise invalid(f"`messages` cannot be used with an encoder-decoder model: send {where}.", "messages")
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
     choice = body.tool_choice if isinstance(body, ChatBody) else None
     tools: Sequence[Mapping[str, Any]] | None = chat_tools(body.tools, choice, None).for_template()

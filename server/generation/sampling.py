@@ -230,7 +230,7 @@ def _logprobs(body: CompletionBody | ChatBody) -> int | None:
         name, count = "logprobs", body.logprobs
     else:
         name, count = "top_logprobs", body.top_logprobs
-        if count is not None and not body.logprobs:
+        if count and not body.logprobs:
             raise invalid("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
         count = (count or 0) if body.logprobs else None
     if count is not None:

@@ -196,7 +196,11 @@ class Metrics(Collector):
 
     def _retained(self, load: EngineLoad) -> Iterator[Metric]:
         """What can be continued from, by grade."""
-        for name, text in (("records", "Requests"), ("tokens", "Their tokens"), ("blocks", "Their blocks")):
+        for name, text in (
+            ("records", "Requests"),
+            ("tokens", "Their tokens"),
+            ("blocks", "Their blocks, shared ones once for each,"),
+        ):
             gauge = GaugeMetricFamily(
                 f"bequest:retained_{name}", f"{text} that can be continued from.", labels=["model_name", "grade"]
             )

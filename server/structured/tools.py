@@ -56,7 +56,9 @@ class Tools:
 
     def reader(self, format: ToolFormat) -> ToolCallReader | None:
         """What reads the calls out of an answer; one for each choice."""
-        return ToolCallReader(format, None if self.parallel else 1) if self.active else None
+        if not self.active:
+            return None
+        return ToolCallReader(format, None if self.parallel else 1, only_calls=self.choice == "required")
 
     def constraint(self, format: ToolFormat, special: int | None, answer: Constraint | None) -> Constraint | None:
         """The grammar of an answer that must be calls, or whose calls must be well-formed; else `answer`, the one that

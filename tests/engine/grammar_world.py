@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -61,6 +61,9 @@ class RandomRunner:
         self.closed = False
         self.num_masked = 0
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> StepResult:
         self._sampler.update_rows(plan.close_rows, plan.open_rows)
         self._specs.update((spec.row, spec) for spec in plan.open_rows)
@@ -80,13 +83,32 @@ class RandomRunner:
         self.closed = True
 
 
+class _Queued:
+    """A step that is computed when somebody waits for it, as a GPU's is beside whoever launched it."""
+
+    slow_to_read = False
+    done = False
+
+    def __init__(self, compute: Callable[[], StepResult]) -> None:
+        self.wait = compute
+
+    def wait_computed(self) -> None:
+        raise AssertionError("nobody has to ask")
+
+
+class QueueingRunner(RandomRunner):
+    def launch(self, plan: StepPlan) -> _Queued:  # type: ignore[override]
+        compute = super().launch
+        return _Queued(lambda: compute(plan))
+
+
 @asynccontextmanager
 async def random_engine(
-    *, num_blocks: int = 2000, max_num_seqs: int = 16, pipelined: bool = True
+    *, num_blocks: int = 2000, max_num_seqs: int = 16, pipelined: bool = True, queues: bool = False
 ) -> AsyncIterator[AsyncEngine]:
     """An engine over it, which must be whole again when the test is done with it."""
     vocab = tokenizer().vocab_size
-    runner = RandomRunner(max_num_seqs)
+    runner = QueueingRunner(max_num_seqs) if queues else RandomRunner(max_num_seqs)
     limits = SchedulerLimits(max_num_seqs, 256, prefix_caching=True)
     scheduler = make_scheduler(limits, CacheSizes(16, num_blocks), (EOS,))
     info = ModelInfo("random", "random", 1024, vocab, (EOS,), "float32", 0)

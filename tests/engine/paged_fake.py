@@ -120,6 +120,9 @@ class PagedFakeRunner:
         self.fail_at: int | None = None
         self.bad_prompt_token: int | None = None  # a history that holds it gives NaN
 
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> StepResult:
         if self.gate is not None and self.num_steps >= self.hold_from:
             self.gate.wait()

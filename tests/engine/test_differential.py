@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,33 @@ async def test_a_prompt_has_larger_steps_until_somebody_streams() -> None:
             check(prompt, params, answer.token_ids)
     # The second prompt begins in what the first leaves of its last step, and goes on beside its tokens.
     assert steps[:2] == [64, 64] and max(steps[2:]) == 8
+
+
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+@pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix", "no-prefix"])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3])
+async def test_more_choices_than_slots(max_num_seqs: int, prefix_caching: bool, pipelined: bool) -> None:
+    setup = Setup(
+        42, max_num_seqs=max_num_seqs, chunk=7, prefix_caching=prefix_caching, pipelined=pipelined, max_model_len=160
+    )
+    jobs = crowd(seed=max_num_seqs, count=10)
+    async with running(setup) as (engine, _):
+        running_at_once = []
+        plan = engine.scheduler.plan
+
+        def watched(now: float, behind: bool = False) -> Any:
+            launch = plan(now, behind)
+            running_at_once.append(engine.scheduler.num_running)
+            return launch
+
+        engine.scheduler.plan = watched  # type: ignore[method-assign]
+        answers = await ask_all(engine, [request(*job) for job in jobs])
+        for (prompt, params), answer in zip(jobs, answers, strict=True):
+            check(prompt, params, answer.token_ids)
+            assert answer.usage is not None and answer.usage.prompt_tokens == len(prompt)
+        assert max(running_at_once) == max_num_seqs
+        prompt, nothing = [11, 12, 13], SamplingParams(max_tokens=0, n=5)
+        assert len((await ask(engine, request(prompt, nothing))).finish) == 5
 
 
 async def test_output_modes_tell_the_same() -> None:

@@ -37,6 +37,7 @@ class Faulty(PagedFakeRunner):
 
 class _Pending:
     slow_to_read = False
+    done = True
 
     def __init__(self, result: StepResult, fault: Callable[[], None] | None) -> None:
         self.result, self.fault = result, fault

@@ -81,12 +81,17 @@ async def test_answers_to_200_random_schemas_are_valid() -> None:
 async def test_the_plain_loop_and_preemption_change_nothing(num_blocks: int) -> None:
     rule = grammar(PERSON)
     told = []
-    for pipelined, blocks in ((True, 2000), (False, 2000), (True, num_blocks)):
-        async with random_engine(num_blocks=blocks, pipelined=pipelined) as engine:
+    for pipelined, blocks, queues in (
+        (True, 2000, False),
+        (False, 2000, False),
+        (True, num_blocks, False),
+        (True, num_blocks, True),
+    ):
+        async with random_engine(num_blocks=blocks, pipelined=pipelined, queues=queues) as engine:
             asked = [request(i, rule if i % 3 else None, temperature=0.9, max_tokens=60) for i in range(9)]
             answers = await asyncio.gather(*(answer(engine, one) for one in asked))
             told.append([delta.choices[0].token_ids for delta in answers])
-    assert told[0] == told[1] == told[2]
+    assert told[0] == told[1] == told[2] == told[3]
 
 
 async def test_beside_penalties_choices_and_logprobs() -> None:
@@ -224,3 +229,22 @@ def test_the_check_stops_what_does_not_end() -> None:
         check.check(GrammarSource("json_schema", "{}", whitespace=" ?"))
     finally:
         check.close()
+
+
+def test_where_one_end_token_may_come_all_may() -> None:
+    """Rows that may end, that may not, that have ended and that have failed, against one end token and bit by bit."""
+    ends = (EOS, 0, 31, 32, 1000)
+    several = Vocabulary(tokenizer(), tokenizer().vocab_size, ends)
+    rows = {}
+    for known in (vocabulary(), several):
+        matchers = [Grammar(GrammarSource("regex", text), known).matcher() for text in ("abc", "(abc)?", "abc", "abc")]
+        matchers[2].ended = True
+        matchers[3].failed = "too large"
+        rows[known] = np.zeros((4, mask_words(known.vocab_size)), np.int32)
+        GrammarMasks(1).fill(matchers, rows[known])
+    for row, (plain, more) in enumerate(zip(rows[vocabulary()], rows[several], strict=True)):
+        allowed = np.unpackbits(plain.view(np.uint8), bitorder="little")
+        if row in (0, 1):
+            assert allowed[EOS] == row
+        allowed[list(ends)] = allowed[EOS]
+        assert (np.unpackbits(more.view(np.uint8), bitorder="little") == allowed).all()

@@ -19,6 +19,7 @@ PROMPT = list(range(20, 40))
 
 class Pending:
     slow_to_read = True
+    done = False
 
     def __init__(self, result: StepResult) -> None:
         self.result = result

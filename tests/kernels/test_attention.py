@@ -187,13 +187,13 @@ def test_grouped_heads(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 3, 7, 15, 16, 17, 24, 31, 33, 40, 64, 80, 96, 100, 128, 129, 192, 255, 256])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
     check(Case(((1, 70), (5, 9)), head_dim=head_dim, dtype=dtype))
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 8, 16, 32, 64, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_block_sizes(block_size: int, dtype: torch.dtype) -> None:
     check(Case(((1, 2 * block_size + 1), (9, 130), (1, block_size)), block_size=block_size, dtype=dtype))
 

@@ -35,6 +35,7 @@ def rows_of(step: Step, s: int, begin: int, end: int) -> Step:
 VARIANTS = [
     {},
     {"dtype": torch.bfloat16, "num_q_heads": 9, "num_kv_heads": 3, "head_dim": 64, "block_size": 16},
+    {"dtype": torch.float16, "num_q_heads": 2, "num_kv_heads": 2, "head_dim": 64, "block_size": 16},
     {"window": 100, "head_dim": 40},
     {"soft_cap": 20.0, "head_dim": 17, "num_q_heads": 1, "num_kv_heads": 1},
     {"bias_reach": 130, "window": 1 << 28, "num_q_heads": 3, "num_kv_heads": 3, "head_dim": 64},

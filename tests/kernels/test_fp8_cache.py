@@ -1,4 +1,5 @@
-"""The fp8 cache on a CPU: its roundings are torch's, and reading it gives what a float32 cache of its values gives."""
+"""Caches on a CPU that are narrower than what is computed: the roundings of fp8 are torch's, and reading a cache in
+8 or 16 bits gives what a float32 cache of its values gives."""
 
 from __future__ import annotations
 
@@ -39,10 +40,10 @@ def test_every_code_and_every_rounding() -> None:
         assert stored[~number].isnan().all()
 
 
-def written(k: Tensor, v: Tensor, scales: KvScales) -> Tensor:
+def written(k: Tensor, v: Tensor, scales: KvScales, dtype: torch.dtype = FP8) -> Tensor:
     """k, v [T, NKV, D] in a cache whose other slots are NaN."""
     tokens, _, head_dim = k.shape
-    cache = torch.full((-(-tokens // BS) + 1, 1, 2, NKV, BS, head_dim), torch.nan).to(FP8)
+    cache = torch.full((-(-tokens // BS) + 1, 1, 2, NKV, BS, head_dim), torch.nan).to(dtype)
     kernels.write_kv(k, v, cache, 0, torch.arange(BS, BS + tokens), scales)
     return cache
 
@@ -61,14 +62,16 @@ def attend(q: Tensor, cache: Tensor, length: int, scales: KvScales) -> Tensor:
     return kernels.paged_attention(q, cache, 0, plan, q.shape[2] ** -0.5, scales=scales)
 
 
+@pytest.mark.parametrize("dtype", [FP8, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [5, 16, 64, 100])
 @pytest.mark.parametrize(("queries", "length"), [(1, 1), (1, 3), (1, 300), (2, 33), (40, 41), (17, 300)])
-def test_attention_reads_the_stored_values(queries: int, length: int, head_dim: int) -> None:
-    """Bit for bit: an fp8 value is exact in float32. Small values (of exponent 0) and large ones are among them."""
+def test_attention_reads_the_stored_values(queries: int, length: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Bit for bit: a narrow value is exact in float32. Small values (of exponent 0) and large ones are among them."""
     generator = torch.Generator().manual_seed(length)
     k, v = torch.randn(2, length, NKV, head_dim, generator=generator).pow(3)
+    k[::3] *= 1e-4  # where float16 has exponent 0
     q = torch.randn(queries, NQ, head_dim, generator=generator)
-    cache = written(k, v, KvScales())
+    cache = written(k, v, KvScales(), dtype)
     assert torch.equal(attend(q, cache, length, KvScales()), attend(q, cache.float(), length, KvScales()))
 
 

@@ -23,7 +23,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(integers), b.view(integers))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [1, 5, 16, 33, 64])
 @pytest.mark.parametrize("fused", [False, True])
 def test_write(dtype: torch.dtype, head_dim: int, fused: bool) -> None:
@@ -50,6 +50,23 @@ def test_write_rounds_to_nearest_even_and_keeps_specials() -> None:
     stored = cache[0, 0, 0, 0, 0]
     assert stored.isnan().tolist() == expected.isnan().tolist()
     assert same(stored.nan_to_num(0.0), expected.nan_to_num(0.0))
+
+
+def test_every_float16_and_every_rounding() -> None:
+    """All codes, the midpoints between neighbours and what lies just beside them; what is too large stays at the
+    largest value, where torch would make it infinite."""
+    codes = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
+    finite = codes[codes.isfinite()].unique()
+    middles = (finite[1:] + finite[:-1]) / 2
+    up, down = torch.tensor(torch.inf), torch.tensor(-torch.inf)
+    odd = torch.tensor([NAN, torch.inf, -torch.inf, 65519.0, 65520.0, -65536.0, -1e30, 1e-30, -1e-45, 0.0, -0.0])
+    values = torch.cat([codes, middles, middles.nextafter(up), middles.nextafter(down), odd])
+    cache = torch.zeros(1, 1, 2, 1, 1, len(values), dtype=torch.float16)
+    kernels.write_kv(values.view(1, 1, -1), values.view(1, 1, -1), cache, 0, torch.tensor([0]))
+    number = ~values.isnan()
+    for stored in cache[0, 0, :, 0, 0]:
+        assert same(stored[number], values[number].clamp(-65504, 65504).to(torch.float16))
+        assert stored[~number].isnan().all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -85,7 +102,7 @@ def test_write_nothing() -> None:
     assert not cache.any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_copy_blocks(dtype: torch.dtype) -> None:
     cache = torch.randn(NB, L, 2, NKV, BS, D).to(dtype)
     expected = cache.clone()

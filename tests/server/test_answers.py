@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.fakes import BOS, PIECES
+from server.generation.logprobs import Offsets
+from tests.server.fakes import BOS, EOS, PIECES, ByteTokenizer
 from tests.server.front import Front
 
 WHOLE = "".join(PIECES)
@@ -105,9 +106,22 @@ async def test_completion_logprobs_with_echo(front: Front) -> None:
     assert logprobs is not None and logprobs.tokens == ["<s>", "a", "b", "H", "l"]
     assert logprobs.token_logprobs == [None, -1.5, -1.5, -0.5, -0.5]
     assert logprobs.top_logprobs == [None, {"B": -0.25, "a": -1.5}, {"B": -0.25, "b": -1.5}, {"H": -0.5}, {"l": -0.5}]
-    assert logprobs.text_offset == [0, 3, 4, 5, 6]
+    assert logprobs.text_offset == [0, 0, 1, 2, 3]
     assert choice.prompt_logprobs[1] == {"97": {"logprob": -1.5, "rank": 7, "decoded_token": "a"}}  # type: ignore[attr-defined]
     assert choice.cumulative_logprob == -1.0  # type: ignore[attr-defined]
+
+
+def test_offsets_are_those_of_characters_in_the_shown_text() -> None:
+    tokenizer = ByteTokenizer()
+    offsets = Offsets(tokenizer, shows_special=False)
+    text = "é<s>b"
+    assert offsets.of_prompt([BOS, *"é".encode(), BOS, ord("b")], text) == [0, 0, 0, 1, 4], "the sent BOS is text"
+    euro, broken = "€".encode(), b"\xe2\x82"
+    shown = len(text)
+    assert offsets.of_answer([ord("x"), *euro[:2]]) == [shown, shown + 1, shown + 1], "half a character, and its rest:"
+    assert offsets.of_answer([euro[2], EOS, *broken]) == [shown + 1, shown + 2, shown + 2, shown + 2]
+    assert offsets.of_answer([ord("y"), ord("z")]) == [shown + 3, shown + 4], "behind U+FFFD"
+    assert Offsets(tokenizer, shows_special=True).of_answer([EOS, ord("y")]) == [0, 4]
 
 
 async def test_streamed_completion_logprobs_are_the_whole_ones(front: Front) -> None:
@@ -120,6 +134,11 @@ async def test_streamed_completion_logprobs_are_the_whole_ones(front: Front) -> 
     assert whole.choices[0].logprobs is not None
     assert parts == whole.choices[0].logprobs.model_dump()
     assert -9999.0 in parts["top_logprobs"][-1].values()
+
+
+async def test_no_alternatives_of_no_logprobs(front: Front) -> None:
+    answer = await front.strict().chat.completions.create(model="fake/model", messages=HELLO, top_logprobs=0)
+    assert answer.choices[0].logprobs is None
 
 
 async def test_chat_logprobs(front: Front) -> None:

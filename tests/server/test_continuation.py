@@ -60,6 +60,7 @@ def text_of(request: Request) -> str:
         ({"prompt": ""}, b""),
         ({"prompt": None}, b""),
         ({"prompt": [[]]}, b""),
+        ({"prompt": "", "suffix": "", "echo": False}, b""),
     ],
 )
 async def test_suffixes(front: Front, fields: dict[str, Any], suffix: bytes) -> None:
@@ -96,6 +97,17 @@ async def test_choices_and_depth(front: Front) -> None:
     assert last(front).lineage == Lineage(parent["id"], 2, 9)
     await complete(front, prompt="y", continuation_of=child["id"])
     assert last(front).prompt_token_ids == (*PROMPT, *SAMPLED[2:], *b"x", SAMPLED[0], *b"y")
+
+
+@pytest.mark.parametrize("choice, prompt, first", [(0, b"abc", 0), (1, b"abc", 1), (2, b"de", 0), (5, b"f", 1)])
+async def test_choices_of_later_prompts(front: Front, choice: int, prompt: bytes, first: int) -> None:
+    parent = await complete(front, prompt=["abc", "de", "f"], n=2)
+    await complete(front, prompt="x", continuation_of=parent["id"], continuation_choice=choice)
+    assert last(front).prompt_token_ids == (BOS, *prompt, *SAMPLED[first:], *b"x")
+    answer, body = await front.post(
+        "/v1/completions", {"prompt": "x", "continuation_of": parent["id"], "continuation_choice": 6}
+    )
+    assert answer.status == 400 and body["error"]["code"] == "continuation_choice_out_of_range"
 
 
 async def test_a_lease_on_a_prompt_alone(front: Front) -> None:

@@ -73,7 +73,7 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
         ({"logit_bias": {"999": 1}}, "logit_bias.999", "invalid_value"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
-        ({"logit_bias": {"5": "1"}}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"4": 1, "5": "1"}}, "logit_bias.5", "invalid_type"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
         ({"logprobs": -1}, "logprobs", "invalid_value"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "invalid_value"),

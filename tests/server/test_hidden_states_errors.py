@@ -58,7 +58,7 @@ CHAT = "/v1/chat/completions"
         ({"positions": {"start": 4}}, "positions", "invalid_value"),
         ({"positions": {"start": 3, "end": 3}}, "positions", "invalid_value"),
         ({"positions": {"start": "a"}}, "positions.start", "invalid_type"),
-        ({"positions": {"begin": 1}}, "positions", "invalid_type"),
+        ({"positions": {"begin": 1}}, "positions.begin", "unknown_parameter"),
         ({"pooling": "max"}, "pooling", "invalid_value"),
         ({"dtype": "float64"}, "dtype", "invalid_value"),
         ({"encoding_format": "npy"}, "encoding_format", "invalid_value"),

@@ -374,8 +374,8 @@ async def test_sampling_reaches_the_engine(front: Front) -> None:
     body = {
         "prompt": "abc", "max_tokens": 9, "n": 2, "min_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 4,
         "min_p": 0.125, "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "seed": -1,
-        "logit_bias": {"5": -100, "7": 1.5}, "allowed_token_ids": [5, 6], "bad_words": ["x", " y"], "stop": "z",
-        "stop_token_ids": [9, 9], "ignore_eos": True, "include_stop_str_in_output": True,
+        "logit_bias": {"5": -100, "7": 1.5, "9": None}, "allowed_token_ids": [5, 6], "bad_words": ["x", " y"],
+        "stop": "z", "stop_token_ids": [9, 9], "ignore_eos": True, "include_stop_str_in_output": True,
         "skip_special_tokens": False, "logprobs": 2, "prompt_logprobs": 3, "priority": -5, "cache_salt": "s",
         "timeout": 60, "truncate_prompt_tokens": 2,
     }  # fmt: skip

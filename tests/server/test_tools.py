@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.text.tool_calls import FORMATS, Content
 from engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
+from server.structured.tools import chat_tools
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
 
@@ -103,6 +105,14 @@ async def test_a_call_that_is_cut_off(front: Front) -> None:
     whole = shown((await chat(front, text, reason="length")).choices[0])
     assert whole == {"content": None, "calls": [["look", '{"at": "th']], "reason": "length"}
     assert await gathered(await chat(front, text, 2, "length", stream=True)) == [whole]
+
+
+@pytest.mark.parametrize("text", ["<tool", '<tool_call>\n{"na'])
+def test_the_beginning_of_a_call_is_no_content_where_calls_are_required(text: str) -> None:
+    look: dict[str, Any] = {"type": "function", "function": {"name": "look"}}
+    for choice, content in (("required", []), (look, []), ("auto", [Content(text.removeprefix("<tool_call>\n"))])):
+        reader = chat_tools(TOOLS, choice, None).reader(FORMATS["hermes"])
+        assert reader is not None and [*reader.feed(text), *reader.finish()] == content
 
 
 async def test_no_more_than_one_call(front: Front) -> None:

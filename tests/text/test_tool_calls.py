@@ -29,6 +29,7 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
     ("hermes", "no call <tool here < tool_call> x  ", "no call <tool here < tool_call> x  ", []),
     ("hermes", 'a <tool_call>{"foo": 1}</tool_call> b', 'a {"foo": 1} b', []),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [["f", '{"a": 1']]),
+    ("hermes", '<tool_call>\n{"name": "f", "argu', "", [["f", ""]]),
     ("hermes", "<tool_call>[]</tool_call>ok", "ok", []),
     ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", TWO),
     ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [["f", '{"a": 1}']]),
@@ -40,8 +41,10 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
 ]
 
 
-def read(name: str, text: str, cuts: list[int], most: int | None = None) -> tuple[str, list[list[str]]]:
-    reader = ToolCallReader(FORMATS[name], most)
+def read(
+    name: str, text: str, cuts: list[int], most: int | None = None, only_calls: bool = False
+) -> tuple[str, list[list[str]]]:
+    reader = ToolCallReader(FORMATS[name], most, only_calls)
     events = [event for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) for event in reader.feed(text[a:b])]
     calls: list[list[str]] = []
     content = ""
@@ -70,6 +73,15 @@ def test_calls_cut_anywhere(name: str, text: str, content: str, calls: list[list
 def test_what_is_written_is_read(name: str) -> None:
     calls = [["f", '{"a": [1, "x"]}'], ["g", "{}"]]
     assert read(name, FORMATS[name].written([(a, b) for a, b in calls]), []) == ("", calls)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_held_to_calls_has_no_content_wherever_it_ends(name: str) -> None:
+    text = FORMATS[name].written([("f", '{"a": 1}'), ("g", "{}")])
+    for end in range(len(text)):
+        content, calls = read(name, text[:end], [], only_calls=True)
+        assert content == "" and [call[0] for call in calls] == ["f", "g"][: len(calls)]
+        assert all('{"a": 1}'.startswith(call[1]) or call[1] == "{}" for call in calls)
 
 
 def test_formats_of_templates() -> None:

@@ -1,11 +1,11 @@
-"""What an fp8 cache does to a model's predictions, beside a bfloat16 cache: teacher-forced on real text, on a CPU.
+"""What a cache in 16 or 8 bits does to a model's predictions: teacher-forced on real text, on a CPU.
 
-    python -m benchmarks.fp8_accuracy [--model PATH] [--text FILE ...] [--tokens 512] [--chunk 64] [--json FILE]
+    python -m benchmarks.cache_accuracy [--model PATH] [--text FILE ...] [--tokens 512] [--chunk 64] [--json FILE]
 
 The weights are as they are loaded and all arithmetic is float32; nothing differs but what the cache holds. Each text is
 fed in chunks, as a prompt is: a token sees the rounded keys and values of all before it, and its own. Reported against
 the float32 cache: perplexity, mean and 99th percentile of KL(float32 || other) of the next token's distribution, how
-often the most likely token is the same, and the share of stored values that the largest code of fp8 cut off.
+often the most likely token is the same, and the share of stored values that are cut off at the largest code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.text import load_text
 BLOCK_SIZE = 16
 ROOT = Path(__file__).parent.parent
 TEXTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "docs/continuation.md", "docs/operations.md")]
-CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": FP8}
+CACHES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": FP8}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Figures:
     mean_kl: float  # nats
     kl_99: float
     same_best: float  # share of positions
-    cut_off: float  # share of stored values at ±448
+    cut_off: float  # share of stored values at ± the largest
 
 
 def attention(model: Decoder, begin: int, end: int, num_blocks: int, window: int) -> kernels.AttentionPlan:
@@ -60,7 +60,7 @@ def attention(model: Decoder, begin: int, end: int, num_blocks: int, window: int
 
 @torch.inference_mode()
 def log_probabilities(model: Decoder, tokens: list[int], chunk: int, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """[T, V] of what follows each token, and the share of stored values that are fp8's largest."""
+    """[T, V] of what follows each token, and the share of stored values that are the largest of their dtype."""
     num_blocks = 1 + -(-len(tokens) // BLOCK_SIZE)
     cache = torch.zeros((num_blocks, *model.config.kv_shape(BLOCK_SIZE)), dtype=dtype)
     rows = []
@@ -75,7 +75,7 @@ def log_probabilities(model: Decoder, tokens: list[int], chunk: int, dtype: torc
             attention={window: attention(model, begin, end, num_blocks, window) for window in model.config.windows},
         )
         rows.append(model.logits(model.forward(batch)).double().log_softmax(-1))
-    return torch.cat(rows), float((cache.float().abs() == 448).double().mean())
+    return torch.cat(rows), float((cache.float().abs() == torch.finfo(dtype).max).double().mean())
 
 
 def compare(plain: Decoder, scaled: Decoder, texts: list[list[int]], chunk: int) -> list[Figures]:

@@ -1,0 +1,180 @@
+"""Quick steps of an idle device, which the event loop launches and looks for itself: the same answers, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engine.build import CacheSizes, make_scheduler
+from engine.draft import SchedulerLimits
+from engine.engine import AsyncEngine
+from engine.errors import EngineDead
+from engine.types import BeamParams, ModelInfo, SamplingParams, StepPlan, StepResult
+from tests.engine.harness import Answer, ask, request, until
+from tests.engine.paged_fake import VOCAB, PagedFakeRunner
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+BEAMS = SamplingParams(n=3, max_tokens=5, ignore_eos=True, beams=BeamParams(4, 1.0, False))
+PROMPT = list(range(20, 31))
+
+
+class Pending:
+    """Is done when it is let go, or after it was looked at so many times."""
+
+    slow_to_read = False
+
+    def __init__(self, result: StepResult, looks: int | None) -> None:
+        self.result, self.looks, self.num_looks = result, looks, 0
+        self.let_go = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        self.num_looks += 1
+        if self.looks is not None and self.num_looks > self.looks:
+            self.let_go.set()
+        return self.let_go.is_set()
+
+    def wait_computed(self) -> None:
+        raise AssertionError("nobody has to ask")
+
+    def wait(self) -> StepResult:
+        if self.looks is not None:
+            self.let_go.set()
+        self.let_go.wait()
+        return self.result
+
+
+class QuickRunner(PagedFakeRunner):
+    """Says of steps of at most `most` tokens that they are quick."""
+
+    def __init__(self, most: int, looks: int | None = 2) -> None:
+        super().__init__(200, 4)
+        self.most, self.looks = most, looks
+        self.pending: list[Pending] = []
+        self.threads: list[int] = []
+        self.fail_with: Exception | None = None
+
+    def is_quick(self, plan: StepPlan) -> bool:
+        return plan.num_tokens <= self.most
+
+    def launch(self, plan: StepPlan) -> Pending:  # type: ignore[override]
+        if self.fail_with is not None:
+            raise self.fail_with
+        self.threads.append(threading.get_ident())
+        self.pending.append(Pending(super().launch(plan), self.looks))
+        return self.pending[-1]
+
+
+@asynccontextmanager
+async def engine_over(runner: PagedFakeRunner) -> AsyncIterator[AsyncEngine]:
+    scheduler = make_scheduler(SchedulerLimits(4, 64, True), CacheSizes(4, 200), ())
+    engine = AsyncEngine(ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0), scheduler, runner, None)
+    try:
+        yield engine
+    finally:
+        await engine.stop(grace=0.5)
+
+
+async def answers_of(runner: PagedFakeRunner) -> list[Answer]:
+    """One after the other, then all at once."""
+    async with engine_over(runner) as engine:
+        params = [GREEDY, BEAMS, GREEDY, BEAMS]
+        answers = [await ask(engine, request([*PROMPT, i], p)) for i, p in enumerate(params)]
+        asked = [request([*PROMPT, 40 + i], p) for i, p in enumerate(params)]
+        answers += await asyncio.gather(*(ask(engine, one) for one in asked))
+        assert await engine.drain(10)
+        engine.scheduler.check_idle()
+    return answers
+
+
+@pytest.mark.parametrize("most", [1, 4, 64])
+async def test_answers_do_not_depend_on_who_launches(most: int) -> None:
+    expected = await answers_of(PagedFakeRunner(200, 4))
+    runner = QuickRunner(most)
+    for ours, theirs in zip(await answers_of(runner), expected, strict=True):
+        assert (ours.token_ids, ours.beam_scores) == (theirs.token_ids, theirs.beam_scores)
+    assert most < 4 or threading.get_ident() in runner.threads
+
+
+async def test_beams_never_leave_the_event_loop() -> None:
+    runner = QuickRunner(64)
+    async with engine_over(runner) as engine:
+        await ask(engine, request(PROMPT, BEAMS))
+    assert set(runner.threads) == {threading.get_ident()} and len(runner.pending) == BEAMS.max_tokens
+    assert all(pending.num_looks > 1 for pending in runner.pending)
+
+
+async def test_whoever_comes_meanwhile_is_launched_behind_it() -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        first = asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))
+        await until(lambda: runner.pending)
+        second = asyncio.ensure_future(ask(engine, request([*PROMPT, 99], GREEDY)))
+        await until(lambda: len(runner.pending) == 2)
+        assert runner.threads[0] == threading.get_ident() != runner.threads[1]
+        runner.pending[1].let_go.set()
+        await asyncio.sleep(0.01)
+        assert engine.num_steps == 0, "results come in order"
+        runner.looks = 0
+        runner.pending[0].let_go.set()
+        await asyncio.gather(first, second)
+
+
+async def test_a_slow_one_is_left_to_the_thread_that_waits() -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        answer = asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))
+        await until(lambda: runner.pending)
+        await asyncio.sleep(0.1)
+        looks = runner.pending[0].num_looks
+        await asyncio.sleep(0.02)
+        assert runner.pending[0].num_looks == looks > 0
+        runner.looks = 0
+        runner.pending[0].let_go.set()
+        await answer
+
+
+async def test_a_probe_waits_for_it() -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        answer = asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))
+        await until(lambda: runner.pending)
+        probe = asyncio.ensure_future(engine.probe())
+        await asyncio.sleep(0.01)
+        assert not probe.done()
+        runner.looks = 0
+        runner.pending[0].let_go.set()
+        await asyncio.gather(probe, answer)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_what_fails_kills_the_engine(at: int) -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        if at == 0:
+            runner.fail_with = RuntimeError("no launch")
+        answer = asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))
+        if at == 1:
+            await until(lambda: runner.pending)
+            runner.fail_with = RuntimeError("no second launch")
+            runner.pending[0].let_go.set()
+        with pytest.raises(EngineDead):
+            await answer
+        assert engine.state == "dead"
+        engine.scheduler.check_idle()
+
+
+async def test_an_engine_stops_while_one_is_watched() -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        answer = asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))
+        await until(lambda: runner.pending)
+        threading.Timer(0.05, runner.pending[0].let_go.set).start()
+        await engine.stop()
+        assert runner.closed
+        with pytest.raises(Exception, match="shutting down"):
+            await answer
