@@ -4,214 +4,218 @@
 
 First the capacity is measured (as many clients as slots, each asking again when it is answered). Then requests arrive
 at random times, at half of the capacity and at twice: between the two the p99 time between tokens should stay within
-1.5, and whoever is not let in gets a 429 with Retry-After. Then a light tenant sends a request now and then: alone,
-beside a heavy one that asks for half of the capacity, and beside the same with hundreds waiting: between the last two
-its p99 time to the first token should stay within 2.
+1.5, and whoever is not let in gets a 429 with Retry-After. Then a light tenant sends a request now and then, a tenth of
+the capacity: alone, and beside a heavy one with hundreds waiting, who comes all at once: between the two its p99 time
+to the first token should stay within 2. A second table tells where the light tenant's first tokens spend their time.
 
-The model is the embedded one; with --timed a device that only waits, 8 ms per step and 40 µs per token, so that the
-figures are those of the scheduling and not of a machine that others use too.
+The model is the embedded one; with --timed a device that only waits, so that the figures are those of scheduling and
+HTTP. The light tenant's client is a process of its own: it should not wait for the heavy one's. Times during which the
+machine itself stood still are left out (benchmarks/stalls.py). For quiet figures run all of it under `chrt -f 10`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import multiprocessing
 import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import numpy as np
 
-from engine.types import StepPlan, StepResult
+from benchmarks.stalls import Stalls
 
-PROMPT, OUTPUT = 64, (16, 80)  # tokens; from, to
-SLOTS, QUEUE = {False: 4, True: 32}, {False: 16, True: 256}
 KEYS = 'keys = [{name = "heavy", key = "heavy"}, {name = "light", key = "light"}]'
+# What lies between: sent, STAGES of staged_server.py, and here.
+SPANS = ("to the handler", "parsed, submitted", "queued", "computed", "to its sink", "to the client")
 
 
-class TimedRunner:
-    """Takes the time that a device would, and samples a word."""
+@dataclass(frozen=True)
+class Shape:
+    """Of the server and of what it is asked for."""
 
-    def __init__(self, words: list[int]) -> None:
-        self._words = np.asarray(words, np.int32)
-
-    def is_quick(self, plan: StepPlan) -> bool:
-        return False
-
-    def launch(self, plan: StepPlan) -> StepResult:
-        time.sleep(0.008 + 40e-6 * plan.num_tokens)
-        chosen = self._words[plan.sample_positions % len(self._words)]
-        return StepResult(plan.step, chosen, np.zeros(len(chosen), np.bool_), None)
-
-    def close(self) -> None:
-        pass
+    slots: int
+    queue: int
+    prompt: int  # tokens
+    answer: tuple[int, int]  # tokens; from, to
 
 
-def serve_timed(arguments: list[str]) -> None:
-    """The server's process: all is real but the device."""
-    from engine.build import CacheSizes, make_scheduler
-    from engine.draft import SchedulerLimits
-    from engine.engine import AsyncEngine
-    from engine.models.embedded import embedded_model_path
-    from engine.text import load_text
-    from engine.types import ModelInfo
-    from server.continuation.leases import LeaseTimes
-    from server.operation.logs import configure_logging
-    from server.operation.metrics import Metrics
-    from server.options import parse
-    from server.serve import serve
+TIMED = Shape(slots=32, queue=256, prompt=64, answer=(16, 80))
+REAL = Shape(slots=8, queue=32, prompt=32, answer=(8, 24))
 
-    engine_config, config = parse(arguments)
-    configure_logging("info")
-    text = load_text(embedded_model_path())
-    info = ModelInfo("timed", "timed", 2048, text.tokenizer.vocab_size, (), "none", 0)
 
-    async def load(metrics: Metrics) -> tuple[AsyncEngine, object]:
-        sys.setswitchinterval(0.0005)
-        limits = SchedulerLimits(engine_config.max_num_seqs, 256, prefix_caching=True)
-        runner = TimedRunner(text.tokenizer.encode("one two three four five"))
-        scheduler = make_scheduler(limits, CacheSizes(16, 20_000), ())
-        engine = AsyncEngine(
-            info, scheduler, runner, text.tokenizer, max_queued=engine_config.max_queued, observer=metrics
-        )
-        return engine, text
-
-    sys.exit(asyncio.run(serve(config, LeaseTimes(300, 600), load)))  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Answer:
+    id: str
+    sent: float
+    events: tuple[float, ...]
 
 
 @dataclass
-class Figures:
-    first: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
+class Seen:
+    """What became of the requests of a load."""
+
+    answers: list[Answer] = field(default_factory=list)
     sent: int = 0
-    answered: int = 0
     refused: int = 0
     faults: list[str] = field(default_factory=list)
 
-    def p99(self, values: list[float]) -> float:
-        return float(np.percentile(values, 99)) * 1e3 if values else float("nan")
+    def first(self, stalls: Stalls) -> list[float]:
+        return [a.events[0] - a.sent for a in self.answers if not stalls.hit(a.sent, a.events[0])]
 
-    def row(self, name: str) -> dict[str, object]:
+    def gaps(self, stalls: Stalls) -> list[float]:
+        pairs = itertools.chain.from_iterable(itertools.pairwise(a.events) for a in self.answers)
+        return [end - begin for begin, end in pairs if not stalls.hit(begin, end)]
+
+    def row(self, name: str, stalls: Stalls) -> dict[str, object]:
+        gaps, first = self.gaps(stalls), self.first(stalls)
         return {
             "load": name,
             "sent": self.sent,
-            "answered": self.answered,
+            "answered": len(self.answers),
             "429": self.refused,
             "faults": len(self.faults),
-            "itl p50 ms": float(np.percentile(self.gaps, 50)) * 1e3 if self.gaps else float("nan"),
-            "itl p99 ms": self.p99(self.gaps),
-            "ttft p50 ms": float(np.percentile(self.first, 50)) * 1e3 if self.first else float("nan"),
-            "ttft p99 ms": self.p99(self.first),
+            "left out": len(self.answers) - len(first),
+            "itl p50 ms": percentile(gaps, 50),
+            "itl p99 ms": percentile(gaps, 99),
+            "ttft p50 ms": percentile(first, 50),
+            "ttft p99 ms": percentile(first, 99),
         }
 
 
+def percentile(values: Sequence[float], q: float) -> float:
+    return float(np.percentile(values, q)) * 1e3 if values else float("nan")
+
+
 class Load:
-    def __init__(self, session: aiohttp.ClientSession, url: str, seed: int) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, shape: Shape, key: str, seed: str) -> None:
         self._session = session
         self._url = url
-        self._draw = random.Random(seed)
+        self._shape = shape
+        self._key = key
+        self._draw = random.Random(key)  # times and lengths are the same whatever the load
+        self._draw_prompts = random.Random(seed)  # while no prompt is sent twice
+        self.seen = Seen()
 
-    async def ask(self, key: str, figures: Figures) -> bool:
+    async def ask(self) -> bool:
         """Whether it was answered."""
-        figures.sent += 1
-        prompt = [self._draw.randrange(1000, 30000) for _ in range(PROMPT)]
-        count = self._draw.randint(*OUTPUT)
+        seen = self.seen
+        seen.sent += 1
+        prompt = [self._draw_prompts.randrange(1000, 30000) for _ in range(self._shape.prompt)]
+        count = self._draw.randint(*self._shape.answer)
         body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
-        began = time.perf_counter()
+        sent, events, first = time.monotonic(), [], b""
         try:
             async with self._session.post(
-                f"{self._url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}
+                f"{self._url}/v1/completions", json=body, headers={"Authorization": f"Bearer {self._key}"}
             ) as answer:
                 if answer.status == 429 and 1 <= int(answer.headers.get("Retry-After", "0")) <= 60:
-                    figures.refused += 1
+                    seen.refused += 1
                     return False
                 if answer.status != 200:
-                    figures.faults.append(f"{answer.status} {await answer.text()}")
+                    seen.faults.append(f"{answer.status} {await answer.text()}")
                     return False
-                times = [time.perf_counter() async for line in answer.content if line.startswith(b'data: {"id"')]
+                async for line in answer.content:
+                    if line.startswith(b'data: {"id"'):
+                        events.append(time.monotonic())
+                        first = first or line
         except (aiohttp.ClientError, TimeoutError) as error:
-            figures.faults.append(repr(error))
+            seen.faults.append(repr(error))
             return False
-        if len(times) < count // 2:  # a client that lags gets several tokens in one event
-            figures.faults.append(f"{len(times)} events")
+        if len(events) < count // 2:  # a client that lags gets several tokens in one event
+            seen.faults.append(f"{len(events)} events")
             return False
-        figures.answered += 1
-        figures.first.append(times[0] - began)
-        figures.gaps.extend(np.diff(times).tolist())
+        seen.answers.append(Answer(json.loads(first[6:])["id"], sent, tuple(events)))
         return True
 
-    async def closed(self, clients: int, seconds: float, key: str = "heavy") -> Figures:
+    async def closed(self, clients: int, seconds: float) -> None:
         """Each client asks again when it is answered; one that is refused waits a second, as it was told."""
-        figures = Figures()
         end = time.monotonic() + seconds
 
         async def client() -> None:
             while time.monotonic() < end:
-                if not await self.ask(key, figures):
+                if not await self.ask():
                     await asyncio.sleep(1)
 
         await asyncio.gather(*(client() for _ in range(clients)))
-        return figures
 
-    async def arriving(self, rate: float, seconds: float, key: str = "heavy") -> Figures:
+    async def arriving(self, rate: float, seconds: float) -> None:
         """Requests come at random times, whatever became of those before."""
-        figures = Figures()
         end = time.monotonic() + seconds
         tasks = []
         while time.monotonic() < end:
-            tasks.append(asyncio.ensure_future(self.ask(key, figures)))
+            tasks.append(asyncio.ensure_future(self.ask()))
             await asyncio.sleep(self._draw.expovariate(rate))
         await asyncio.gather(*tasks)
-        return figures
 
 
-async def measure(url: str, seconds: float, slots: int) -> tuple[list[dict[str, object]], dict[str, float]]:
-    timeout, connector = aiohttp.ClientTimeout(total=120), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        load = Load(session, url, 1)
-        await load.closed(slots, seconds / 6)  # warm up
-        began = time.perf_counter()
-        full = await load.closed(slots, seconds / 2)
-        capacity = full.answered / (time.perf_counter() - began)
-        half = await load.arriving(capacity / 2, seconds)
-        twice = await load.arriving(capacity * 2, seconds)
-        light_rate = capacity / 10
-        alone = await load.arriving(light_rate, seconds, "light")
-        beside, _ = await asyncio.gather(
-            load.arriving(light_rate, seconds, "light"), load.arriving(capacity * 0.4, seconds)
-        )
-        crowded, crowd = await asyncio.gather(
-            load.arriving(light_rate, seconds, "light"), load.closed(10 * slots, seconds)
-        )
-    rows = [
-        full.row("all slots busy"), half.row("half of capacity"), twice.row("twice the capacity"),
-        alone.row("light alone"), beside.row("light, half loaded"), crowded.row("light, overloaded"),
-        crowd.row("  the heavy one then"),
-    ]  # fmt: skip
-    ratios = {
-        "capacity, requests/s": capacity,
-        "p99 inter-token, twice / half": twice.p99(twice.gaps) / half.p99(half.gaps),
-        "light's p99 first token, overloaded / half loaded": crowded.p99(crowded.first) / beside.p99(beside.first),
-        "light's p99 first token, overloaded / alone": crowded.p99(crowded.first) / alone.p99(alone.first),
-    }
-    for figures in (full, half, twice, alone, beside, crowded, crowd):
-        for fault in figures.faults[:3]:
-            print("FAULT", fault)
-    return rows, ratios
+def run_load(
+    url: str, shape: Shape, key: str, seed: str, seconds: float, rate: float | None, clients: int | None
+) -> Seen:
+    """In a process of its own: a rate of arrivals, or clients that ask again."""
+
+    async def run() -> Seen:
+        timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            load = Load(session, url, shape, key, seed)
+            if clients is not None:
+                await load.closed(clients, seconds)
+            elif rate is not None:
+                await load.arriving(rate, seconds)
+            return load.seen
+
+    return asyncio.run(run())
 
 
-def start_server(folder: Path, timed: bool) -> tuple[subprocess.Popen[str], str]:
+def measure(url: str, seconds: float, shape: Shape) -> tuple[float, dict[str, Seen]]:
+    """The capacity in requests per second, and what each load saw."""
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as clients:
+        seeds = map(str, itertools.count())
+
+        def start(key: str, part: float, rate: float | None = None, num_clients: int | None = None) -> Future[Seen]:
+            return clients.submit(run_load, url, shape, key, next(seeds), seconds * part, rate, num_clients)
+
+        start("heavy", 1 / 6, num_clients=shape.slots).result()  # warm up
+        full = start("heavy", 1 / 2, num_clients=shape.slots).result()
+        begin, end = min(a.sent for a in full.answers), max(a.events[-1] for a in full.answers)
+        capacity = len(full.answers) / (end - begin)
+        seen = {"all slots busy": full}
+        seen["half of capacity"] = start("heavy", 1, capacity / 2).result()
+        seen["twice the capacity"] = start("heavy", 1, capacity * 2).result()
+        seen["light alone"] = start("light", 1, capacity / 10).result()
+        light, heavy = start("light", 1, capacity / 10), start("heavy", 1, num_clients=10 * shape.slots)
+        seen["light, overloaded"], seen["  the heavy one then"] = light.result(), heavy.result()
+    return capacity, seen
+
+
+def spans_of(answers: Sequence[Answer], stages: dict[str, list[float]], stalls: Stalls) -> dict[str, list[float]]:
+    """What each first token's time was spent on."""
+    spans: dict[str, list[float]] = {name: [] for name in (*SPANS, "in all")}
+    for answer in answers:
+        if answer.id in stages and not stalls.hit(answer.sent, answer.events[0]):
+            times = [answer.sent, *stages[answer.id], answer.events[0]]
+            for name, (begin, end) in zip(SPANS, itertools.pairwise(times), strict=True):
+                spans[name].append(end - begin)
+            spans["in all"].append(times[-1] - times[0])
+    return spans
+
+
+def start_server(folder: Path, timed: bool, shape: Shape) -> tuple[subprocess.Popen[str], str]:
     (folder / "keys.toml").write_text(KEYS)
-    flags = ["serve", "--port", "0", "--api-key-file", str(folder / "keys.toml"), "--max-num-seqs", str(SLOTS[timed])]
-    flags += ["--max-queued", str(QUEUE[timed]), "--max-model-len", "1024", "--log-level", "info"]
-    module = ["benchmarks.overload", "--serve-timed"] if timed else ["server"]
+    flags = ["serve", "--port", "0", "--api-key-file", str(folder / "keys.toml"), "--max-num-seqs", str(shape.slots)]
+    flags += ["--max-queued", str(shape.queue), "--max-model-len", "1024", "--log-level", "info"]
+    module = ["benchmarks.staged_server", str(int(timed)), str(folder / "stages")]
     process = subprocess.Popen([sys.executable, "-m", *module, *flags], stderr=(folder / "log").open("w"), text=True)
     while process.poll() is None:
         if match := re.search(r"ready on (http://\S+)", (folder / "log").read_text()):
@@ -220,28 +224,53 @@ def start_server(folder: Path, timed: bool) -> tuple[subprocess.Popen[str], str]
     raise SystemExit((folder / "log").read_text())
 
 
+def show(rows: Sequence[dict[str, object]]) -> None:
+    print("  ".join(f"{name:>20}" if i == 0 else f"{name:>11}" for i, name in enumerate(rows[0])))
+    for row in rows:
+        print("  ".join(f"{value:>20}" if i == 0 else f"{value:>11.5g}" for i, value in enumerate(row.values())))
+
+
 def main() -> None:
-    if sys.argv[1:2] == ["--serve-timed"]:
-        serve_timed(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30, help="of each load")
     parser.add_argument("--timed", action="store_true", help="a device that only waits")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
+    shape = TIMED if options.timed else REAL
     with tempfile.TemporaryDirectory() as folder:
-        process, url = start_server(Path(folder), options.timed)
+        process, url = start_server(Path(folder), options.timed, shape)
+        stalls = Stalls()
         try:
-            rows, ratios = asyncio.run(measure(url, options.seconds, SLOTS[options.timed]))
+            with stalls:
+                capacity, seen = measure(url, options.seconds, shape)
         finally:
             process.terminate()
             process.wait(60)
-    print("  ".join(f"{name:>20}" if name == "load" else f"{name:>11}" for name in rows[0]))
-    for row in rows:
-        print("  ".join(f"{v:>20}" if k == "load" else f"{v:>11.5g}" for k, v in row.items()))
+        stages = json.loads((Path(folder) / "stages").read_text())
+    rows = [one.row(name, stalls) for name, one in seen.items()]
+    show(rows)
+    loads = {kind: seen[name].answers for kind, name in (("alone", "light alone"), ("loaded", "light, overloaded"))}
+    spans = {kind: spans_of(answers, stages, stalls) for kind, answers in loads.items()}
+    table: list[dict[str, object]] = []
+    for name in (*SPANS, "in all"):
+        times = {f"{kind} p{q}": percentile(spans[kind][name], q) for kind in spans for q in (50, 99)}
+        table.append({"first tokens, ms": name, **times})
+    show(table)
+    half, twice = seen["half of capacity"].gaps(stalls), seen["twice the capacity"].gaps(stalls)
+    alone, crowded = seen["light alone"].first(stalls), seen["light, overloaded"].first(stalls)
+    ratios = {
+        "capacity, requests/s": capacity,
+        "p99 inter-token, twice / half": percentile(twice, 99) / percentile(half, 99),
+        "light's p99 first token, overloaded / alone": percentile(crowded, 99) / percentile(alone, 99),
+        "light's p50 first token, overloaded / alone": percentile(crowded, 50) / percentile(alone, 50),
+        "machine stood still, seconds": sum(end - begin for begin, end in stalls.seen),
+    }
     for name, value in ratios.items():
         print(f"{name}: {value:.2f}")
+    for fault in itertools.chain.from_iterable(one.faults[:3] for one in seen.values()):
+        print("FAULT", fault)
     if options.json:
-        Path(options.json).write_text(json.dumps({"rows": rows, "ratios": ratios}, indent=2))
+        Path(options.json).write_text(json.dumps({"rows": rows, "stages": table, "ratios": ratios}, indent=2))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmarks.simulated_load [--seconds 120]
 
-A step takes 8 ms and 40 µs per token, as on some device; two are in flight, as in the engine. The same figures as
-benchmarks/overload.py gives of a whole server, but the same on every machine.
+Two devices: one with 32 slots that takes 8 ms for a step and 40 µs per token, and one with 8 slots that takes 10 ms and
+1 ms per token, about what two cores need for the embedded model. Two steps are in flight, as in the engine. The same
+figures as benchmarks/overload.py gives of a whole server, but the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,13 +27,24 @@ from engine.sequence import Group
 from engine.step import Launch
 from engine.types import Request, SamplingParams, StepResult
 
-SLOTS, QUEUE, BUDGET = 32, 128, 256
 DEPTH = 2
 PROMPT, OUTPUT = (16, 120), (16, 80)  # tokens; from, to
 
 
-def step_seconds(num_tokens: int) -> float:
-    return 0.008 + 40e-6 * num_tokens
+@dataclass(frozen=True)
+class Device:
+    slots: int
+    queue: int  # most that wait
+    budget: int  # tokens of a step
+    step_seconds: float
+    token_seconds: float
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.step_seconds + self.token_seconds * num_tokens
+
+
+WIDE = Device(slots=32, queue=128, budget=256, step_seconds=0.008, token_seconds=40e-6)
+NARROW = Device(slots=8, queue=32, budget=256, step_seconds=0.010, token_seconds=1e-3)
 
 
 @dataclass
@@ -49,15 +61,19 @@ class Figures:
 
 
 class Simulation:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, device: Device, seed: int) -> None:
         self.now = 0.0
+        self._device = device
         self.figures: dict[str, Figures] = {}
-        self._draw = random.Random(seed)
+        self._seed = seed
         self._scheduler = make_scheduler(
-            SchedulerLimits(SLOTS, BUDGET, prefix_caching=False), CacheSizes(16, 4000), (), wall=lambda: self.now
+            SchedulerLimits(device.slots, device.budget, prefix_caching=True),
+            CacheSizes(16, 4000),
+            (),
+            wall=lambda: self.now,
         )
         self._launched: deque[tuple[Launch, float]] = deque()  # with the time at which the device is done
-        self._arrivals: list[tuple[float, int, str]] = []  # heap
+        self._arrivals: list[tuple[float, int, str, tuple[int, ...], int]] = []  # heap; number, tenant, prompt, answer
         self._numbers = itertools.count(1)
         self._free_at = 0.0  # when the device has done what is launched
 
@@ -65,17 +81,19 @@ class Simulation:
         self._scheduler.waiting.expected_tenants = count
 
     def arrive(self, tenant: str, rate: float, seconds: float) -> None:
-        """Requests of a tenant at random times from now on."""
+        """Requests of a tenant at random times from now on: the same, whoever else sends some."""
+        draw = random.Random(f"{self._seed} {tenant}")
         at, end = self.now, self.now + seconds
-        while (at := at + self._draw.expovariate(rate)) < end:
-            heapq.heappush(self._arrivals, (at, next(self._numbers), tenant))
+        while (at := at + draw.expovariate(rate)) < end:
+            prompt = tuple(draw.randrange(30000) for _ in range(draw.randint(*PROMPT)))
+            heapq.heappush(self._arrivals, (at, next(self._numbers), tenant, prompt, draw.randint(*OUTPUT)))
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
             self._admit()
             while len(self._launched) < DEPTH and (launch := self._scheduler.plan(self.now)) is not None:
-                self._free_at = max(self._free_at, self.now) + step_seconds(launch.plan.num_tokens)
+                self._free_at = max(self._free_at, self.now) + self._device.seconds(launch.plan.num_tokens)
                 self._launched.append((launch, self._free_at))
             coming = self._arrivals[0][0] if self._arrivals else end
             done = self._launched[0][1] if self._launched else end
@@ -85,13 +103,12 @@ class Simulation:
 
     def _admit(self) -> None:
         while self._arrivals and self._arrivals[0][0] <= self.now:
-            _, number, tenant = heapq.heappop(self._arrivals)
+            _, number, tenant, prompt, answer = heapq.heappop(self._arrivals)
             figures = self.figures.setdefault(tenant, Figures())
-            if not self._scheduler.waiting.has_room(tenant, QUEUE):
+            if not self._scheduler.waiting.has_room(tenant, self._device.queue):
                 figures.refused += 1
                 continue
-            prompt = tuple(self._draw.randrange(1000) for _ in range(self._draw.randint(*PROMPT)))
-            params = SamplingParams(max_tokens=self._draw.randint(*OUTPUT), temperature=0)
+            params = SamplingParams(max_tokens=answer, temperature=0)
             request = Request(f"r{number}", tenant, prompt, params, keep_record=False)
             group = Group(request, lambda _: None, 0, number, arrived_at=self.now)
             self._scheduler.retention.open(group, pack_salt(tenant, ""))
@@ -116,17 +133,17 @@ class Simulation:
                 self.figures[group.request.tenant].answered += 1
 
 
-def capacity(seconds: float) -> float:
+def capacity(device: Device, seconds: float) -> float:
     """Requests per second that can be answered."""
-    world = Simulation(0)
+    world = Simulation(device, 0)
     world.arrive("all", 1000.0, seconds)
     world.run(seconds)
     return world.figures["all"].answered / seconds
 
 
-def loaded(seconds: float, **rates: float) -> dict[str, Figures]:
+def loaded(device: Device, seconds: float, **rates: float) -> dict[str, Figures]:
     """Tenants that send at these rates."""
-    world = Simulation(1)
+    world = Simulation(device, 1)
     world.expect_tenants(len(rates))
     for tenant, rate in rates.items():
         world.arrive(tenant, rate, seconds)
@@ -137,43 +154,53 @@ def loaded(seconds: float, **rates: float) -> dict[str, Figures]:
 @dataclass(frozen=True)
 class Ratios:
     inter_token: float  # p99 at twice the capacity, by that at half of it
-    light_first: float  # a light tenant's p99 beside one that sends twice the capacity, by that beside half
+    light_first: float  # a light tenant's p99 beside one that sends twice the capacity, by that alone
     refused: int  # at twice the capacity
     light_refused: int
 
 
-def ratios(seconds: float) -> Ratios:
-    most = capacity(seconds / 4)
-    half, twice = (loaded(seconds, one=most * part)["one"] for part in (0.5, 2.0))
-    calm = loaded(seconds, heavy=most * 0.4, light=most * 0.1)["light"]
-    crowded = loaded(seconds, heavy=most * 2.0, light=most * 0.1)["light"]
-    return Ratios(
-        inter_token=twice.p99(twice.between) / half.p99(half.between),
-        light_first=crowded.p99(crowded.first) / calm.p99(calm.first),
-        refused=twice.refused,
-        light_refused=crowded.refused,
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120, help="of each load, on the counted clock")
-    seconds = parser.parse_args().seconds
-    most = capacity(seconds / 4)
-    print(f"capacity {most:.1f} requests/s")
-    print(f"{'load':>34}{'answered':>10}{'429':>8}{'itl p50':>9}{'itl p99':>9}{'ttft p50':>10}{'ttft p99':>10}  ms")
-    for name, rates in {
+def loads(most: float) -> dict[str, dict[str, float]]:
+    """What is sent, by a device that can answer `most` requests per second."""
+    return {
         "half of capacity": {"one": most * 0.5},
         "twice the capacity": {"one": most * 2},
         "light alone": {"light": most * 0.1},
         "light, half loaded": {"light": most * 0.1, "heavy": most * 0.4},
         "light, overloaded": {"light": most * 0.1, "heavy": most * 2},
-    }.items():
-        for tenant, seen in loaded(seconds, **rates).items():
-            times = (np.percentile(values, q) * 1e3 for values in (seen.between, seen.first) for q in (50, 99))
-            shown = "".join(f"{time:{width}.1f}" for time, width in zip(times, (9, 9, 10, 10), strict=True))
-            print(f"{name + ': ' + tenant:>34}{seen.answered:>10}{seen.refused:>8}{shown}")
-    print(ratios(seconds))
+    }
+
+
+def ratios(seen: dict[str, dict[str, Figures]]) -> Ratios:
+    half, twice = seen["half of capacity"]["one"], seen["twice the capacity"]["one"]
+    alone, crowded = seen["light alone"]["light"], seen["light, overloaded"]["light"]
+    return Ratios(
+        inter_token=twice.p99(twice.between) / half.p99(half.between),
+        light_first=crowded.p99(crowded.first) / alone.p99(alone.first),
+        refused=twice.refused,
+        light_refused=crowded.refused,
+    )
+
+
+def measure(device: Device, seconds: float) -> dict[str, dict[str, Figures]]:
+    """The figures of every load, by tenant."""
+    most = capacity(device, seconds / 4)
+    return {name: loaded(device, seconds, **rates) for name, rates in loads(most).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120, help="of each load, on the counted clock")
+    whole = parser.parse_args().seconds
+    for device, seconds in ((WIDE, whole), (NARROW, whole * 10)):  # the narrow one answers fewer
+        print(f"{device}: capacity {capacity(device, seconds / 4):.1f} requests/s")
+        print(f"{'load':>34}{'answered':>10}{'429':>8}{'itl p50':>9}{'itl p99':>9}{'ttft p50':>10}{'ttft p99':>10}  ms")
+        seen = measure(device, seconds)
+        for name, tenants in seen.items():
+            for tenant, figures in tenants.items():
+                times = (np.percentile(v, q) * 1e3 for v in (figures.between, figures.first) for q in (50, 99))
+                shown = "".join(f"{time:{width}.1f}" for time, width in zip(times, (9, 9, 10, 10), strict=True))
+                print(f"{name + ': ' + tenant:>34}{figures.answered:>10}{figures.refused:>8}{shown}")
+        print(ratios(seen))
 
 
 if __name__ == "__main__":

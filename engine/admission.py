@@ -6,6 +6,7 @@ import math
 
 from engine.encoder import check_encoder
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from engine.fairness import FairQueue
 from engine.hidden import HiddenStatesParams, select_positions
 from engine.pace import Pace
 from engine.scheduler import Scheduler
@@ -29,7 +30,16 @@ def check_admissible(
         _check_beams(request, params.beams, info, scheduler)
     if request.hidden_states is not None:
         _check_hidden_states(request, request.hidden_states, info)
-    _check_queue(request, scheduler, max_queued, pace, now)
+    if request.extracts:
+        most = scheduler.limits.extraction.max_queued
+        _check_queue("extractions", scheduler.extractions.waiting, request.tenant, most, pace, now)
+    else:
+        check_room(request.tenant, scheduler, max_queued, pace, now)
+
+
+def check_room(tenant: str, scheduler: Scheduler, max_queued: int, pace: Pace, now: float) -> None:
+    """Whether a generation of the tenant may wait. Raises QueueFull."""
+    _check_queue("requests", scheduler.waiting, tenant, max_queued, pace, now)
 
 
 def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: ModelInfo) -> None:
@@ -47,13 +57,9 @@ def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: Mod
         select_positions(wanted.positions, request.states_lens[0])
 
 
-def _check_queue(request: Request, scheduler: Scheduler, max_queued: int, pace: Pace, now: float) -> None:
+def _check_queue(kind: str, queue: FairQueue, tenant: str, most: int, pace: Pace, now: float) -> None:
     """Extractions and generations do not take each other's places."""
-    if request.extracts:
-        kind, queue, most = "extractions", scheduler.extractions.waiting, scheduler.limits.extraction.max_queued
-    else:
-        kind, queue, most = "requests", scheduler.waiting, max_queued
-    if not queue.has_room(request.tenant, most):
+    if not queue.has_room(tenant, most):
         seconds = math.ceil(pace.seconds_to_try_again(most, now))
         raise QueueFull(
             f"The server's queue is full ({most} waiting {kind}); try again in {seconds} s.",

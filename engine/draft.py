@@ -8,6 +8,7 @@ from engine.capture import EncoderCapture
 from engine.encoder import EncoderInput, EncoderSpec, Slots
 from engine.extraction import ExtractionLimits
 from engine.sequence import Sequence
+from engine.shares import SlotShares
 from engine.step import Chunk, EncoderRun
 from engine.types import MAX_BEAM_WIDTH, IntArray
 
@@ -53,7 +54,24 @@ class Draft:
     num_preempted: int = 0
     short: bool = False  # blocks ran out: nobody is let in
     encoders: list[EncoderRun] = field(default_factory=list)
+    shares: SlotShares | None = None  # of tenants, where prompts have to be computed
+    prompt_tokens: int = 0  # that are left to tenants which have their share of the slots
     overdrawn: int = 0  # positions that encoders read for extractions, beyond what was left of the budget
+
+    def divide(self, shares: SlotShares) -> None:
+        """REQUIRES: nothing was added."""
+        self.shares, self.prompt_tokens = shares, shares.prompt_tokens(self.budget)
+
+    def most_tokens(self, sequence: Sequence) -> int:
+        """That the sequence may compute in this step."""
+        most = min(sequence.num_pending, self.budget)
+        return min(most, self.prompt_tokens) if most > 1 and self._has_share(sequence) else most
+
+    def has_no_prompt_tokens(self, sequence: Sequence) -> bool:
+        return self.prompt_tokens == 0 and self._has_share(sequence)
+
+    def _has_share(self, sequence: Sequence) -> bool:
+        return self.shares is not None and self.shares.has_share(sequence.group.account)
 
     def takes_encoder(self, encoder: EncoderInput | None, limits: SchedulerLimits) -> bool:
         """Whether an encoder that has to run still fits the step's own budget for them."""
@@ -100,6 +118,8 @@ class Draft:
         self.chunks.append(Chunk(sequence, begin, count, tapped, read_only))
         self.used.add(sequence)
         self.budget -= count
+        if count > 1:
+            self.prompt_tokens = max(0, self.prompt_tokens - count)
         self.num_beams += sequence.group.search is not None  # the first of a group: it may be ranked in this step
         sequence.group.account.served += count
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
-from engine.admission import check_admissible
+from engine.admission import check_admissible, check_room
 from engine.device import DeviceThread
 from engine.errors import (
     DeadlineExceeded,
@@ -205,6 +205,10 @@ class AsyncEngine:
 
     def num_waiting(self, tenant: str) -> int:
         return self.scheduler.num_waiting_of(tenant)
+
+    def check_room(self, tenant: str) -> None:
+        """Raises QueueFull if a generation of the tenant would not be let into the queue now."""
+        check_room(tenant, self.scheduler, self._max_queued, self._paces[False], self._clock())
 
     def load(self) -> EngineLoad:
         scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host

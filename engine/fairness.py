@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _Urgency = tuple[int, int, int, int]
 _MAX_IDLE_ACCOUNTS = 4096
-_RESERVED_PART = 8  # one slot of so many is for tenants that have fewer than an equal share,
-_LEAST_TO_RESERVE = 4  # and one at least of so many: of fewer it would be too large a part
 
 
 class Account:
@@ -61,6 +59,11 @@ class FairQueue:
                 del self._accounts[idle]
         return account
 
+    @property
+    def several(self) -> bool:
+        """Whether more than one tenant has come, or may."""
+        return max(self.expected_tenants, len(self._accounts)) > 1
+
     def num_waiting(self, tenant: str) -> int:
         account = self._accounts.get(tenant)
         return 0 if account is None else account.num_waiting
@@ -74,18 +77,6 @@ class FairQueue:
         tenants = len(self._heaps) + (own == 0)
         return own < most // tenants if tenants > 1 else False
 
-    def reserved_slots(self, account: Account, running: Iterable[Account], max_num_seqs: int, left: int) -> int:
-        """Slots that a tenant may not take, if taking others would leave `left`: some are kept for those who have fewer
-        than an equal share, so that their first requests do not wait for the end of another's. `running` has the
-        account of each running sequence."""
-        tenants = max(self.expected_tenants, len(self._accounts))
-        reserved = max(max_num_seqs // _RESERVED_PART, int(max_num_seqs >= _LEAST_TO_RESERVE)) if tenants > 1 else 0
-        if left >= reserved:
-            return 0
-        holders = list(running)
-        sharers = max(2, len({*holders, account}))  # whoever might come next counts as one
-        return reserved if holders.count(account) * sharers >= max_num_seqs else 0
-
     def push(self, sequence: Sequence) -> None:
         account = sequence.group.account
         if account.num_waiting == 0:
@@ -94,14 +85,18 @@ class FairQueue:
         self._num_waiting += 1
         heapq.heappush(self._heaps.setdefault(sequence.group.request.tenant, []), (sequence.urgency, sequence))
 
-    def head(self) -> Sequence | None:
-        """Whose turn is next."""
+    def heads(self) -> list[Sequence]:
+        """The next of each tenant, in turn."""
         self._skip_ended()
         heads = [heap[0][1] for heap in self._heaps.values()]
-        return min(heads, key=turn) if len(heads) > 1 else heads[0] if heads else None
+        return sorted(heads, key=turn) if len(heads) > 1 else heads
+
+    def head(self, passed: Container[Account] = ()) -> Sequence | None:
+        """Whose turn is next, but for tenants that are `passed` over."""
+        return next((s for s in self.heads() if s.group.account not in passed), None)
 
     def pop(self, sequence: Sequence) -> None:
-        """REQUIRES: it is the head."""
+        """REQUIRES: it is the next of its tenant."""
         self._floor = max(self._floor, sequence.group.account.served)
         tenant = sequence.group.request.tenant
         heapq.heappop(self._heaps[tenant])

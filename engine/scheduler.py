@@ -5,6 +5,7 @@ two the next plan may be made (the pipelined loop): a sampled token not yet appl
 next input is named by its sampler row instead of its id.
 
 Rules of a step, within a budget of tokens:
+  0. a tenant that waits for slots takes them from one that has more (shares.py), and is let in behind 1's first part;
   1. running sequences that need one token, then running sequences in prefill, as their turns are (fairness.py); between
      the two, waiting sequences whose turn is before any in prefill: a continuation does not wait for a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
@@ -34,6 +35,7 @@ from engine.retention import Retention
 from engine.salt import salt_of
 from engine.sampler_rows import SamplerRows
 from engine.sequence import Group, Sequence, Status
+from engine.shares import SlotShares
 from engine.step import BlockMoves, Launch, StepMaker
 from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
 
@@ -153,9 +155,16 @@ class Scheduler:
         most = self.limits.tokens_of_step(streaming)
         draft = Draft(now, most, self.limits.extraction.max_step_rows)
         self.cache.begin_plan()
+        due = None
+        if prefilling or len(self.waiting):  # in most steps neither: what runs need not be counted
+            shares = self._count_slots()
+            draft.divide(shares)
+            due = self._level_slots(draft, shares)
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
         extracted = self.extractions.begin(draft, fill)
         self._schedule(draft, decoding)
+        if due is not None and not draft.short and draft.budget > 0:
+            draft.short = not self._admit(draft, due)
         if prefilling and not draft.short:
             self._admit_waiting(draft, before=prefilling[0])
         self._schedule(draft, prefilling)
@@ -252,7 +261,8 @@ class Scheduler:
             return self._schedule_beams(draft, sequence, sequence.group.beams)
         if sequence.owing:
             return self._schedule_owed(draft, sequence)
-        return self._schedule_write(draft, sequence, min(sequence.num_pending, draft.budget))
+        count = draft.most_tokens(sequence)
+        return count > 0 and self._schedule_write(draft, sequence, count)
 
     def _schedule_write(self, draft: Draft, sequence: Sequence, count: int) -> bool:
         """The next `count` tokens of a sequence, or fewer if there is no room for their hidden states."""
@@ -370,33 +380,45 @@ class Scheduler:
         """Lets waiting sequences in, as their turns are; only those whose turn is before that of `before`, if given."""
         if not len(self.waiting):
             return  # most steps: what runs need not be counted
-        slots = self.limits.max_num_seqs - self._slots_in_use(of_beams=False)
-        beam_slots = self.limits.max_num_beams - self._slots_in_use(of_beams=True)
-        while draft.budget > 0 and (sequence := self.waiting.head()) is not None:
+        if draft.short or draft.shares is None:
+            draft.shares = self._count_slots()  # some gave way since they were counted
+        shares, passed = draft.shares, set[Account]()
+        while draft.budget > 0 and (sequence := self.waiting.head(passed)) is not None:
             if before is not None and turn(sequence) > turn(before):
                 return
-            group = sequence.group
-            if group.search is None:
-                need = 1 if group.forked else group.num_slots
-                left = slots - self._reserved_from(group.account, slots - need)
-            else:  # a group wider than all the slots there are runs when it has them all
-                need, left = min(group.num_slots, self.limits.max_num_beams), beam_slots
+            if draft.has_no_prompt_tokens(sequence) or shares.kept_from(sequence):
+                passed.add(sequence.group.account)  # what is left is for tenants that have less
+                continue
             # A preempted sequence whose last token is still on the device comes back when that token is known.
-            if need > left or sequence.num_in_flight > 0:
+            if not shares.fits(sequence) or sequence.num_in_flight > 0:
                 return
+            shares.enter(sequence)
             if not self._admit(draft, sequence):
-                if sequence.status is Status.WAITING and self._preempt_extraction(draft):
-                    continue
-                return
-            if group.search is None:
-                slots -= need
-            else:
-                beam_slots -= need
+                if sequence.status is not Status.WAITING:
+                    return
+                shares.leave(sequence)
+                if not self._preempt_extraction(draft):
+                    return
 
-    def _reserved_from(self, account: Account, left: int) -> int:
-        """Slots that are kept from a tenant whose next sequence would leave `left`."""
-        holders = (s.group.account for s in self._running if s.group.search is None and not s.extracts)
-        return self.waiting.reserved_slots(account, holders, self.limits.max_num_seqs, left)
+    def _count_slots(self) -> SlotShares:
+        limits = self.limits
+        return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=self.waiting.several)
+
+    def _level_slots(self, draft: Draft, shares: SlotShares) -> Sequence | None:
+        """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""
+        for waiting in self.waiting.heads():
+            if waiting.group.search is not None or waiting.num_in_flight > 0:
+                continue
+            if shares.fits(waiting) and not shares.kept_from(waiting):
+                return None
+            if victims := shares.level(waiting):
+                for victim in victims:
+                    self._try_preempt(victim)
+                    shares.give_way(victim)
+                draft.num_preempted += len(victims)
+                shares.enter(waiting)
+                return waiting
+        return None
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
@@ -405,9 +427,6 @@ class Scheduler:
             return False
         draft.num_preempted += 1
         return True
-
-    def _slots_in_use(self, of_beams: bool) -> int:
-        return sum(s.num_slots for s in self._running if (s.group.search is not None) is of_beams)
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Moves the head of the queue to the running ones, if blocks for all its tokens are free.

@@ -13,6 +13,7 @@ from server import console_routes, models, tokens
 from server.access.admission import Admission
 from server.access.auth import Gate
 from server.access.keys import KeyRing
+from server.access.turns import Entrance, FairPool
 from server.audio import form, transcriptions
 from server.audio.speech import speech_of
 from server.catalogues import catalogues
@@ -109,7 +110,8 @@ def make_app(
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         grammars=GrammarStore(text.tokenizer, engine.info),
-        pool=ThreadPoolExecutor(_WORKERS, thread_name_prefix="text"),
+        entrance=Entrance(),
+        pool=FairPool(_WORKERS, "text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
         speech=speech_of(engine.info, text.tokenizer),
         encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
@@ -137,7 +139,8 @@ async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     context = app[CONTEXT]
     hearing = [] if context.speech is None else [context.speech.pool]
-    for pool in (context.pool, context.builder, context.encoder, *hearing):
+    context.pool.shutdown()
+    for pool in (context.builder, context.encoder, *hearing):
         pool.shutdown(wait=False, cancel_futures=True)
     app[CONTEXT].grammars.close()
 

@@ -12,6 +12,7 @@ from engine.config import ServerConfig
 from server.access.admission import Admission
 from server.access.auth import Gate
 from server.access.keys import Caller
+from server.access.turns import Entrance, FairPool
 from server.audio.speech import Speech
 from server.catalogues.store import CatalogueStore
 from server.continuation.leases import LeaseTimes
@@ -38,7 +39,8 @@ class Context:
     stored: ResponseStore
     catalogues: CatalogueStore
     grammars: GrammarStore
-    pool: ThreadPoolExecutor  # for what would hold the event loop up: long texts
+    entrance: Entrance
+    pool: FairPool  # for what would hold the event loop up: long texts
     builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
     speech: Speech | None  # of a model that hears
     encoder: ThreadPoolExecutor  # for hidden states: much arithmetic on few requests

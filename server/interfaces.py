@@ -67,6 +67,9 @@ class EngineLike(Protocol):
     def num_waiting(self, tenant: str) -> int:
         """Requests of the tenant that wait to run."""
 
+    def check_room(self, tenant: str) -> None:
+        """Raises QueueFull if a generation of the tenant would be refused now: its text need not be tokenised."""
+
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""

@@ -73,6 +73,7 @@ async def _admitted(request: web.Request, handler: Handler) -> web.StreamRespons
     if request.method != "POST" or request.path.endswith("/cancel"):
         return await handler(request)
     with context.admission.admitted(caller, context.engine.num_waiting):
+        await context.entrance.enter(caller.tenant)
         return await handler(request)
 
 

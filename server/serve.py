@@ -39,6 +39,7 @@ Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
 EXIT_OK, EXIT_FAILED = 0, 1
 _LOOK = 0.02  # seconds between looks whether the last answers have left
 _BACKLOG = 2048  # connections that arrive at once; a refused one costs its client a second
+_ACCEPTED_AT_ONCE = 16  # of them, before the event loop looks at what else there is to do
 _GRACE, _HURRY = 10.0, 0.5  # seconds that the device gets for its last steps; it may hang
 _LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
 
@@ -72,7 +73,8 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         beside: list[asyncio.Future[None]] = []
         code = EXIT_FAILED
         try:
-            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+            await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE).start()
+            listener.listen(_BACKLOG)  # asyncio takes one number for both
             _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
             notifier.ready(_status(engine))
             beside.append(asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine))))

@@ -61,6 +61,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     params = await calls.constrain(context, body, params, constraint_of(body))
     terms = terms_of(context, http, body, sampling.default_tokens(params, None))
     wish = completion_states(body.return_hidden_states, context.engine.info)
+    if wish is None:
+        context.engine.check_room(terms.tenant)
     prompt = await chat_prompt(context, terms, body)
     [request] = engine_requests(context, body, answer_id, [prompt], params, terms, wish)
     states = generated_states(context, wish, [request])

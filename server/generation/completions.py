@@ -55,6 +55,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
         params = replace(params, grammar=await context.grammars.compiled(constraint))
     terms = terms_of(context, http, body, sampling.default_tokens(params, sampling.COMPLETION_DEFAULT_TOKENS))
     wish = completion_states(body.return_hidden_states, context.engine.info)
+    if wish is None:
+        context.engine.check_room(terms.tenant)
     prompts = await completion_prompts(context, terms, body)
     requests = engine_requests(context, body, answer_id, prompts, params, terms, wish)
     states = generated_states(context, wish, requests)

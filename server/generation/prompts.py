@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from engine.encoder import EncoderInfo
 from engine.errors import EngineError
 from engine.text import ChatTemplate, no_template_error
 from engine.text.fill_in import fill_in_tokens
-from server.context import Context
+from server.context import TENANT, Context
 from server.continuation.extension import Conversation
 from server.errors import from_engine, invalid, unsupported
 from server.generation.encoder_prompts import check_forms, decoder_ids, encoder_input
@@ -20,6 +19,7 @@ from server.generation.messages import conversation, text_length
 from server.generation.prompt_forms import Form, Piece, read_forms
 from server.generation.sampling import check_ids, context_exceeded
 from server.interfaces import ChatTemplateLike
+from server.operation.logs import CURRENT
 from server.structured.tools import chat_tools
 from server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
 
@@ -31,7 +31,8 @@ async def off_loop(context: Context, chars: int, work: Callable[[], _Result]) ->
     """Runs `work` over a text of so many characters, in the pool if it is long."""
     if chars <= _INLINE_CHARS:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(context.pool, work)
+    request = CURRENT.get()
+    return await context.pool.run("" if request is None else request[TENANT], work)
 
 
 async def encode(context: Context, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:

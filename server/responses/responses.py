@@ -55,6 +55,7 @@ async def create(http: web.Request) -> web.StreamResponse:
     calls = Calls(context, tools, template=None)
     params = await calls.constrain(context, chat, params, response_constraint(body))
     terms = terms_of(context, http, chat, default_tokens=None)
+    context.engine.check_room(terms.tenant)
     prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
     [request] = engine_requests(context, chat, answer_id, [prompt.prompt], params, terms)
     head = document.in_progress(body, answer_id, int(time.time()), model, request.params, tools)

@@ -100,6 +100,10 @@ async def test_a_full_queue_refuses_those_who_fill_it() -> None:
         with pytest.raises(QueueFull):
             ends.send("third")
         assert [engine.num_waiting(tenant) for tenant in ("heavy", "light", "third", "nobody")] == [8, 4, 2, 0]
+        for tenant in ("heavy", "light", "third"):
+            with pytest.raises(QueueFull):
+                engine.check_room(tenant)
+        engine.check_room("nobody")
 
 
 async def test_slots_are_kept_for_tenants_that_have_fewer() -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks.simulated_load import loaded, ratios
+import pytest
 
-SECONDS = 6.0
+from benchmarks.simulated_load import NARROW, WIDE, Device, loaded, measure, ratios
 
 
-def test_paces_hold_under_twice_the_load() -> None:
-    seen = ratios(SECONDS)
+@pytest.mark.parametrize(("device", "seconds"), [(WIDE, 6.0), (NARROW, 120.0)])
+def test_paces_hold_under_twice_the_load(device: Device, seconds: float) -> None:
+    seen = ratios(measure(device, seconds))
     assert seen.inter_token < 1.5 and seen.light_first < 2.0, seen
     assert seen.refused > 0 and seen.light_refused == 0, seen
 
 
 def test_it_is_fairness_that_does_it() -> None:
     """The same requests under one name wait for each other."""
-    apart = loaded(SECONDS, heavy=120.0, light=6.0)["light"]
-    together = loaded(SECONDS, one=126.0)["one"]
+    apart = loaded(WIDE, 6.0, heavy=120.0, light=6.0)["light"]
+    together = loaded(WIDE, 6.0, one=126.0)["one"]
     assert together.p99(together.first) > 10 * apart.p99(apart.first)

@@ -105,6 +105,7 @@ class FakeEngine(FakeRecords):
         self.state: Any = "ready"
         self.script = script or pieces_script
         self.refusal: EngineError | None = None
+        self.full = False
         self.held = False
         self.most_extractions = 1024
         self.submitted: list[Request] = []
@@ -170,6 +171,10 @@ class FakeEngine(FakeRecords):
 
     def expect_tenants(self, count: int) -> None:
         self.expected_tenants = count
+
+    def check_room(self, tenant: str) -> None:
+        if self.full:
+            raise QueueFull("The server's queue is full.")
 
     def num_waiting(self, tenant: str) -> int:
         return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)

@@ -321,6 +321,34 @@ async def test_engine_errors_and_tries(
         assert caught.value.response.headers[header[0]] == header[1]
 
 
+@pytest.mark.parametrize(
+    "path, prompt",
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+async def test_where_the_queue_is_full_nothing_is_tokenised(
+    front: Front, monkeypatch: pytest.MonkeyPatch, path: str, prompt: dict[str, Any]
+) -> None:
+    tokenised: list[str] = []
+    encode = front.text.tokenizer.encode
+
+    def seen(text: str, add_special_tokens: bool = True) -> list[int]:
+        tokenised.append(text)
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(front.text.tokenizer, "encode", seen)
+    front.engine.full = True
+    answer, body = await front.post(path, prompt)
+    assert answer.status == 429 and answer.headers["Retry-After"] == "1"
+    assert body["error"]["code"] == "queue_full" and not tokenised
+    front.engine.full = False
+    answer, _ = await front.post(path, prompt)
+    assert answer.status == 200 and tokenised
+
+
 async def test_a_running_requests_name_is_a_conflict(front: Front) -> None:
     front.engine.held = True
     raw = await front.connect({"prompt": "a", "request_id": "mine"})

@@ -1,0 +1,115 @@
+"""The server of benchmarks/overload.py: it takes down when each request reached which stage.
+
+    python -m benchmarks.staged_server TIMED STAGES serve [flags]
+
+TIMED is 1 for a device that only waits, 8 ms per step and 40 µs per token; STAGES is the file that the stages of all
+requests are written to at the end. They are on time.monotonic, which processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.build import CacheSizes, build_engine, make_scheduler
+from engine.config import EngineConfig
+from engine.draft import SchedulerLimits
+from engine.engine import AsyncEngine
+from engine.models.embedded import embedded_model_path
+from engine.text import load_text
+from engine.types import Delta, ModelInfo, Request, Sink, StepPlan, StepResult
+from server.context import ARRIVED
+from server.continuation.leases import LeaseTimes
+from server.interfaces import EngineLike, TextLike
+from server.operation.logs import CURRENT, configure_logging
+from server.operation.metrics import Metrics
+from server.options import parse
+from server.serve import serve
+
+STAGES = ("read", "submitted", "admitted", "computed", "delivered")  # of a first token, in this order
+
+
+class TimedRunner:
+    """Takes the time that a device would, and samples a word."""
+
+    def __init__(self, words: list[int]) -> None:
+        self._words = np.asarray(words, np.int32)
+
+    def is_quick(self, plan: StepPlan) -> bool:
+        return False
+
+    def launch(self, plan: StepPlan) -> StepResult:
+        time.sleep(0.008 + 40e-6 * plan.num_tokens)
+        chosen = self._words[plan.sample_positions % len(self._words)]
+        return StepResult(plan.step, chosen, np.zeros(len(chosen), np.bool_), None)
+
+    def close(self) -> None:
+        pass
+
+
+class StagedEngine:
+    """An engine, and when its requests reached their stages, by their ids."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.stages: dict[str, list[float | None]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        http = CURRENT.get()
+        began, submitted = None if http is None else http[ARRIVED], time.monotonic()
+
+        def first(delta: Delta) -> None:
+            nonlocal deliver
+            deliver = sink
+            self.stages[request.id] = [began, submitted, group.admitted_at, group.first_token_at, time.monotonic()]
+            sink(delta)
+
+        deliver: Callable[[Delta], None] = first
+        self._engine.submit(request, lambda delta: deliver(delta))
+        group = self._engine._groups[request.id]
+
+
+def timed_engine(config: EngineConfig, metrics: Metrics) -> tuple[AsyncEngine, TextLike]:
+    """All is real but the device."""
+    sys.setswitchinterval(0.0005)
+    text = load_text(embedded_model_path())
+    info = ModelInfo("timed", "timed", 2048, text.tokenizer.vocab_size, (), "none", 0)
+    limits = SchedulerLimits(config.max_num_seqs, 256, prefix_caching=True)
+    runner = TimedRunner(text.tokenizer.encode("one two three four five"))
+    scheduler = make_scheduler(limits, CacheSizes(16, 20_000), ())
+    engine = AsyncEngine(info, scheduler, runner, text.tokenizer, max_queued=config.max_queued, observer=metrics)
+    return engine, text
+
+
+def main() -> None:
+    timed, file, *arguments = sys.argv[1:]
+    engine_config, config = parse(arguments)
+    configure_logging("info")
+    staged: list[StagedEngine] = []
+
+    async def load(metrics: Metrics) -> tuple[EngineLike, TextLike]:
+        if timed == "1":
+            engine, text = timed_engine(engine_config, metrics)
+        else:
+            built = await build_engine(engine_config, metrics)
+            engine, text = built.engine, built.text
+        staged.append(StagedEngine(engine))
+        return staged[0], text
+
+    code = asyncio.run(serve(config, LeaseTimes(300, 600), load))
+    Path(file).write_text(json.dumps(staged[0].stages))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

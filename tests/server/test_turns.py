@@ -1,0 +1,140 @@
+"""Tenants take turns on the event loop and in worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from server.access.turns import Entrance, FairPool
+
+
+async def test_a_request_alone_enters_without_waiting() -> None:
+    entrance = Entrance()
+    for _ in range(100):
+        coroutine = entrance.enter("a")
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            await asyncio.sleep(0)
+            continue
+        raise AssertionError("it waited")
+
+
+async def test_one_behind_a_thousand_of_another_enters_in_the_next_round() -> None:
+    entrance = Entrance()
+    entered: list[str] = []
+
+    async def enter(tenant: str) -> None:
+        await entrance.enter(tenant)
+        entered.append(tenant)
+
+    tasks = [asyncio.ensure_future(enter("heavy")) for _ in range(1000)]
+    tasks.append(asyncio.ensure_future(enter("light")))
+    await asyncio.gather(*tasks)
+    assert entered.index("light") <= 16 and entered.count("heavy") == 1000
+
+
+async def test_what_else_there_is_to_do_is_done_between_them() -> None:
+    entrance = Entrance()
+    rounds: list[int] = []
+    entered = 0
+
+    async def enter() -> None:
+        nonlocal entered
+        await entrance.enter("heavy")
+        entered += 1
+
+    tasks = [asyncio.ensure_future(enter()) for _ in range(100)]
+    while entered < 100:
+        before = entered
+        await asyncio.sleep(0)
+        rounds.append(entered - before)
+    assert max(rounds) <= 8
+    await asyncio.gather(*tasks)
+
+
+async def test_who_leaves_the_entrance_is_passed_over() -> None:
+    entrance = Entrance()
+    tasks = [asyncio.ensure_future(entrance.enter(f"t{i % 3}")) for i in range(60)]
+    await asyncio.sleep(0)
+    for task in tasks[10::2]:
+        task.cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(one, asyncio.CancelledError) for one in done] == [i >= 10 and i % 2 == 0 for i in range(60)]
+
+
+class Work:
+    """Jobs that end when they are told to."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.go = threading.Event()
+
+    def job(self, name: str) -> Callable[[], str]:
+        def run() -> str:
+            assert self.go.wait(10)
+            self.done.append(name)
+            return name
+
+        return run
+
+
+async def test_tenants_take_turns_at_the_threads() -> None:
+    pool, work = FairPool(1, "test"), Work()
+    jobs = [asyncio.ensure_future(pool.run("heavy", work.job(f"heavy{i}"))) for i in range(50)]
+    await asyncio.sleep(0)
+    jobs += [asyncio.ensure_future(pool.run("light", work.job(f"light{i}"))) for i in range(2)]
+    await asyncio.sleep(0)
+    work.go.set()
+    results = await asyncio.gather(*jobs)
+    assert results == [*(f"heavy{i}" for i in range(50)), "light0", "light1"]
+    assert work.done[:5] == ["heavy0", "heavy1", "light0", "heavy2", "light1"]
+    pool.shutdown()
+
+
+async def test_a_thread_is_not_lost_with_those_who_leave() -> None:
+    pool, work = FairPool(2, "test"), Work()
+    jobs = [asyncio.ensure_future(pool.run(f"t{i % 3}", work.job(str(i)))) for i in range(30)]
+    await asyncio.sleep(0)
+    for job in jobs[::3]:
+        job.cancel()  # two that run or are queued in the pool, and others that wait
+    work.go.set()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    called = asyncio.ensure_future(pool.run("a", work.job("called")))
+    await asyncio.sleep(0)
+    assert pool._idle == 1
+    assert await called == "called" and pool._idle == 2
+    pool.shutdown()
+
+
+async def test_one_that_leaves_as_it_is_called_gives_the_thread_on() -> None:
+    pool, work = FairPool(1, "test"), Work()
+    first = asyncio.ensure_future(pool.run("a", work.job("first")))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(pool.run("a", work.job("second")))
+    await asyncio.sleep(0)
+    pool._leave()  # calls the second,
+    second.cancel()  # which leaves before it has heard of it
+    await asyncio.gather(second, return_exceptions=True)
+    assert second.cancelled() and pool._idle == 1
+    pool._idle -= 1  # the place that was given away above is the first one's
+    work.go.set()
+    assert await first == "first" and pool._idle == 1
+    pool.shutdown()
+
+
+async def test_a_failing_job_is_its_callers_matter() -> None:
+    pool = FairPool(1, "test")
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    for _ in range(3):
+        try:
+            await pool.run("a", fail)
+        except ValueError:
+            continue
+        raise AssertionError("it did not fail")
+    assert pool._idle == 1
+    pool.shutdown()
