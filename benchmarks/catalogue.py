@@ -20,7 +20,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from engine.kernels import cpu
 from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.catalogue import make_items
 from benchmarks.gpu_ops import DEVICE, VOCAB, randn, time_graph
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from engine.kernels.beams import BeamConstraint, BeamGroup, pack_groups
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace

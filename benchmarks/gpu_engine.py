@@ -27,8 +27,8 @@ import torch
 from benchmarks.model_shapes import GPU_SHAPES, SHAPES, write_model
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
-from engine.observation import StepStats
 from engine.types import OutputMode, Request, SamplingParams
+from engine.watching.observation import StepStats
 
 
 @dataclass

@@ -33,7 +33,7 @@ from benchmarks.model_shapes import SHAPES, write_model
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import AsyncEngine
-from engine.hidden import HiddenStatesParams
+from engine.states.hidden import HiddenStatesParams
 from engine.types import Delta, Lineage, OutputMode, Request, Retain, SamplingParams
 
 PARENT_TOKENS = 700

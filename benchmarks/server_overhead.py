@@ -26,8 +26,11 @@ import numpy as np
 
 # The parts of the server's time, by the file a function lives in; the first match counts.
 PARTS = [
-    ("engine: plan", ("engine/scheduler.py", "engine/sequence.py", "prepare_batch", "BlockTable", "TokenList")),
-    ("engine: apply", ("engine/results.py",)),
+    (
+        "engine: plan",
+        ("engine/scheduling/scheduler.py", "engine/scheduling/sequence.py", "prepare_batch", "BlockTable", "TokenList"),
+    ),
+    ("engine: apply", ("engine/scheduling/results.py",)),
     ("engine: text", ("engine/outputs.py", "engine/text/", "DecodeStream", "decoders.")),
     ("engine: loop", ("engine/engine.py", "engine/device.py")),
     (
@@ -50,9 +53,9 @@ def serve(port: int, profile: str | None) -> None:
     """The server process: everything is real but the model."""
     from benchmarks.null_runner import NullRunner
     from engine.build import CacheSizes, make_scheduler
-    from engine.draft import SchedulerLimits
     from engine.engine import AsyncEngine
     from engine.models.embedded import embedded_model_path
+    from engine.scheduling.draft import SchedulerLimits
     from engine.text import load_text
     from engine.types import ModelInfo
     from server.__main__ import _loop_factory

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.build import CacheSizes, make_scheduler
-from engine.draft import SchedulerLimits
+from engine.cache.salt import pack_salt
 from engine.outputs import ChoiceOutput
-from engine.results import apply_result
-from engine.salt import pack_salt
-from engine.sequence import Group
-from engine.step import Launch
+from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.results import apply_result
+from engine.scheduling.sequence import Group
+from engine.scheduling.step import Launch
 from engine.types import Request, SamplingParams, StepResult
 
 DEPTH = 2

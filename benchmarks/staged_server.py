@@ -20,9 +20,9 @@ import numpy as np
 
 from engine.build import CacheSizes, build_engine, make_scheduler
 from engine.config import EngineConfig
-from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
 from engine.models.embedded import embedded_model_path
+from engine.scheduling.draft import SchedulerLimits
 from engine.text import load_text
 from engine.types import Delta, ModelInfo, Request, Sink, StepPlan, StepResult
 from server.context import ARRIVED

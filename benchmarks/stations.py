@@ -61,7 +61,7 @@ def wrap_all() -> None:
     from engine.runner.cuda import CudaRunner
     from engine.runner.cuda_buffers import StepBuffers
     from engine.runner.cuda_results import PendingResults
-    from engine.scheduler import Scheduler
+    from engine.scheduling.scheduler import Scheduler
 
     wrap(web_protocol.RequestHandler, "data_received", "bytes in", None)
     for method in ("_write", "_writelines"):
@@ -116,10 +116,10 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     import torch
 
     from engine.build import CacheSizes, make_scheduler
-    from engine.draft import SchedulerLimits
     from engine.engine import AsyncEngine
     from engine.models.embedded import embedded_model_path
     from engine.runner.cuda import CudaRunner, RunnerLimits, _Graph, _Outputs
+    from engine.scheduling.draft import SchedulerLimits
     from engine.text import load_text
     from engine.types import ModelInfo
 

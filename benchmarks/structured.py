@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.model_shapes import SHAPES, write_model
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
-from engine.grammar import Grammar, GrammarSource, Vocabulary
+from engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
 from engine.types import OutputMode, Request, SamplingParams
 
 SCHEMA = {

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.cache import KvCache
+from engine.cache.kv_cache import KvCache
 from engine.config import EngineConfig
-from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
-from engine.extraction import ExtractionLimits
 from engine.fetch import model_path
-from engine.observation import Observer
+from engine.inheritance.retention import Retention, RetentionLimits
 from engine.preload import load_torch_libraries, start_cuda
-from engine.retention import Retention, RetentionLimits
-from engine.scheduler import Scheduler
+from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.scheduler import Scheduler
+from engine.states.extraction import ExtractionLimits
 from engine.text import TextBundle, load_text
+from engine.watching.observation import Observer
 
 if TYPE_CHECKING:
     from engine.runner.prepare import Prepared

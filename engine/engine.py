@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
-from engine.admission import check_admissible, check_room
+from engine.cache.salt import salt_of
+from engine.constraints.mask_maker import MaskMaker
 from engine.device import DeviceThread
 from engine.errors import (
     DeadlineExceeded,
@@ -27,23 +28,22 @@ from engine.errors import (
     InternalError,
     ParentFailed,
 )
-from engine.extraction import ExtractionLimits
-from engine.hidden_values import ExtractedStates
-from engine.mask_maker import MaskMaker
-from engine.observation import EngineLoad, Observer
+from engine.inheritance.retention import Retention, Settlement
 from engine.outputs import ChoiceOutput
-from engine.pace import Pace
-from engine.results import apply_result
-from engine.retention import Retention, Settlement
-from engine.salt import salt_of
-from engine.scheduler import Scheduler
-from engine.sequence import Group, Status
-from engine.snapshot import Snapshot, take_snapshot
-from engine.stats import stats_of_request, stats_of_step
-from engine.step import Launch
+from engine.scheduling.admission import check_admissible, check_room
+from engine.scheduling.pace import Pace
+from engine.scheduling.results import apply_result
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Group, Status
+from engine.scheduling.step import Launch
+from engine.states.extraction import ExtractionLimits
+from engine.states.values import ExtractedStates
 from engine.text.tokenizer import Tokenizer
 from engine.types import Delta, ModelInfo, OutputMode, Parent, RecordEntry, Request, Runner, Sink, StepResult, Usage
-from engine.watchdog import StepWatchdog
+from engine.watching.observation import EngineLoad, Observer
+from engine.watching.snapshot import Snapshot, take_snapshot
+from engine.watching.stats import stats_of_request, stats_of_step
+from engine.watching.watchdog import StepWatchdog
 
 log = logging.getLogger("bequest.engine")
 

@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
+from engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
 from engine.encoder import EncoderInput
-from engine.grammar import Grammar, GrammarSource, Vocabulary
-from engine.hidden import HiddenStatesParams
-from engine.hidden_values import ChoiceStates
+from engine.states.hidden import HiddenStatesParams
+from engine.states.values import ChoiceStates
 from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
 
 T = TypeVar("T")

@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from engine.encoder import EncoderInfo, EncoderInput, EncoderSpec, TokenRules
 from engine.errors import EngineError
-from engine.hidden import HiddenStatesParams, Stack, StatesDType, StepTaps, most_positions
-from engine.hidden_values import ExtractedStates, StatesArray
+from engine.states.hidden import HiddenStatesParams, Stack, StatesDType, StepTaps, most_positions
+from engine.states.values import ExtractedStates, StatesArray
 
 if TYPE_CHECKING:
-    from engine.catalogue import Catalogue
-    from engine.grammar import Grammar
-    from engine.masks import StepMasks
+    from engine.beams.catalogue import Catalogue
+    from engine.constraints.grammar import Grammar
+    from engine.constraints.masks import StepMasks
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]

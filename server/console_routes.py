@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from engine.snapshot import FREE, LEASED, OpenRequest
+from engine.watching.snapshot import FREE, LEASED, OpenRequest
 from server.access.auth import check_operator
 from server.context import CALLER, CONTEXT, Context
 from server.generation.generation import json_response

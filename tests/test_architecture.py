@@ -21,17 +21,28 @@ FORBIDDEN = {
         "asyncio",
         "engine.models.load",
         "engine.runner",
-        "engine.scheduler",
+        "engine.scheduling.scheduler",
         "engine.engine",
         "server",
     ],
     "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],
-    "engine.scheduler": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
-    "engine.sequence": ["torch", "asyncio", "engine.engine", "engine.scheduler", "engine.runner", "server"],
-    "engine.results": ["torch", "asyncio", "engine.engine", "engine.runner", "server"],
+    # What decides knows neither tensors nor clocks nor who calls it.
+    "engine.scheduling": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.beams": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.states": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.cache": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.inheritance": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.constraints": ["torch", "engine.engine", "engine.runner", "engine.models", "server"],
     "engine.types": ["torch", "asyncio", "server"],
-    "engine.runner": ["asyncio", "engine.engine", "engine.scheduler", "engine._C", "server"],
-    "engine.models": ["asyncio", "engine.engine", "engine.scheduler", "engine.runner", "engine._C", "server"],
+    "engine.runner": ["asyncio", "engine.engine", "engine.scheduling.scheduler", "engine._C", "server"],
+    "engine.models": [
+        "asyncio",
+        "engine.engine",
+        "engine.scheduling.scheduler",
+        "engine.runner",
+        "engine._C",
+        "server",
+    ],
     "engine": ["server", "bench", "aiohttp"],
     "bench": ["torch", "numpy", "engine", "server"],  # a client of any server
 }
@@ -80,9 +91,10 @@ def test_imports_follow_the_architecture(scope: str) -> None:
 
 
 def test_only_the_kernels_and_the_cache_users_touch_the_extension() -> None:
-    cache_users = ("beam_groups", "budget", "cache", "cross", "leases", "records", "retention")
-    cache_users += ("scheduler", "sequence", "step")
-    allowed = {f"engine.{name}" for name in ("build", "catalogue", *cache_users)}
+    allowed = {f"engine.scheduling.{name}" for name in ("scheduler", "sequence", "step")}
+    allowed |= {f"engine.cache.{name}" for name in ("kv_cache", "cross")}
+    allowed |= {f"engine.inheritance.{name}" for name in ("budget", "leases", "records", "retention")}
+    allowed |= {"engine.build", "engine.beams.groups", "engine.beams.catalogue"}
     touching = {m for m, p in modules().items() if any(inside(n, "engine._C") for n in imports_of(p))}
     assert {m for m in touching if not inside(m, "engine.kernels")} <= allowed
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine import _C
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 
 # csrc/ops/catalogue.h: CatalogueRule
 RULE_DTYPE = np.dtype(

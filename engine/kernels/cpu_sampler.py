@@ -6,9 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from engine import _C
+from engine.constraints.masks import mask_words
 from engine.kernels.host_arrays import HostInts, host_ints, logit_stride
 from engine.kernels.host_arrays import address as address_of
-from engine.masks import mask_words
 from engine.types import BoolArray, FloatArray, IntArray, RowSpec
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engine import _C
+from engine.constraints.masks import mask_words
 from engine.kernels.catalogue import CatalogueRule
 from engine.kernels.cuda import logit_rows
 from engine.kernels.streams import current_stream
-from engine.masks import mask_words
 from engine.types import IntArray, RowSpec, SamplingParams
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.

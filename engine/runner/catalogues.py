@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import torch
 
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 
 _MOST_BYTES = 1 << 30

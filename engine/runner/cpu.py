@@ -7,8 +7,6 @@ import time
 import numpy as np
 import torch
 
-from engine.hidden import StepTaps
-from engine.hidden_values import StatesArray
 from engine.kernels import cpu as kernels
 from engine.kernels.hidden_tap import HiddenTap
 from engine.models.batch import ModelInput, ReadRows
@@ -19,6 +17,8 @@ from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.encoders import encode_on_cpu
 from engine.runner.read_rows import ReadTokens, read_tokens
 from engine.runner.sampling import RowSampler
+from engine.states.hidden import StepTaps
+from engine.states.values import StatesArray
 from engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
 
 # Logits of prompt log-probabilities are made this many rows at a time: [rows, V] float32 stays small.

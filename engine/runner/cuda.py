@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.constraints.masks import StepMasks
 from engine.kernels import cuda as kernels
 from engine.kernels.cuda_attention import CudaAttentionWorkspace
 from engine.kernels.cuda_sampler import CudaSampler
 from engine.kernels.streams import StreamScope
-from engine.masks import StepMasks
 from engine.models.batch import ModelInput
 from engine.models.decoder import Decoder
 from engine.models.encoder_decoder import EncoderDecoder

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.encoder import EncoderInput, EncoderSpec
-from engine.hidden import EncoderTap
 from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
 from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.encoders import Host, encode, store_states
+from engine.states.hidden import EncoderTap
 
 
 class CudaEncoders:

@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.constraints.masks import StepMasks, mask_words
 from engine.kernels import cuda as kernels
 from engine.kernels.streams import record
-from engine.masks import StepMasks, mask_words
 from engine.types import IntArray
 
 _TURNS = 3  # one being copied, one behind it, one to be queued

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.hidden import StepTaps
-from engine.hidden_values import StatesArray
 from engine.kernels.hidden_tap import HiddenTap
+from engine.states.hidden import StepTaps
+from engine.states.values import StatesArray
 
 _TURNS = 2
 

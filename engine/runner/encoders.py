@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from engine.encoder import EncoderSpec
-from engine.hidden import EncoderTap
 from engine.kernels import cpu as kernels
 from engine.models.backend import AttentionWork
 from engine.models.batch import EncoderInputs
 from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
 from engine.models.encoder_decoder import EncoderDecoder, Tap
+from engine.states.hidden import EncoderTap
 
 Host = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 

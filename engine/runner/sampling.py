@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.constraints.masks import StepMasks
 from engine.kernels import cpu as kernels
 from engine.kernels.cpu_beams import constrain_row
-from engine.masks import StepMasks
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.timestamps import TimestampRows
 from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec

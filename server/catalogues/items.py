@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from engine.types import IntArray
 from server.errors import ApiError, invalid
 from server.wire import shorten, why_malformed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from server.errors import ApiError
 from server.wire import shorten
 

@@ -15,9 +15,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from engine.hidden_values import ExtractedStates
-from engine.observation import EngineLoad, GradeLoad, RequestStats, StepStats
+from engine.states.values import ExtractedStates
 from engine.types import Grade, Source
+from engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
 from server.operation.traffic import Traffic
 
 StatesOf = Literal["prompt", "completion"]

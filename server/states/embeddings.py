@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from engine.hidden import HiddenStatesParams, Pooling, Positions, Stack
+from engine.states.hidden import HiddenStatesParams, Pooling, Positions, Stack
 from server import fields
 from server.context import ANSWER_ID, CONTEXT, Context
 from server.errors import invalid

@@ -17,7 +17,7 @@ from functools import partial
 from msgspec import structs
 
 from engine.errors import QueueFull
-from engine.hidden_values import ChoiceStates
+from engine.states.values import ChoiceStates
 from engine.types import Delta, Request, Usage
 from server.context import Context
 from server.errors import from_engine

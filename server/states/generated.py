@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from engine.hidden_values import ChoiceStates
+from engine.states.values import ChoiceStates
 from engine.types import Delta, Request
 from server.context import Context
 from server.continuation.report import Report

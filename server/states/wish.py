@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from engine.errors import InvalidRequest
-from engine.hidden import (
+from engine.states.hidden import (
     HiddenStatesParams,
     Pooling,
     Positions,
@@ -21,7 +21,7 @@ from engine.hidden import (
     resolve_layers,
     select_positions,
 )
-from engine.hidden_values import ITEM_BYTES
+from engine.states.values import ITEM_BYTES
 from engine.types import ModelInfo, Request
 from server.errors import ApiError, invalid
 from server.wire import GeneratedStates, HiddenStatesBody, PositionsField, PositionSpan, shorten

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from engine.grammar import GrammarError, GrammarSource, lark_of_any
+from engine.constraints.grammar import GrammarError, GrammarSource, lark_of_any
 from server.errors import ApiError, invalid, missing, unsupported
 from server.wire import GenerationBody, describe, shorten
 

@@ -8,8 +8,8 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
-from engine.grammar_check import GrammarCheck
+from engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
+from engine.constraints.grammar_check import GrammarCheck
 from engine.text import Tokenizer
 from engine.types import ModelInfo
 from server.errors import unsupported

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from engine.grammar import GrammarSource
+from engine.constraints.grammar import GrammarSource
 from engine.text.tool_calls import ToolCallReader, ToolFormat
 from server.errors import ApiError, invalid, missing, unsupported
 from server.generation.messages import string_at, wrong_type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.beams import BeamSearch
+from engine.beams.search import BeamSearch
 from engine.types import Request
 from tests.engine.harness import EOS
 from tests.engine.paged_fake import CROSS, best_continuations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from engine.hidden import HiddenStatesParams, Span
+from engine.states.hidden import HiddenStatesParams, Span
 from engine.types import Request
 from tests.engine.paged_fake import NUM_ENCODER_LAYERS, NUM_LAYERS
 

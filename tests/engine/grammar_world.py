@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from engine.build import CacheSizes, make_scheduler
-from engine.draft import SchedulerLimits
+from engine.constraints.grammar import GrammarSource, Vocabulary
 from engine.engine import AsyncEngine
-from engine.grammar import GrammarSource, Vocabulary
 from engine.llm import LLM
 from engine.models.embedded import embedded_model_path
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.sampling import RowSampler
+from engine.scheduling.draft import SchedulerLimits
 from engine.text import Tokenizer, load_text
 from engine.types import ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
 

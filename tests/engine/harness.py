@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine.build import CacheSizes, make_scheduler
-from engine.draft import SchedulerLimits
 from engine.encoder import EncoderInfo
 from engine.engine import AsyncEngine
-from engine.extraction import ExtractionLimits
-from engine.hidden_values import ExtractedStates
+from engine.scheduling.draft import SchedulerLimits
+from engine.states.extraction import ExtractionLimits
+from engine.states.values import ExtractedStates
 from engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, NUM_LAYERS, VOCAB, PagedFakeRunner
 

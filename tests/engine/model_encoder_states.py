@@ -14,8 +14,8 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.encoder import EncoderInput
 from engine.engine import AsyncEngine
-from engine.hidden import HiddenStatesParams, Stack, resolve_layers
-from engine.hidden_values import ChoiceStates, as_float32
+from engine.states.hidden import HiddenStatesParams, Stack, resolve_layers
+from engine.states.values import ChoiceStates, as_float32
 from engine.types import BeamParams, Request, SamplingParams
 from tests.engine.harness import Answer, ask, ask_all, request
 from tests.engine.model_states import EXTRACT, GREEDY, states_of

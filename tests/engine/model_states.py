@@ -13,10 +13,10 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import AsyncEngine
-from engine.hidden import HiddenStatesParams, Span, resolve_layers
-from engine.hidden_values import ChoiceStates, as_float32
-from engine.observation import RequestStats, StepStats
+from engine.states.hidden import HiddenStatesParams, Span, resolve_layers
+from engine.states.values import ChoiceStates, as_float32
 from engine.types import BeamParams, Lineage, Request, Retain, SamplingParams
+from engine.watching.observation import RequestStats, StepStats
 from tests.engine.harness import Answer, ask, ask_all, request
 
 # States of all layers and tokens, [L + 1, tokens, H], as transformers computes them

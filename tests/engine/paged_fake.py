@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.hidden import StepTaps
+from engine.states.hidden import StepTaps
 from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
 
 VOCAB = 997

@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from engine.build import CacheSizes, make_scheduler
-from engine.draft import SchedulerLimits
 from engine.errors import DeadlineExceeded, InvalidRequest
 from engine.outputs import ChoiceOutput
-from engine.sequence import Group
+from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.sequence import Group
 from engine.types import MAX_BEAM_WIDTH, BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until

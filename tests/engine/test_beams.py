@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from engine.beams import BeamSearch
+from engine.beams.search import BeamSearch
 from engine.types import BeamCandidates, BeamParams, SamplingParams
 
 VOCAB = 12

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from engine._C import BlockPool, BlockTable
-from engine.cross import CrossTables
+from engine.cache.cross import CrossTables
 from engine.encoder import EncoderInput, TokenRules
 from engine.engine import AsyncEngine
 from engine.errors import ContextLengthExceeded, InvalidRequest

@@ -18,8 +18,8 @@ from transformers import GenerationMixin, PreTrainedModel
 from engine.config import EngineConfig
 from engine.encoder import EncoderInput
 from engine.llm import LLM, Completion, EncoderDecoderPrompt
-from engine.observation import RequestStats, StepStats
 from engine.types import BeamParams, SamplingParams
+from engine.watching.observation import RequestStats, StepStats
 from tests.tiny_encoder_decoders import (
     TINY_ENCODER_DECODERS,
     VOCAB_SIZE,

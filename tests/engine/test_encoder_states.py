@@ -13,8 +13,8 @@ import pytest
 from engine.encoder import EncoderInput
 from engine.engine import AsyncEngine
 from engine.errors import AnswerTooLarge, InvalidRequest, QueueFull
-from engine.extraction import ExtractionLimits
-from engine.hidden import HiddenStatesParams, Positions, Span
+from engine.states.extraction import ExtractionLimits
+from engine.states.hidden import HiddenStatesParams, Positions, Span
 from engine.types import BeamParams, OutputMode, Request, SamplingParams
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, expected_encoder_states, expected_tokens

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from engine.build import CacheSizes, make_scheduler
-from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
 from engine.errors import EngineDead
+from engine.scheduling.draft import SchedulerLimits
 from engine.types import ModelInfo, PendingStep, SamplingParams, StepPlan, StepResult
-from engine.watchdog import StepWatchdog
+from engine.watching.watchdog import StepWatchdog
 from tests.engine.harness import ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
+from engine.constraints.grammar import Grammar, GrammarError, GrammarMasks, GrammarSource, Vocabulary, lark_of_any
+from engine.constraints.grammar_check import GrammarCheck
+from engine.constraints.masks import mask_words
 from engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
-from engine.grammar import Grammar, GrammarError, GrammarMasks, GrammarSource, Vocabulary, lark_of_any
-from engine.grammar_check import GrammarCheck
 from engine.llm import LLM
-from engine.masks import mask_words
 from engine.types import Delta, OutputMode, Request, SamplingParams
 from tests.engine.grammar_world import (
     EOS,

@@ -12,8 +12,8 @@ import pytest
 
 from engine.engine import AsyncEngine
 from engine.errors import AnswerTooLarge, DeadlineExceeded, InvalidRequest, QueueFull
-from engine.extraction import ExtractionLimits
-from engine.hidden import HiddenStatesParams, Positions, Span
+from engine.states.extraction import ExtractionLimits
+from engine.states.hidden import HiddenStatesParams, Positions, Span
 from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, expected_states, expected_tokens

@@ -12,8 +12,8 @@ import pytest
 
 from engine.engine import AsyncEngine
 from engine.errors import InsufficientRetention, ParentNotFound, RetentionTooLarge
-from engine.records import Record
-from engine.scheduler import Scheduler
+from engine.inheritance.records import Record
+from engine.scheduling.scheduler import Scheduler
 from engine.types import Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens

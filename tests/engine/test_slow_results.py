@@ -6,10 +6,10 @@ import asyncio
 import threading
 
 from engine.build import CacheSizes, make_scheduler
-from engine.draft import SchedulerLimits
 from engine.engine import AsyncEngine
-from engine.extraction import ExtractionLimits
-from engine.hidden import HiddenStatesParams
+from engine.scheduling.draft import SchedulerLimits
+from engine.states.extraction import ExtractionLimits
+from engine.states.hidden import HiddenStatesParams
 from engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
 from tests.engine.harness import ask, request, until
 from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 
 from engine._C import BlockTable
 from engine.build import CacheSizes, make_scheduler
-from engine.capture import capture_of
-from engine.draft import SchedulerLimits
+from engine.cache.salt import salt_of
 from engine.encoder import EncoderInput
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
-from engine.extraction import ExtractionLimits
-from engine.hidden import present_positions
+from engine.inheritance.records import KeptChoice, Record
 from engine.outputs import ChoiceOutput
-from engine.records import KeptChoice, Record
-from engine.results import apply_result
-from engine.salt import salt_of
-from engine.sequence import NO_ROW, Group, Status
-from engine.step import Launch
+from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.results import apply_result
+from engine.scheduling.sequence import NO_ROW, Group, Status
+from engine.scheduling.step import Launch
+from engine.states.capture import capture_of
+from engine.states.extraction import ExtractionLimits
+from engine.states.hidden import present_positions
 from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.drawn_states import with_states

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from engine.kernels import cpu
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import constrain_row

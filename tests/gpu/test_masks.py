@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.build import build_engine
+from engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
 from engine.errors import EngineDraining
-from engine.grammar import Grammar, GrammarSource, Vocabulary
 from engine.kernels import cpu as kernels
 from engine.kernels import cuda
 from engine.kernels.cuda_sampler import CudaSampler

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.catalogue import Catalogue
+from engine.beams.catalogue import Catalogue
 from engine.kernels import cpu
 from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue

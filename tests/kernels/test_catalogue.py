@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.catalogue import ROOT, Catalogue
+from engine.beams.catalogue import ROOT, Catalogue
 from engine.kernels import cpu
 from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from engine.kernels.cpu_beams import constrain_row

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.constraints.masks import mask_words
 from engine.kernels import cpu as kernels
-from engine.masks import mask_words
 from engine.types import RowSpec, SamplingParams
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from engine.hidden import HiddenStatesParams, present_positions
-from engine.hidden_values import ChoiceStates, ExtractedStates, StatesArray, StatesPart, convert
+from engine.states.hidden import HiddenStatesParams, present_positions
+from engine.states.values import ChoiceStates, ExtractedStates, StatesArray, StatesPart, convert
 from engine.types import Delta, ModelInfo, Request
 
 NUM_LAYERS, HIDDEN = 4, 8

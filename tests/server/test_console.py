@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.snapshot import FREE, IN_USE, LEASED, SHARED
+from engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
 from server.console_routes import STATIC_PATHS, _field
 from tests.server.conftest import Starter
 from tests.server.front import Front

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from engine.hidden import HiddenStatesParams
+from engine.states.hidden import HiddenStatesParams
 from engine.types import Request
 from tests.server.fake_states import NUM_LAYERS, states_of
 from tests.server.front import Front

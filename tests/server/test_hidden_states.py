@@ -13,8 +13,8 @@ import orjson
 import pytest
 import safetensors.numpy
 
-from engine.hidden import HiddenStatesParams, Positions, Span
-from engine.hidden_values import as_float32
+from engine.states.hidden import HiddenStatesParams, Positions, Span
+from engine.states.values import as_float32
 from engine.types import Lineage, Request, Retain
 from server.states import extraction
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, states_of

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from engine.errors import DeadlineExceeded, EngineError, InternalError, InvalidRequest, QueueFull
-from engine.extraction import ExtractionLimits
-from engine.hidden_values import ChoiceStates
+from engine.states.extraction import ExtractionLimits
+from engine.states.values import ChoiceStates
 from engine.types import Delta
 from server.states import sending
 from server.states.room import Room

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from engine.errors import InternalError
-from engine.observation import RequestStats, StepStats
+from engine.watching.observation import RequestStats, StepStats
 from server.operation.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
 from server.operation.metrics import Metrics
 from server.operation.tracing import no_tracing, start_tracing

@@ -9,8 +9,8 @@ import pytest
 from openai.pagination import AsyncCursorPage
 
 from engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
-from engine.observation import EngineLoad, GradeLoad, RequestStats, StepStats
 from engine.types import Inheritance
+from engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
 from tests.server.front import Front
 
 PATH = "/v1/continuations"

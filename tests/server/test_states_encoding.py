@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from engine.hidden_values import as_float32, convert
+from engine.states.values import as_float32, convert
 from server.states import encoding
 from server.states.encoding import (
     GAP,

@@ -1,0 +1,62 @@
+"""The answer of a search that is over: its best beams as choices. Owned by the event-loop thread.
+
+Arrays and lists of all beams, until somebody wants one of them: a group of beams has as many choices as other requests
+have tokens, and few of them are ever continued from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.beams.search import BeamSearch, Finished
+from engine.outputs import ChoiceOutput
+from engine.types import ChoiceDelta, FinishReason, StopReason
+
+
+@dataclass(slots=True, eq=False)
+class BeamAnswer:
+    search: BeamSearch
+    deadline: bool  # it was cut off
+    beams: list[Finished] = field(init=False)  # best first
+    token_ids: list[list[int]] = field(init=False)  # of each beam
+    num_shown: list[int] = field(init=False)  # of them, those that have text
+
+    def __post_init__(self) -> None:
+        search = self.search
+        self.beams = search.best()
+        self.token_ids = search.tokens_of(self.beams)
+        hidden = frozenset() if search.params.include_stop_str_in_output else search.stop_token_ids
+        self.num_shown = [beam.length - (beam.token in hidden) for beam in self.beams]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a beam ended for its length."""
+        return any(self.end_of(beam)[0] == "length" for beam in self.beams)
+
+    def end_of(self, beam: Finished) -> tuple[FinishReason, StopReason]:
+        if beam.token in self.search.stop_token_ids:
+            return "stop", beam.token if beam.token in self.search.params.stop_token_ids else None
+        return "length", "deadline" if self.deadline else None
+
+    def deltas(self, output: ChoiceOutput) -> tuple[ChoiceDelta, ...]:
+        """`output` is that of the group's leader, which has no tokens."""
+        wants_logprobs = self.search.params.logprobs is not None
+        texts = output.texts_of([ids[:num] for ids, num in zip(self.token_ids, self.num_shown, strict=True)])
+        return tuple(
+            [
+                ChoiceDelta(
+                    index,
+                    text,
+                    tuple(token_ids),
+                    tuple(self.search.logprobs_of(beam)) if wants_logprobs else None,
+                    *self.end_of(beam),
+                    beam.score,
+                    beam.beam_score,
+                )
+                for index, (beam, token_ids, text) in enumerate(zip(self.beams, self.token_ids, texts, strict=True))
+            ]
+        )

@@ -1,0 +1,350 @@
+"""The blocks on the device and on the host: where a sequence's KV comes from, and who moves when room is needed.
+
+Owned by the event-loop thread. The memory follows the plans: swaps and copies noted here are carried out by the next
+step, swaps out first, so that what they free may be written by the same step.
+
+Room is made in this order: free blocks (among them those of warm records), leases that move to the host, and only then,
+by the scheduler, running sequences, least urgent first, which move to the part of the host that no lease can need, or
+are computed again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Tables
+from dataclasses import dataclass
+from typing import get_args
+
+from engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
+from engine.cache.cross import CrossPlace, CrossTables, write_encoder
+from engine.encoder import Slots
+from engine.inheritance.leases import Leases
+from engine.inheritance.records import KeptChoice, Record
+from engine.scheduling.sequence import Group, Sequence, Status
+from engine.types import Inheritance, Source
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where a waiting sequence would start from. Nothing has moved yet."""
+
+    table: BlockTable  # may be in part on the host
+    computed: int  # tokens whose KV it holds
+    missing: int  # device blocks that it lacks for all tokens of the sequence
+    source: Source
+    lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
+    lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
+    cross: CrossPlace | None = None  # of an encoder-decoder model
+
+    @property
+    def needed(self) -> int:
+        """Device blocks that are missing."""
+        return self.missing + (0 if self.cross is None else self.cross.needed)
+
+    @property
+    def runs_encoder(self) -> bool:
+        return self.cross is not None and self.cross.runs_encoder
+
+    def lost_cross(self, sequence: Sequence) -> bool:
+        """The choice that kept the cross table of its group has dropped it since."""
+        return self.cross is not None and self.cross.own is not sequence.group.cross
+
+    def drop(self) -> None:
+        """Gives the blocks back."""
+        self.table.free()
+        self.release_lender()
+        if self.cross is not None:
+            self.cross.drop()
+
+    def release_lender(self) -> None:
+        if self.lender is not None:
+            self.lender.free()
+
+
+class KvCache:
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: BlockPool,
+        leases: Leases,
+        cross: CrossTables,
+        *,
+        device_budget: int,
+        prefix_caching: bool,
+    ) -> None:
+        """`device_budget`: blocks of the device pool that leases may hold when the host has no room for them."""
+        self.pool = pool
+        self.host = host
+        self.cross = cross
+        self._leases = leases
+        self.device_budget = device_budget
+        self._prefix_caching = prefix_caching
+        # Of the next step. By destination: of two swaps to one block the earlier one's content is not needed any more.
+        self._swaps_out: dict[int, int] = {}  # host block → device block
+        self._swaps_in: dict[int, int] = {}  # device block → host block
+
+    def begin_plan(self) -> None:
+        # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
+        self.pool.begin_plan()
+        self.host.begin_plan()
+
+    def end_plan(self) -> None:
+        self.pool.end_plan()
+        self.host.end_plan()
+
+    def take_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(device, host) pairs out and (host, device) pairs in that the next step has to carry out."""
+        out = [(device, host) for host, device in self._swaps_out.items()]
+        into = [(host, device) for device, host in self._swaps_in.items()]
+        self._swaps_out.clear()
+        self._swaps_in.clear()
+        return out, into
+
+    def check_only_leases(self) -> None:
+        """Nothing runs or waits: every block that no lease holds must be free."""
+        self.pool.check()
+        self.host.check()
+        budget = self._leases.budget
+        on_host = budget.held_on_host
+        assert self.pool.num_used == budget.num_held - on_host, "device blocks lost"
+        assert self.host.num_used == on_host, "host blocks lost"
+        assert budget.num_promised == 0, "promised blocks lost"
+
+    # --- where a sequence starts ---------------------------------------------------------------------------------
+
+    def place(self, sequence: Sequence) -> Placement:
+        """The cheapest beginning that is there: its own blocks, its parent's, the prefix index's, none."""
+        placement = self._place_self(sequence)
+        placement.cross = self._place_cross(sequence)
+        return placement
+
+    def _place_self(self, sequence: Sequence) -> Placement:
+        if len(sequence.table):
+            return self._resume(sequence)
+        placement = self._inherit(sequence)
+        if placement is not None and placement.computed >= self._expected(sequence):
+            return placement
+        found = self._match(sequence)
+        if placement is not None and found.computed <= placement.computed:
+            found.drop()
+            placement.source = "recompute"
+            return placement
+        if placement is not None:
+            placement.drop()
+        return found
+
+    def _place_cross(self, sequence: Sequence) -> CrossPlace | None:
+        """The cross blocks of its group, or of an equal input, or those that its encoder is going to write."""
+        group, encoder = sequence.group, sequence.group.request.encoder
+        if encoder is None:
+            return None
+        if group.cross is not None:
+            return CrossPlace(encoder, group.cross.table, group.cross, self.pool.block_size)
+        found = self.cross.find(sequence.salt)
+        return CrossPlace(encoder, BlockTable(self.pool) if found is None else found, None, self.pool.block_size)
+
+    def settle(self, placement: Placement, sequence: Sequence) -> Slots | None:
+        """Gives the sequence its beginning; what is on the host moves. Returns the slots that its encoder has to fill.
+
+        REQUIRES: `needed` blocks are free.
+        """
+        sequence.table = placement.table
+        sequence.num_computed = placement.computed
+        moving = [] if placement.table.resident else [placement.table]
+        cross = placement.cross
+        if cross is not None:
+            held = cross.own or self.cross.hold(sequence.salt, cross.table, sequence.group)
+            sequence.group.cross = held
+            if not cross.table.resident:
+                moving += [table for table in self.cross.idle(held) if not table.resident]
+        lease = placement.lease
+        if not placement.table.resident and lease is not None and self._can_come_too(lease, placement):
+            # Further children find it here. It then holds the last block too, which its child has to copy.
+            before = lease.blocks
+            self._swap_in([*moving, lease])
+            moved = [(old, new) for old, new in zip(before, lease.blocks, strict=True) if old != new]
+            assert sequence.group.parent is not None
+            self._leases.note_move([sequence.group.parent], moved)
+        elif moving:
+            self._swap_in(moving)
+        if cross is None or not cross.runs_encoder:
+            return None
+        return write_encoder(cross.encoder, cross.table, self.pool.block_size)
+
+    def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
+        """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,
+        and what was paid once would be held twice."""
+        if self.pool.num_free <= placement.needed + lease.num_on_host:
+            return False
+        childs = {block for block in placement.table.blocks if block < 0}
+        return all(self.host.ref_count(-b) == 1 + (b in childs) for b in lease.blocks if b < 0)
+
+    def release_cross(self, group: Group) -> None:
+        """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
+        if group.cross is None or group.runs:
+            return
+        if any(s.status is Status.WAITING and len(s.table) for s in group.sequences):
+            return
+        self.cross.let_go(group.cross)
+        group.cross = None
+
+    def _swap_in(self, tables: Tables[BlockTable]) -> None:
+        pairs = try_swap_in(tables, self.pool)
+        assert pairs is not None, "the blocks were counted"
+        for host, device in pairs:
+            self._swaps_in[device] = host
+
+    def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
+        """What a continuation's client is told. Without a token of its parent it is a prompt like any other."""
+        lineage = sequence.group.request.lineage
+        if lineage is None:
+            return None
+        return Inheritance(
+            parent=lineage.parent,
+            at=lineage.at,
+            inherited_tokens=placement.computed,
+            computed_tokens=sequence.num_to_compute(placement.computed),
+            source=_costliest(placement) if lineage.at else "recompute",
+        )
+
+    def trim(self, placement: Placement, sequence: Sequence) -> bool:
+        """Does without the partly filled last block, whose copy takes one more block. False if there is none."""
+        whole = placement.computed // self.pool.block_size * self.pool.block_size
+        if whole == placement.computed or placement.table is sequence.table:
+            return False
+        placement.table.truncate(whole)
+        placement.release_lender()
+        placement.computed = whole
+        placement.missing = self._missing(placement.table, whole, sequence.goal_len)
+        if sequence.group.request.lineage is not None:
+            placement.source = "recompute"
+        return True
+
+    def _resume(self, sequence: Sequence) -> Placement:
+        """It was swapped out: its blocks come back."""
+        missing = self._missing(sequence.table, sequence.num_computed, sequence.goal_len)
+        return Placement(sequence.table, sequence.num_computed, missing, "host")
+
+    def _inherit(self, sequence: Sequence) -> Placement | None:
+        """What its parent still has."""
+        parent, lineage = sequence.group.parent, sequence.group.request.lineage
+        estate = None if parent is None or lineage is None else parent.choice(lineage.choice)
+        if lineage is None or estate is None:
+            return None
+        if sequence.group.request.params.prompt_logprobs is not None:
+            return None  # every position has to be computed
+        if parent is not None and parent.encoder != sequence.group.request.encoder:
+            return None  # the tokens are the same, but not what they attend to
+        table = estate.borrow(self.pool)
+        held = len(table) * self.pool.block_size
+        # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
+        alike = estate.tokens.common_prefix(sequence.tokens)
+        goal = sequence.goal_len
+        computed = min(lineage.at, estate.computed, sequence.most_inherited, held, alike)
+        table.truncate(computed)
+        if computed < goal:
+            computed = self._copyable(table, computed)
+        if computed == 0 and goal > 1:
+            return None
+        lender = None if estate.holds_blocks else table.fork()
+        lease = estate.table if isinstance(estate, KeptChoice) else None
+        missing = self._missing(table, computed, goal)
+        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, lease)
+
+    def _copyable(self, table: BlockTable, computed: int) -> int:
+        """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
+        inside = computed % self.pool.block_size
+        if inside == 0 or table.blocks[-1] < 0:
+            return computed
+        settled = min(inside, self.pool.settled_slots(table.blocks[-1]))
+        table.truncate(computed - inside + settled)
+        return computed - inside + settled
+
+    def _match(self, sequence: Sequence) -> Placement:
+        """What the prefix index knows, down to the head of a block."""
+        table = BlockTable(self.pool, sequence.salt)
+        computed = 0
+        if self._prefix_caching and sequence.group.request.params.prompt_logprobs is None:
+            most = sequence.most_inherited
+            computed = table.match_prefix(sequence.tokens, most)
+            computed += table.match_partial(sequence.tokens, most)
+        missing = self._missing(table, computed, sequence.goal_len)
+        whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
+        found_all = computed > 0 and computed >= whole_blocks
+        return Placement(table, computed, missing, "prefix_cache" if found_all else "recompute")
+
+    def _expected(self, sequence: Sequence) -> int:
+        """Tokens that a child inherits when nothing was lost; 0 for anybody else."""
+        lineage, parent = sequence.group.request.lineage, sequence.group.parent
+        if lineage is None:
+            return 0
+        most = min(lineage.at, sequence.most_inherited)
+        estate = None if parent is None else parent.choice(lineage.choice)
+        return most if estate is None else min(most, estate.full_len)
+
+    def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
+        """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""
+        if table.resident:
+            return table.blocks_needed(computed, max(computed, num_tokens))
+        size = self.pool.block_size
+        growth = max(0, -(-num_tokens // size) - len(table))
+        last = table.blocks[-1]
+        copies_last = computed % size > 0 and last > 0 and self.pool.ref_count(last) > 1
+        return table.num_on_host + growth + copies_last
+
+    # --- room ----------------------------------------------------------------------------------------------------
+
+    def make_room(self, num_blocks: int) -> bool:
+        """Moves leases to the host until so many device blocks are free; False if that is not enough."""
+        if self.pool.num_free >= num_blocks:
+            return True
+        # Mostly the first lease will do; where many are held by open sequences, each look goes over more of them.
+        records, begin, count = self._leases.on_device(), 0, 1
+        while begin < len(records) and self.host.num_free > 0:
+            self._move_out(records[begin : begin + count], num_blocks)
+            if self.pool.num_free >= num_blocks:
+                return True
+            begin, count = begin + count, 4 * count
+        if self.host.num_free > 0:
+            self._move_out(records, num_blocks)  # blocks that several leases share move only together
+        return self.pool.num_free >= num_blocks
+
+    def try_swap_out(self, sequence: Sequence) -> bool:
+        """Moves a preempted sequence to the host, if leases cannot come to need the place."""
+        tables = [sequence.table]
+        group = sequence.group
+        others_run = any(s.status is Status.RUNNING for s in group.sequences if s is not sequence)
+        if group.cross is not None and not others_run:
+            tables += self.cross.idle(group.cross)
+        uses = Counter(block for table in tables for block in table.blocks if block > 0)
+        moving = sum(self.pool.ref_count(block) == count for block, count in uses.items())
+        if moving == 0 or self.host.num_free - moving < self._reserved_for_leases():
+            return False
+        pairs = try_swap_out(tables, self.host)
+        if pairs is None:
+            return False
+        self._note_out(pairs)
+        return True
+
+    def _reserved_for_leases(self) -> int:
+        """Free host blocks that leases, present and promised, may still need."""
+        budget = self._leases.budget
+        return max(0, budget.used - self.device_budget - budget.held_on_host)
+
+    def _move_out(self, records: list[Record], num_blocks: int) -> None:
+        """Moves blocks that nobody else holds until so many are free, those of the first records first."""
+        tables = [table for record in reversed(records) for table in record.tables()]
+        pairs = swap_out_some(tables, self.host, num_blocks - self.pool.num_free)
+        if pairs:
+            self._note_out(pairs)
+            self._leases.note_move(records, [(device, -host) for device, host in pairs])
+
+    def _note_out(self, pairs: list[tuple[int, int]]) -> None:
+        for device, host in pairs:
+            self._swaps_out[host] = device
+
+
+def _costliest(placement: Placement) -> Source:
+    """Of the ways that its blocks come from."""
+    ways = [placement.source] if placement.cross is None else [placement.source, placement.cross.source]
+    return max(ways, key=get_args(Source).index)

@@ -1,0 +1,275 @@
+"""Grammars: what a constrained answer may look like, compiled for one vocabulary by llguidance.
+
+A `Grammar` is made once, in a worker thread, and shared by all that asked for the same; each sequence has a matcher of
+its own, which the mask thread moves (engine/constraints/masks.py). The end token is part of the grammar: it may come
+where the answer is complete, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
+
+from engine.text.tokenizer import Tokenizer
+from engine.types import IntArray
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+GrammarKind = Literal["json_schema", "regex", "lark"]
+
+# A step of a grammar takes microseconds. These stop one that would hold all the others up: about 10 ms for a mask.
+_LIMITS = llguidance.LLParserLimits(
+    step_lexer_fuel=150_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+_MOST_THREADS = 4  # more wait for each other longer than they work
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar as text: a JSON schema, a regular expression, or llguidance's dialect of Lark."""
+
+    kind: GrammarKind
+    text: str
+    # Of a JSON schema: a pattern for the whitespace between its tokens; None: at most one space after "," and ":", so
+    # that no answer can go on in blanks for ever.
+    whitespace: str | None = None
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used; the message says why."""
+
+    def __init__(self, message: str, too_large: bool = False) -> None:
+        super().__init__(message)
+        self.too_large = too_large
+
+
+class Vocabulary:
+    """A model's tokens as llguidance wants them. `end_token_ids`: any of them may end an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        if not tokenizer.spelling.exact:
+            raise GrammarError("the tokens of this model's tokenizer have no exact bytes")
+        if not end_token_ids:
+            raise GrammarError("this model has no end token")
+        self.vocab_size = vocab_size
+        self.end_token_ids = tuple(end_token_ids)
+        self._face = _Face(tokenizer, vocab_size, end_token_ids)
+        self._special_texts = [
+            self._face.tokens[token].decode("utf-8", "replace") for token in self._face.special_token_ids
+        ]
+        self._careful: llguidance.LLTokenizer | None = None
+        self._quick = _native(tokenizer, self._face)
+
+    def handle_for(self, source: GrammarSource) -> llguidance.LLTokenizer:
+        """The one that tokenises by itself, without the interpreter lock; but it takes the spelling of a special token
+        for that token, so that a grammar with one in it needs ours."""
+        if self._quick is not None and not any(text and text in source.text for text in self._special_texts):
+            return self._quick
+        if self._careful is None:
+            self._careful = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._face))
+        return self._careful
+
+
+class _Face:
+    """What llguidance.TokenizerWrapper asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        self.eos_token_id = end_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
+        special = {*tokenizer.special_ids, *end_token_ids}
+        self.special_token_ids = sorted(token for token in special if token < vocab_size)
+        self._special = frozenset(self.special_token_ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("text only")
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        """Without special tokens: a text that spells one is meant as text."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._special.isdisjoint(ids) or len(text) < 2:
+            return [token for token in ids if token not in self._special]
+        middle = len(text) // 2
+        return self._encode(text[:middle]) + self._encode(text[middle:])
+
+
+def _native(tokenizer: Tokenizer, face: _Face) -> llguidance.LLTokenizer | None:
+    """llguidance's own reading of the tokenizer; None if it is not the same as ours in every token."""
+    try:
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            file.write(tokenizer.backend.to_str())
+            file.flush()
+            native = llguidance.LLTokenizer(file.name, n_vocab=len(face.tokens), eos_token=face.eos_token_id)
+    except Exception:  # of a kind that it does not know
+        return None
+    special = frozenset(face.special_token_ids)
+    for token, spelled in enumerate(face.tokens):
+        # Those without a spelling too: many a model has more rows than its tokenizer has tokens.
+        if token in special or not spelled:
+            if not native.is_special_token(token):
+                return None
+        # A byte 0xFF is how it marks special tokens.
+        elif spelled[:1] != b"\xff" and native.decode_bytes([token]) != spelled:
+            return None
+    return native if native.vocab_size == len(face.tokens) else None
+
+
+class Grammar:
+    """A compiled grammar. Immutable; matchers are copies of its beginning."""
+
+    def __init__(self, source: GrammarSource, vocabulary: Vocabulary) -> None:
+        """Takes milliseconds to seconds, without the interpreter lock. Raises GrammarError."""
+        self.source = source
+        self.vocabulary = vocabulary
+        self._start = compile_source(source, vocabulary.handle_for(source))
+
+    def matcher(self) -> GrammarMatcher:
+        return GrammarMatcher(self._start.deep_copy(), self.vocabulary.end_token_ids)
+
+
+def compile_source(source: GrammarSource, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    """The beginning of a grammar. Raises GrammarError."""
+    try:
+        start = llguidance.LLMatcher(vocabulary, _serialised(source), log_level=0, limits=_LIMITS)
+    except ValueError as error:
+        raise _explained(str(error)) from None
+    # The first masks too, up to where there is a choice: some limits are reached only there.
+    trial = start.deep_copy()
+    if not trial.is_error():
+        trial.compute_bitmask()
+        trial.consume_tokens(trial.compute_ff_tokens())
+        if not trial.is_stopped():
+            trial.compute_bitmask()
+    if trial.is_error():
+        raise _explained(trial.get_error())
+    return start
+
+
+def lark_of_any(text: str) -> str:
+    """A grammar in Lark, or in the BNF that llama.cpp and others take, as Lark. Raises GrammarError."""
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter has several of its own
+        raise GrammarError(_first_line(str(error)) or type(error).__name__) from None
+
+
+class GrammarMatcher:
+    """One sequence's. The event loop counts what is sampled for it; the rest is the mask thread's."""
+
+    __slots__ = ("_num_sampled", "end_token_ids", "ended", "failed", "handle", "num_seen")
+
+    def __init__(self, handle: llguidance.LLMatcher, end_token_ids: tuple[int, ...]) -> None:
+        self.handle = handle
+        self.end_token_ids = end_token_ids
+        self._num_sampled = 0
+        self.num_seen = 0  # of its tokens, by the mask thread
+        self.ended = False  # nobody looks at what is sampled from now on
+        self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into
+
+    @property
+    def done(self) -> bool:
+        return self.ended or self.failed is not None
+
+    def count_sampling(self) -> int:
+        """A step is launched that samples for it; how many did before."""
+        self._num_sampled += 1
+        return self._num_sampled - 1
+
+
+class GrammarMasks:
+    """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._threads = llguidance.LLExecutor(num_threads)
+
+    def advance(self, sampled: Sequence[tuple[GrammarMatcher, int | None]]) -> None:
+        """By a token each; None: nothing could be sampled."""
+        moves = []
+        for matcher, token in sampled:
+            matcher.num_seen += 1
+            if token is None or token in matcher.end_token_ids:
+                matcher.ended = True
+            elif not matcher.ended and matcher.failed is None:
+                moves.append((matcher.handle, token))
+        if moves:
+            consume_token_par(self._threads, moves)  # one call: each hands the interpreter over, and has to get it back
+
+    def fill(self, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
+        """`masks` [len(matchers), words]."""
+        live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.done]
+        if live:
+            fill_next_token_bitmask_par(self._threads, live, masks)
+        # The device may be waiting: of a row that is as usual nothing more is asked than this.
+        for row, matcher in enumerate(matchers):
+            if matcher.ended or matcher.failed is not None or matcher.handle.is_error():
+                _fill_idle(matcher, masks[row])
+        if matchers:
+            _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
+
+
+def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:
+    """llguidance knows of one end token of the vocabulary: where that may come, the others may."""
+    first, *others = end_token_ids
+    if others:
+        may_end = masks[:, first // 32] >> (first % 32) & 1  # [rows]
+        for token in others:
+            masks[:, token // 32] |= may_end << (token % 32)
+
+
+def _fill_idle(matcher: GrammarMatcher, mask: IntArray) -> None:
+    """Of one that has ended, or cannot go on: anything may come, or nothing."""
+    if not matcher.done:
+        matcher.failed = _first_line(matcher.handle.get_error())
+    mask[:] = 0 if matcher.failed is not None else -1
+
+
+def mask_threads() -> int:
+    """How many make the masks of a step."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1))
+
+
+def _serialised(source: GrammarSource) -> str:
+    if source.kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(source.text)
+    if source.kind == "lark":
+        return llguidance.LLMatcher.grammar_from_lark(source.text)
+    if source.whitespace is None:
+        options: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    else:
+        options = {"whitespace_flexible": True, "whitespace_pattern": source.whitespace}
+    return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=options)
+
+
+# What llguidance says when a grammar is well-formed and runs into one of the limits.
+_LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to determine if regex is empty")
+
+
+def _explained(message: str) -> GrammarError:
+    line = _first_line(message)
+    return GrammarError(line, too_large=any(word in line.lower() for word in _LIMIT_WORDS))
+
+
+def _first_line(message: str) -> str:
+    """Without the state of the parser, which no client can use."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    first = lines[0].removeprefix("Parser Error: ").partition("; consider making your grammar")[0] if lines else ""
+    # A regular expression's error is told over several lines, the reason in the last of them.
+    reason = next((line for line in lines[1:] if line.startswith("error: ")), "")
+    return f"{first} {reason}".strip()[:500]

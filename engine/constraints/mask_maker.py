@@ -1,0 +1,141 @@
+"""Who makes the masks of launched steps (engine/constraints/masks.py), beside the event loop.
+
+A step's masks can be made when the tokens before them are known: at once for rows that have sampled nothing yet, else
+when the step before it comes back, which is when the device begins with this one. So results come here straight from
+the thread that gets them: the masks are made in the time of a forward pass, whatever the event loop does meanwhile. A
+thread that has only waited for the result makes them itself, because another one would have to wake up first; all
+others leave them to the mask thread. Who has the lock has the matchers; the event loop only says which steps there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
+from engine.constraints.masks import StepMasks, mask_words
+from engine.scheduling.step import Launch
+from engine.types import IntArray, StepResult
+
+log = logging.getLogger("bequest.engine")
+
+# From the result of a step to the sampling of the next the interpreter changes hands several times.
+_SWITCH_SECONDS = 2e-5
+_TURNS = 4  # steps whose masks may be in use or in the making at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A launched step: its masks, and for each of their rows the matcher and how many tokens it has to have seen."""
+
+    masks: StepMasks
+    rows: tuple[tuple[GrammarMatcher, int], ...]
+
+    @property
+    def ready(self) -> bool:
+        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    step: _Step
+    result: StepResult
+
+
+class MaskMaker:
+    """`add` and `stop` are called on the event loop, `take` by whoever gets the results."""
+
+    def __init__(self) -> None:
+        self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
+        self._news: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()  # for the mask thread
+        self._work: _Work | None = None  # from the first grammar on
+
+    def add(self, launch: Launch) -> None:
+        """A step is about to be launched; it is the last one."""
+        masks = launch.plan.masks
+        if masks is None:
+            return
+        step = self._launched[launch.plan.step] = _Step(masks, tuple((m, m.count_sampling()) for m in launch.masked))
+        if self._work is None:
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+            self._work = _Work()
+            threading.Thread(target=self._run, args=(self._work,), name="bequest-masks", daemon=True).start()
+        self._news.put(step)
+
+    def take(self, result: StepResult, here: bool) -> None:
+        """A step has come back. Any thread; in the order of the steps. `here`: this thread makes the masks."""
+        step = self._launched.pop(result.step, None)
+        if step is None:
+            return
+        if here and self._work is not None:
+            self._work.do(_Returned(step, result))
+        else:
+            self._news.put(_Returned(step, result))
+
+    def stop(self) -> None:
+        """Lets go of every step: what it samples is not looked at any more."""
+        self._news.put(None)
+        for step in list(self._launched.values()):
+            step.masks.abandon()
+        self._launched.clear()
+
+    def _run(self, work: _Work) -> None:
+        """The mask thread."""
+        while (item := self._news.get()) is not None:
+            work.do(item)
+
+
+class _Work:
+    """Steps whose masks are not made, and what it takes to make them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._filler = GrammarMasks(mask_threads())
+        self._due: deque[_Step] = deque()  # in the order of the steps
+        self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
+
+    def do(self, item: _Step | _Returned) -> None:
+        """A step was launched, or has come back: makes the masks that can be made now."""
+        with self._lock:
+            if isinstance(item, _Step):
+                self._due.append(item)
+            else:
+                self._advance(item)
+            while self._due and self._due[0].ready:
+                self._make(self._due.popleft())
+
+    def _advance(self, returned: _Returned) -> None:
+        masks, result = returned.step.masks, returned.result
+        part = slice(masks.first_sample, masks.first_sample + masks.num_rows)
+        sampled = zip(returned.step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
+        try:
+            self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
+        except Exception as error:
+            log.exception("matchers could not be moved; their requests fail")
+            for matcher, _ in returned.step.rows:
+                matcher.failed = repr(error)
+
+    def _make(self, step: _Step) -> None:
+        masks = step.masks
+        place = masks.place
+        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size)) if place is None else place
+        try:
+            self._filler.fill([matcher for matcher, _ in step.rows], filled)
+        except Exception:
+            log.exception("token masks could not be made; the constrained requests of the step fail")
+            filled[:] = 0
+        masks.fill(filled)
+
+    def _buffer(self, num_rows: int, words: int) -> IntArray:
+        """Memory that was touched before: new pages would take longer than the masks."""
+        buffer = self._buffers.popleft() if len(self._buffers) == _TURNS else None
+        if buffer is None or buffer.shape[0] < num_rows or buffer.shape[1] != words:
+            buffer = np.empty((num_rows, words), np.int32)
+        self._buffers.append(buffer)
+        return buffer[:num_rows]

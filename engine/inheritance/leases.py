@@ -1,0 +1,310 @@
+"""Leases: records that keep their blocks until a time, and the budget they are paid from.
+
+A lease is promised when its request is admitted and granted when it ends. A record may hold its blocks beyond its
+lease, for children that were let in while it was good; it pays for them until it lets them go.
+
+Owned by the event-loop thread; the clocks are passed in.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
+from engine.cache.cross import CrossTables
+from engine.errors import EngineError, InsufficientRetention
+from engine.inheritance.budget import LeaseBudget
+from engine.inheritance.records import KeptChoice, Record
+from engine.scheduling.sequence import Group
+from engine.types import Request, Retained
+
+# A lease without max_tokens is charged for this many tokens of completion, and again whenever they are used up.
+OPEN_ENDED_TOKENS = 1024
+
+
+class Leases:
+    def __init__(self, budget: LeaseBudget, pool: BlockPool, cross: CrossTables, wall: Callable[[], float]) -> None:
+        self.budget = budget
+        self._pool = pool
+        self._cross = cross
+        self._wall = wall
+        self._holders: set[Record] = set()
+        self._on_device: OrderedDict[Record, None] = OrderedDict()  # holders with blocks there, least recent first
+        self._expiries: list[tuple[float, str, Record]] = []  # heap; stale entries are skipped
+
+    # --- while the request runs ----------------------------------------------------------------------------------
+
+    def promise(self, record: Record, group: Group, ttl: float, creditor: Record | None) -> None:
+        """Charges the most that the request can come to, less what the lease of its parent pays for.
+
+        Raises RetentionTooLarge or InsufficientRetention.
+        """
+        whole = self._most_blocks(group)
+        discount = self._shared_blocks(group.request, creditor)
+        cross_discount = self._shared_cross(record, creditor)
+        charge = whole - discount - cross_discount
+        self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry())
+        record.charge, record.ttl, record.lost = charge, ttl, None
+        record.discount, record.cross_discount = discount, cross_discount
+
+    def extend(self, group: Group) -> None:
+        """The lease of a running group has to cover more than it was charged for, or is given up."""
+        record = group.record
+        before = self._most_blocks(group)
+        group.charged_output += OPEN_ENDED_TOKENS
+        if record is None or record.ttl is None:
+            return
+        whole = self._most_blocks(group)
+        more = whole - before
+        try:
+            self.budget.promise(record.tenant, more, whole, self._earliest_expiry())
+        except EngineError as error:
+            self.give_up(record, f"the answer outgrew what could be leased: {error.message}")
+            return
+        record.charge += more
+
+    def give_up(self, record: Record, why: str) -> None:
+        """A running request will not be leased after all."""
+        if record.ttl is None:
+            return
+        self._end_promise(record)
+        self.budget.close_lease(record.tenant)
+        record.ttl, record.lost = None, why
+        self.release_if_free(record)
+
+    def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
+        """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
+        if record.cross is None and record.encoder is not None:
+            self._hold_cross(record)
+        self._share_what_is_paid(record, kept, table)
+        kept.table, kept.epochs = table, BlockEpochs()
+        self._pay(record, table)
+        self._add_holder(record)
+
+    def hold_ended(self, record: Record) -> None:
+        """A lease was promised to a request some of whose choices had ended. Raises InsufficientRetention."""
+        adopted, cross = self._adopt(record)
+        if cross is not None:
+            cross.free()  # the first choice that is held takes it
+        for kept, table in adopted:
+            self.hold(record, kept, table)
+
+    # --- after its end -------------------------------------------------------------------------------------------
+
+    def grant(self, record: Record, now: float) -> Retained:
+        """The request has ended: the lease counts from now."""
+        assert record.ttl is not None
+        self._end_promise(record)
+        self.set_expiry(record, record.ttl, now)
+        assert record.expires_at_wall is not None
+        return Retained(record.id, record.expires_at_wall, record.num_tokens, record.num_held_blocks())
+
+    def set_expiry(self, record: Record, ttl: float, now: float) -> None:
+        record.ttl = ttl
+        record.expires_at = now + ttl
+        record.expires_at_wall = self._wall() + ttl
+        self._add_holder(record)
+        heapq.heappush(self._expiries, (record.expires_at, record.id, record))
+        if len(self._expiries) > 2 * len(self._holders) + 64:
+            # Leases that were prolonged or ended early must not pile up until the time they once had.
+            self._expiries = [entry for entry in self._expiries if entry[2].expires_at == entry[0]]
+            heapq.heapify(self._expiries)
+
+    def replace(self, record: Record, kept: KeptChoice, table: BlockTable, computed: int) -> None:
+        """Somebody has computed more of an ended choice: his blocks replace its own, if the budget allows for it."""
+        if kept.table is None:
+            kept.epochs, kept.computed = table.epochs(), computed
+            table.free()
+            return
+        fresh = self.budget.num_unpaid(record.tenant, [table])
+        try:
+            self.budget.promise(record.tenant, fresh, len(table), None)
+        except EngineError:
+            table.free()
+            return
+        self.budget.settle(record.tenant, fresh)
+        self.budget.hold(record.tenant, table)
+        self.budget.let_go(record.tenant, [kept.table])
+        kept.table.free()
+        kept.table, kept.computed = table, computed
+        self._note_place(record)
+
+    def revive(self, record: Record) -> None:
+        """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
+        if record.ttl is not None:
+            return
+        adopted, cross = self._adopt(record)
+        tables = record.tables() + [table for _, table in adopted] + ([] if cross is None else [cross])
+        fresh = self.budget.num_unpaid(record.tenant, tables)
+        try:
+            self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry())
+        except EngineError:
+            _free(table for _, table in adopted)
+            if cross is not None:
+                cross.free()
+            raise
+        self.budget.settle(record.tenant, fresh)
+        if cross is not None:
+            self.budget.hold(record.tenant, cross)
+            record.cross = self._cross.hold(record.salt, cross, None)
+        for kept, table in adopted:
+            self.budget.hold(record.tenant, table)
+            kept.table, kept.epochs = table, BlockEpochs()
+
+    def end(self, record: Record) -> None:
+        """The lease is over; the blocks go when no open child needs them."""
+        if record.ttl is not None:
+            self.budget.close_lease(record.tenant)
+        record.ttl = record.expires_at = record.expires_at_wall = None
+        self.release_if_free(record)
+
+    def release_if_free(self, record: Record) -> None:
+        """Gives the blocks back that neither a lease nor an open child needs."""
+        if record.ttl is not None or record.pins > 0 or record not in self._holders:
+            return
+        self._holders.remove(record)
+        self._on_device.pop(record, None)
+        self.budget.let_go(record.tenant, record.tables())
+        for kept in record.kept.values():
+            if kept.table is not None:
+                kept.epochs = kept.table.epochs()
+                kept.table.free()
+                kept.table = None
+        if record.cross is not None:
+            self._cross.let_go(record.cross)
+            record.cross = None
+
+    def touch(self, record: Record) -> None:
+        if record in self._on_device:
+            self._on_device.move_to_end(record)
+
+    # --- time and room -------------------------------------------------------------------------------------------
+
+    def next_expiry(self) -> float | None:
+        while self._expiries and self._expiries[0][2].expires_at != self._expiries[0][0]:
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
+
+    def pop_expired(self, now: float) -> Record | None:
+        due = self.next_expiry()
+        return None if due is None or due > now else heapq.heappop(self._expiries)[2]
+
+    def holders(self) -> list[Record]:
+        """Every record that holds blocks."""
+        return list(self._holders)
+
+    def on_device(self) -> list[Record]:
+        """Those that hold some on the device, least recently used first."""
+        return list(self._on_device)
+
+    def note_move(self, records: Iterable[Record], pairs: Iterable[tuple[int, int]]) -> None:
+        """Blocks of these records have new numbers: (old, new) as in BlockTable.blocks."""
+        self.budget.note_move(pairs)
+        for record in records:
+            self._note_place(record)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _most_blocks(self, group: Group) -> int:
+        """Blocks of all choices with the tokens that are charged for; the full blocks of their prompt are shared."""
+        params = group.request.params
+        num_output = min(params.max_tokens, group.charged_output)
+        prompt, size = len(group.request.prompt_token_ids), self._pool.block_size
+        shared = prompt // size
+        own = shared + params.n * (-(-(prompt + num_output) // size) - shared)
+        return own + self._cross.num_blocks(group.request.encoder)
+
+    def _shared_blocks(self, request: Request, creditor: Record | None) -> int:
+        if creditor is None or request.lineage is None or not creditor.leased:
+            return 0
+        estate = creditor.choice(request.lineage.choice)
+        if estate is None:
+            return 0
+        alike = estate.tokens.common_prefix(TokenList(request.prompt_token_ids))
+        most = min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1, alike)
+        return most // self._pool.block_size
+
+    def _shared_cross(self, record: Record, creditor: Record | None) -> int:
+        if creditor is None or creditor.cross is None or not creditor.leased or creditor.salt != record.salt:
+            return 0
+        return len(creditor.cross.table)
+
+    def _hold_cross(self, record: Record) -> None:
+        """What is the same for all choices of a promised lease. REQUIRES: its group holds it, or it can be found"""
+        group = record.group
+        held = None if group is None or group.cross is None else group.cross.table.fork()
+        table = held or self._cross.find(record.salt)
+        assert table is not None, "a choice that ended with its blocks has its cross table"
+        if record.cross_discount and group is not None and group.parent is not None:
+            assert group.parent.cross is not None, "an open child keeps the lease of its parent"
+            table.share_front(group.parent.cross.table, record.cross_discount)
+        record.cross = self._cross.hold(record.salt, table, None)
+        self._pay(record, table)
+
+    def _pay(self, record: Record, table: BlockTable) -> None:
+        """From what was promised to a running request."""
+        fresh = self.budget.hold(record.tenant, table)
+        self.budget.settle(record.tenant, fresh)
+        record.charge -= fresh
+
+    def _add_holder(self, record: Record) -> None:
+        self._holders.add(record)
+        self._note_place(record)
+
+    def _note_place(self, record: Record) -> None:
+        if any(table.num_on_host < len(table) for table in record.tables()):
+            self._on_device[record] = None
+        else:
+            self._on_device.pop(record, None)
+
+    def _share_what_is_paid(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
+        """The choices of a request are charged for one prompt, and a child not for what its parent's lease holds. A
+        preempted choice may have computed its own, and a child of a lease on the host has its own copy: these go."""
+        size = self._pool.block_size
+        siblings = record.choice_tables()
+        if siblings:
+            table.share_front(siblings[0], kept.num_prompt // size)
+        elif record.discount and record.group is not None and record.group.parent is not None and record.lineage:
+            estate = record.group.parent.kept[record.lineage.choice]
+            assert estate.table is not None, "an open child keeps the lease of its parent"
+            table.share_front(estate.table, record.discount)
+
+    def _end_promise(self, record: Record) -> None:
+        self.budget.settle(record.tenant, record.charge)
+        record.charge = record.discount = record.cross_discount = 0
+
+    def _adopt(self, record: Record) -> tuple[list[tuple[KeptChoice, BlockTable]], BlockTable | None]:
+        """Tables of the choices that hold no blocks, and of the encoder input: all must still be there."""
+        adopted = []
+        absent = [kept for kept in record.kept.values() if kept.table is None]
+        cross = self._cross.find(record.salt) if record.encoder is not None and record.cross is None else None
+        if absent and record.encoder is not None and record.cross is None and cross is None:
+            raise self._blocks_are_gone(record)
+        for kept in absent:
+            table, num_blocks = BlockTable.adopt(self._pool, record.salt, kept.epochs)
+            adopted.append((kept, table))
+            if kept.computed == 0 or num_blocks * self._pool.block_size < kept.computed:
+                _free(table for _, table in adopted)
+                if cross is not None:
+                    cross.free()
+                raise self._blocks_are_gone(record)
+        return adopted, cross
+
+    def _blocks_are_gone(self, record: Record) -> InsufficientRetention:
+        return InsufficientRetention(
+            f"The request '{record.id}' cannot be leased any more: its blocks have been reused. Continue from "
+            "it with `retain` to lease its tokens anew.",
+            param="ttl",
+            details={"budget_blocks": self.budget.capacity, "used_blocks": self.budget.used},
+        )
+
+    def _earliest_expiry(self) -> float | None:
+        self.next_expiry()
+        return self._expiries[0][2].expires_at_wall if self._expiries else None
+
+
+def _free(tables: Iterable[BlockTable]) -> None:
+    for table in tables:
+        table.free()

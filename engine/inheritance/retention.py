@@ -1,0 +1,295 @@
+"""Who may be continued from: the records of running and finished requests, by id and by name.
+
+Owned by the event-loop thread; no asyncio; clocks are passed in. Nothing here only grows: leases are bounded by their
+budget, other records by their number (least recently used first out), and of what has gone the last ids are remembered,
+so that a late child hears that its parent has expired rather than that it never was.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from engine._C import BlockPool, BlockTable
+from engine.cache.cross import CrossTables
+from engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
+from engine.inheritance.budget import LeaseBudget
+from engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
+from engine.inheritance.records import KeptBeams, KeptChoice, Record
+from engine.scheduling.sequence import Group, Sequence
+from engine.types import Grade, RecordEntry, Request, Retained
+from engine.watching.observation import GradeLoad
+
+_MOST_GONE = 8192  # ids and names that are remembered as expired
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    budget_blocks: int = 0  # of leases, on the device and on the host
+    budget_per_tenant: int = 0
+    max_leases: int | None = None  # per tenant
+    max_records: int = 1024  # without a lease
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What became of the lease that a request asked for."""
+
+    retained: Retained | None = None
+    lost: str | None = None  # why there is none
+
+
+class Retention:
+    def __init__(self, limits: RetentionLimits, pool: BlockPool, wall: Callable[[], float]) -> None:
+        budget = LeaseBudget(limits.budget_blocks, limits.budget_per_tenant, limits.max_leases)
+        self.cross = CrossTables(pool)
+        self.leases = Leases(budget, pool, self.cross, wall)
+        self._limits = limits
+        self._pool = pool
+        self._wall = wall
+        self._found: dict[tuple[str, str], Record] = {}  # by (tenant, id) and (tenant, name)
+        self._others: OrderedDict[Record, None] = OrderedDict()  # without a lease, least recently used first
+        self._gone: OrderedDict[tuple[str, str], float] = OrderedDict()  # → when, in seconds since 1970
+
+    # --- finding -------------------------------------------------------------------------------------------------
+
+    def get(self, tenant: str, reference: str) -> Record | None:
+        return self._found.get((tenant, reference))
+
+    def find(self, tenant: str, reference: str) -> Record:
+        record = self.get(tenant, reference)
+        if record is not None:
+            return record
+        expired_at = self._gone.get((tenant, reference))
+        if expired_at is not None:
+            raise ParentExpired(
+                f"The request '{reference}' was retained here, but its time is up or it made room for others; send "
+                "the whole prompt, and lease it longer next time with `retain`.",
+                details={"expired_at": int(expired_at)},
+            )
+        raise ParentNotFound(
+            f"There is no request '{reference}' to continue from: it was never here, was deleted, or was lost in a "
+            "restart. Send the whole prompt."
+        )
+
+    def entries(self, tenant: str) -> list[RecordEntry]:
+        """All that the tenant has, oldest first."""
+        records = {record for (owner, _), record in self._found.items() if owner == tenant}
+        return [r.as_entry(self._pool) for r in sorted(records, key=lambda r: (r.created_at, r.id))]
+
+    def loads(self) -> dict[Grade, GradeLoad]:
+        totals: dict[Grade, list[int]] = {grade: [0, 0, 0] for grade in get_args(Grade)}
+        for record in set(self._found.values()):
+            total = totals[record.grade(self._pool)]
+            total[0] += 1
+            total[1] += record.num_tokens
+            total[2] += record.num_left_blocks(self._pool)
+        return {grade: GradeLoad(*total) for grade, total in totals.items()}
+
+    # --- while a request runs ------------------------------------------------------------------------------------
+
+    def open(self, group: Group, salt: bytes) -> None:
+        """Gives a group that is about to run its record, and a hold on its parent's.
+
+        Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed.
+        """
+        request = group.request
+        parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
+        if request.keep_record and not request.encodes_only:  # of those nothing is left that could go on
+            self._check_name(request)
+            record = Record(
+                id=request.id,
+                tenant=request.tenant,
+                name=request.name,
+                salt=salt,
+                cache_salt=request.cache_salt,
+                created_at=self._wall(),
+                origin=request.origin,
+                lineage=request.lineage,
+                group=group,
+                num_choices=request.params.n,
+                encoder=request.encoder,
+            )
+            if request.retain is not None:
+                if request.retain.open_ended:
+                    group.charged_output = OPEN_ENDED_TOKENS
+                self.leases.promise(record, group, request.retain.ttl, parent)
+            group.record = record
+            self._found[request.tenant, request.id] = record
+            if request.name is not None:
+                self._found[request.tenant, request.name] = record
+        if parent is not None:
+            self._attach(group, parent)
+
+    def keep(self, sequence: Sequence) -> None:
+        """A sequence has ended: its tokens and blocks become the record's. It has no blocks afterwards."""
+        self._give_parent_more(sequence)
+        record = sequence.group.record
+        if record is None or record.gone or record.failed:
+            sequence.table.free()
+            return
+        # A step launched past the end has computed more than the plain loop would have: it does not count. The last
+        # token has KV where its hidden state was wanted.
+        with_last = sequence.capture is not None and sequence.capture.covers_last
+        full = max(sequence.num_prompt, len(sequence.tokens) - (0 if with_last else 1))
+        computed = min(sequence.num_computed, full)
+        table = sequence.table
+        table.truncate(computed)
+        kept = KeptChoice(
+            tokens=sequence.tokens,
+            num_prompt=sequence.num_prompt,
+            shown_len=sequence.num_prompt + sequence.output.shown_len,
+            computed=computed,
+            salt=record.salt,
+            table=None,
+            epochs=table.epochs(),
+        )
+        record.kept[sequence.choice] = kept
+        complete = sequence.output.finish_reason is not None
+        if complete and computed < full:
+            self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
+        if complete and record.ttl is not None:
+            sequence.table = BlockTable(self._pool, record.salt)
+            self.leases.hold(record, kept, table)
+        else:
+            table.free()
+
+    def keep_beams(self, group: Group, beams: KeptBeams) -> None:
+        """A search that has no lease has ended. Its blocks are not held here."""
+        record = group.record
+        if record is not None and not record.gone and not record.failed:
+            record.kept_beams = beams
+
+    def close(self, group: Group, complete: bool, now: float) -> Settlement:
+        """The group has ended, `complete` or not: its lease is granted, or given up. Idempotent."""
+        record, group.record = group.record, None
+        self._detach(group)
+        if record is None:
+            return Settlement()
+        record.group = None
+        record.aborted = not complete
+        retained = None
+        if complete and record.ttl is not None and not record.gone:
+            retained = self.leases.grant(record, now)
+        else:
+            self.leases.give_up(record, "the request did not finish")
+        record.failed = record.failed or record.holds_nothing
+        if not record.gone and retained is None:
+            self._add_other(record)
+        for wake in record.waiters:
+            wake()
+        record.waiters.clear()
+        return Settlement(retained, record.lost)
+
+    # --- what its owner asks for ---------------------------------------------------------------------------------
+
+    def set_ttl(self, record: Record, ttl: float | None, now: float) -> None:
+        """Counts from now, and makes a lease of a record that is none; None makes it warm."""
+        if record.failed and ttl is not None:
+            raise ParentFailed(
+                f"The request '{record.id}' ended before anything was computed: there is nothing to lease."
+            )
+        if record.group is not None:
+            self._set_ttl_of_running(record, record.group, ttl)
+        elif ttl is None:
+            self.leases.end(record)
+            self._add_other(record)
+        else:
+            self.leases.revive(record)
+            self.leases.set_expiry(record, ttl, now)
+            self._others.pop(record, None)
+
+    def forget(self, record: Record) -> None:
+        """Nobody finds it any more. Its blocks stay as long as open children were promised them."""
+        self._unlist(record)
+        self._others.pop(record, None)
+        if record.group is not None:
+            self.leases.give_up(record, "the record was deleted")
+        else:
+            self.leases.end(record)
+
+    def expire(self, now: float) -> None:
+        while (record := self.leases.pop_expired(now)) is not None:
+            self._remember_gone(record)
+            self.forget(record)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _give_parent_more(self, sequence: Sequence) -> None:
+        """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
+        whoever continues from there does not compute it again."""
+        group, lineage = sequence.group, sequence.group.request.lineage
+        if group.parent is None or lineage is None or group.parent.gone or not group.request.extracts:
+            return
+        kept = group.parent.kept.get(lineage.choice)
+        if kept is None or not sequence.table.resident or group.parent.encoder != group.request.encoder:
+            return
+        alike = kept.tokens.common_prefix(sequence.tokens)
+        computed = min(sequence.num_computed, lineage.at, alike)
+        if computed > kept.computed:
+            self.leases.replace(group.parent, kept, sequence.table.slice_to(computed), computed)
+
+    def _check_name(self, request: Request) -> None:
+        taken = None if request.name is None else self.get(request.tenant, request.name)
+        if taken is None or (taken.group is None and taken.aborted):
+            return
+        running = taken.group is not None
+        status = "still running" if running else "retained"
+        way_out = "wait for it" if running else f"delete it (DELETE /v1/continuations/{taken.id})"
+        raise NameInUse(
+            f"`request_id` '{request.name}' is the name of a request that is {status} ({taken.id}); {way_out}, or "
+            "choose another name.",
+            param="request_id",
+            details={"id": taken.id, "status": "running" if running else "retained"},
+        )
+
+    def _attach(self, child: Group, parent: Record) -> None:
+        """A child is open: a lease keeps its blocks for it, even if the lease ends meanwhile."""
+        parent.children += 1
+        self.leases.touch(parent)
+        if parent in self._others:
+            self._others.move_to_end(parent)
+        child.parent = parent
+        parent.pins += 1
+
+    def _detach(self, child: Group) -> None:
+        if child.parent is not None:
+            child.parent.pins -= 1
+            self.leases.release_if_free(child.parent)
+            child.parent = None
+
+    def _set_ttl_of_running(self, record: Record, group: Group, ttl: float | None) -> None:
+        if ttl is None:
+            self.leases.give_up(record, "the lease was given back")
+        elif record.ttl is not None:
+            record.ttl = ttl
+        else:
+            self.leases.promise(record, group, ttl, None)
+            try:
+                self.leases.hold_ended(record)
+            except EngineError as error:
+                self.leases.give_up(record, error.message)
+                raise
+
+    def _add_other(self, record: Record) -> None:
+        self._others[record] = None
+        self._others.move_to_end(record)
+        while len(self._others) > self._limits.max_records:
+            oldest, _ = self._others.popitem(last=False)
+            self._remember_gone(oldest)
+            self._unlist(oldest)
+
+    def _unlist(self, record: Record) -> None:
+        record.gone = True
+        for reference in (record.id, record.name):
+            if reference is not None and self._found.get((record.tenant, reference)) is record:
+                del self._found[record.tenant, reference]
+
+    def _remember_gone(self, record: Record) -> None:
+        for reference in (record.id, record.name):
+            if reference is not None and self._found.get((record.tenant, reference)) is record:
+                self._gone[record.tenant, reference] = self._wall()
+        while len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)

@@ -1,0 +1,1 @@
+"""Who computes what in each step: admission, turns between tenants, plans, and what their results change."""

@@ -1,0 +1,88 @@
+"""Whether a request can be taken: what it asks for is there, fits, and the queue has room. Event-loop thread."""
+
+from __future__ import annotations
+
+import math
+
+from engine.encoder import check_encoder
+from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from engine.scheduling.fairness import FairQueue
+from engine.scheduling.pace import Pace
+from engine.scheduling.scheduler import Scheduler
+from engine.states.hidden import HiddenStatesParams, select_positions
+from engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
+
+
+def check_admissible(
+    request: Request, info: ModelInfo, scheduler: Scheduler, max_queued: int, pace: Pace, now: float
+) -> None:
+    """Raises the EngineError that says why not. `pace` is that of requests of its kind."""
+    check_encoder(request.encoder, info.encoder)
+    params = request.params
+    prompt, limit = len(request.prompt_token_ids), info.max_model_len
+    if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens; the prompt is too long: {prompt} tokens, "
+            f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
+            details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
+        )
+    if params.beams is not None:
+        _check_beams(request, params.beams, info, scheduler)
+    if request.hidden_states is not None:
+        _check_hidden_states(request, request.hidden_states, info)
+    if request.extracts:
+        most = scheduler.limits.extraction.max_queued
+        _check_queue("extractions", scheduler.extractions.waiting, request.tenant, most, pace, now)
+    else:
+        check_room(request.tenant, scheduler, max_queued, pace, now)
+
+
+def check_room(tenant: str, scheduler: Scheduler, max_queued: int, pace: Pace, now: float) -> None:
+    """Whether a generation of the tenant may wait. Raises QueueFull."""
+    _check_queue("requests", scheduler.waiting, tenant, max_queued, pace, now)
+
+
+def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: ModelInfo) -> None:
+    most = info.num_layers_of(wanted.stack)
+    if max(wanted.layers) > most:
+        stack = "model" if info.encoder is None else wanted.stack
+        raise InvalidRequest(
+            f"Layer {max(wanted.layers)} is not there: this {stack} has the layers 0 to {most}.",
+            param="layers",
+            details={"num_layers": most},
+        )
+    if request.extracts and request.params.n > 1:
+        raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
+    if request.extracts or request.states_of_encoder:
+        select_positions(wanted.positions, request.states_lens[0])
+
+
+def _check_queue(kind: str, queue: FairQueue, tenant: str, most: int, pace: Pace, now: float) -> None:
+    """Extractions and generations do not take each other's places."""
+    if not queue.has_room(tenant, most):
+        seconds = math.ceil(pace.seconds_to_try_again(most, now))
+        raise QueueFull(
+            f"The server's queue is full ({most} waiting {kind}); try again in {seconds} s.",
+            details={"max_queued": most, "retry_after": seconds},
+        )
+
+
+def _check_beams(request: Request, beams: BeamParams, info: ModelInfo, scheduler: Scheduler) -> None:
+    """All beams of a group run at once, so that it must fit the cache by itself."""
+    ends = len({*request.params.stop_token_ids, *info.eos_token_ids})
+    if beams.width * max(2, 1 + ends) > MAX_BEAM_CANDIDATES:
+        raise InvalidRequest(
+            f"{beams.width} beams with {ends} tokens that end them are too many: width × (1 + end tokens) may be "
+            f"{MAX_BEAM_CANDIDATES} at most; send fewer stop_token_ids or take fewer beams.",
+            param="stop_token_ids",
+            details={"limit": MAX_BEAM_CANDIDATES},
+        )
+    needed, most = scheduler.most_blocks_of_beams(request, beams), scheduler.blocks_beside_leases
+    if needed > most:
+        raise InvalidRequest(
+            f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
+            f"take {needed} cache blocks, but there are {most}; take fewer beams or a smaller max_tokens, or start "
+            "the server with a larger --num-blocks.",
+            param="beam_width",
+            details={"needed_blocks": needed, "blocks": most},
+        )

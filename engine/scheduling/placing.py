@@ -1,0 +1,77 @@
+"""Finds a waiting sequence its place in the cache: what it starts from, and room for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine.cache.kv_cache import KvCache, Placement
+from engine.scheduling.sequence import Sequence
+
+
+class Placer:
+    """Knows which waiting sequences have blocks on the host (shared ones stayed on the device): when nothing runs, they
+    must make room."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self._swapped: dict[Sequence, None] = {}  # an ordered set
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Moves its blocks to the host, if they fit there."""
+        if not self._cache.try_swap_out(sequence):
+            return False
+        self._swapped[sequence] = None
+        return True
+
+    def forget(self, sequence: Sequence) -> None:
+        """It runs, or it is gone."""
+        self._swapped.pop(sequence, None)
+
+    def drop_blocks(self, sequence: Sequence) -> None:
+        sequence.table.free()
+        sequence.num_computed = 0
+        self._cache.release_cross(sequence.group)
+
+    def place(self, sequence: Sequence, running: Collection[Sequence]) -> Placement | None:
+        """Where it starts from, with room for it beside those that run; None if there is none."""
+        placement = self._cache.place(sequence)
+        if self._cache.make_room(placement.needed + sum(s.group.growth for s in running)):
+            return placement
+        if not running and self._make_room_alone(placement, sequence):
+            return placement
+        if placement.table is not sequence.table:
+            placement.drop()
+        if running or any(s.may_owe_blocks for s in self._swapped):
+            return None
+        return self._place_anew(sequence)
+
+    def _make_room_alone(self, placement: Placement, sequence: Sequence) -> bool:
+        """Alone it must be able to run. Luxuries are then the copy of a partly filled block, unless a lease promises
+        it, and what other waiting sequences left here and on the host when they were swapped out."""
+        cache = self._cache
+        if placement.lease is None and cache.trim(placement, sequence) and cache.make_room(placement.needed):
+            return True
+        for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
+            if other is not sequence and not other.may_owe_blocks:
+                del self._swapped[other]
+                self.drop_blocks(other)
+                if placement.lost_cross(sequence):
+                    return False
+                if cache.make_room(placement.needed):
+                    return True
+        return False
+
+    def _place_anew(self, sequence: Sequence) -> Placement | None:
+        """What it has, or would share, is in the way of leases that should move to the host: they move first."""
+        cache = self._cache
+        self._swapped.pop(sequence, None)
+        self.drop_blocks(sequence)
+        own = -(-len(sequence.tokens) // cache.pool.block_size)
+        cache.make_room(own + cache.cross.num_blocks(sequence.group.request.encoder))
+        placement = cache.place(sequence)
+        if cache.make_room(placement.needed):
+            return placement
+        if cache.trim(placement, sequence) and cache.make_room(placement.needed):
+            return placement
+        placement.drop()
+        return None

@@ -1,0 +1,1 @@
+"""How the engine stands: what it tells observers, and the watchdog of its steps."""

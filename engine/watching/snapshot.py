@@ -1,0 +1,87 @@
+"""How the engine stands, in enough detail to look at: each block's kind, and each open request.
+
+Made on demand, in time proportional to the blocks in use. Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from engine._C import BlockTable
+    from engine.scheduling.scheduler import Scheduler
+    from engine.scheduling.sequence import Group
+
+# Kinds of a block, the later ones win: held by one running sequence, by several tables, by a lease.
+FREE, IN_USE, SHARED, LEASED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    id: str
+    name: str | None
+    tenant: str
+    status: Literal["waiting", "running"]
+    seconds: float  # since it came
+    prompt_tokens: int
+    computed_tokens: int  # of its furthest sequence
+    generated_tokens: int  # of all its sequences
+    max_tokens: int
+    sequences: int
+    blocks: int  # counted once for each sequence that holds them
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    block_size: int
+    blocks: npt.NDArray[np.uint8]  # [NB - 1] kinds on the device, without the null block
+    host_blocks: npt.NDArray[np.uint8]  # [NH - 1] the same on the host
+    requests: tuple[OpenRequest, ...]
+
+
+def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float) -> Snapshot:
+    groups = list(groups)
+    running = [sequence.table for group in groups for sequence in group.sequences]
+    leased = [table for record in scheduler.retention.leases.holders() for table in record.tables()]
+    uses = _entries([*running, *leased])
+    of_leases = _entries(leased)
+    return Snapshot(
+        block_size=scheduler.pool.block_size,
+        blocks=_kinds(uses, of_leases, scheduler.pool.num_blocks),
+        host_blocks=_kinds(-uses, -of_leases, scheduler.cache.host.num_blocks),
+        requests=tuple(_open_request(group, now) for group in groups),
+    )
+
+
+def _entries(tables: Iterable[BlockTable]) -> npt.NDArray[np.int64]:
+    """Blocks of all tables: positive ones on the device, negative ones on the host."""
+    return np.fromiter((entry for table in tables for entry in table.blocks), np.int64)
+
+
+def _kinds(uses: npt.NDArray[np.int64], leased: npt.NDArray[np.int64], num_blocks: int) -> npt.NDArray[np.uint8]:
+    counts = np.bincount(uses[uses > 0], minlength=num_blocks)
+    kinds = np.minimum(counts, SHARED).astype(np.uint8)
+    kinds[leased[leased > 0]] = LEASED
+    return kinds[1:]
+
+
+def _open_request(group: Group, now: float) -> OpenRequest:
+    request, sequences = group.request, group.sequences
+    return OpenRequest(
+        id=request.id,
+        name=request.name,
+        tenant=request.tenant,
+        status="waiting" if group.admitted_at is None else "running",
+        seconds=now - group.arrived_at,
+        prompt_tokens=len(request.prompt_token_ids),
+        computed_tokens=max((sequence.num_computed for sequence in sequences), default=0),
+        generated_tokens=group.completion_tokens,
+        max_tokens=request.params.max_tokens,
+        sequences=len(sequences),
+        blocks=sum(len(sequence.table) for sequence in sequences),
+    )
