@@ -11,9 +11,9 @@ namespace bequest::cuda {
 struct LateCopyParams {
   const uint32_t* flag;  // in pinned memory
   uint32_t value;        // the content is there when the flag has this value
-  const void* source;    // [num_bytes] in pinned memory
-  void* destination;     // [num_bytes] on the device
-  int64_t num_bytes;
+  const void* source;    // [num_bytes] in pinned memory, on a multiple of 16 bytes
+  void* destination;     // [num_bytes] on the device, the same
+  int64_t num_bytes;     // a multiple of 16
 };
 
 // REQUIRES: somebody sets the flag, and needs nothing for it from the device but what was queued before.

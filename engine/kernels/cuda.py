@@ -326,8 +326,8 @@ class LateCopy:
         self._addresses = (source.data_ptr(), address_of(destination, torch.int32, source.numel()))
 
     def queue(self, num_words: int, value: int) -> None:
-        """Queues the copy of the first `num_words` for when `value` is published."""
-        assert num_words <= self._num_words
+        """Queues the copy of the first `num_words`, a multiple of 4, for when `value` is published."""
+        assert num_words <= self._num_words and num_words % 4 == 0
         _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, _stream())
 
     def publish(self, value: int) -> None:

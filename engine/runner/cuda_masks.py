@@ -19,6 +19,7 @@ from engine.kernels.streams import record
 from engine.types import IntArray
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
+_VECTOR = 4  # words of what is copied at once
 
 
 class DeviceMasks:
@@ -52,7 +53,7 @@ class _Buffers:
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._shape = shape
-        size = shape[0] * shape[1]
+        size = -(-shape[0] * shape[1] // _VECTOR) * _VECTOR
         self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
         pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
         self._arrays: list[IntArray] = [buffer.numpy() for buffer in pinned]
@@ -69,6 +70,6 @@ class _Buffers:
         copy = self._copies[turn]
         place = self._arrays[turn][:words].reshape(masks.num_rows, self._shape[1])
         masks.send_to(place, partial(copy.publish, self._count))
-        copy.queue(words, self._count)
+        copy.queue(-(-words // _VECTOR) * _VECTOR, self._count)
         record(self._copied[turn])
         return self._on_device[:words].view(masks.num_rows, self._shape[1])

@@ -101,7 +101,7 @@ def test_a_copy_waits_on_the_device_for_what_the_host_has_yet_to_write() -> None
     destination = torch.zeros(40, dtype=torch.int32, device=DEVICE)
     copy = cuda.LateCopy(source, destination)
     copy.publish(7)
-    copy.queue(40, 7)
+    copy.queue(40, 7)  # loads the kernel
     torch.cuda.synchronize()
     seen = []
     for value in (8, 9, 10):
