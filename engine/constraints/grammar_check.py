@@ -7,6 +7,7 @@ another over its pipes; one that takes too long, or too much memory, costs the c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import select
@@ -64,7 +65,7 @@ class GrammarCheck:
                 [sys.executable, "-m", "engine.constraints.grammar_check"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                cwd=Path(__file__).parent.parent,  # where `engine` is found, however this process found it
+                cwd=Path(__file__).parents[2],  # where `engine` is found, however this process found it
             )
             assert self._child.stdout is not None
             self._child.stdout.readline()  # it is ready: its start does not count
@@ -83,7 +84,8 @@ class GrammarCheck:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # of what it did not read any more
+                    pipe.close()
 
 
 class _Bytes:
