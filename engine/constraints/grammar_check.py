@@ -68,7 +68,8 @@ class GrammarCheck:
                 cwd=Path(__file__).parents[2],  # where `engine` is found, however this process found it
             )
             assert self._child.stdout is not None
-            self._child.stdout.readline()  # it is ready: its start does not count
+            if not self._child.stdout.readline():  # it is ready: its start does not count
+                raise RuntimeError("the process that tries grammars ended before it was ready; stderr says why")
         return self._child
 
     def _answer(self, answers: IO[bytes]) -> bytes:
