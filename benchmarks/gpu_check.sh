@@ -22,10 +22,12 @@ check() { # name, lines to show, command…
 sanitize() { # tool
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 check "$1" 3 compute-sanitizer --tool "$1" --kernel-regex kns=bequest \
     --error-exitcode 9 --print-limit 5 "$python" -m pytest -m gpu -q -p no:cacheprovider --timeout 100 \
-    tests/gpu/test_attention.py::test_small tests/gpu/test_attention.py::test_no_rows tests/gpu/test_shared_prefix.py::test_small tests/gpu/test_sampling.py::test_features \
+    tests/gpu/test_attention.py::test_small tests/gpu/test_attention.py::test_no_rows tests/gpu/test_shared_prefix.py::test_small tests/gpu/test_single_token.py::test_small \
+    tests/gpu/test_sampling.py::test_features \
     tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows tests/gpu/test_ops.py::test_parts_of_prepare_qkv \
     tests/gpu/test_ops.py::test_hidden_tap tests/gpu/test_ops.py::test_embedding \
     tests/gpu/test_skinny_linear.py::test_results_stay_in_their_rows tests/gpu/test_skinny_linear.py::test_hidden_tap_of_a_normed_product \
+    "tests/gpu/test_skinny_chain.py::test_chain[False-1-sizes0]" "tests/gpu/test_skinny_chain.py::test_chain[True-4-sizes1]" \
     tests/gpu/test_masks.py::test_rows_that_are_skipped_or_closed tests/gpu/test_fp8_cache.py::test_small
 }
 
