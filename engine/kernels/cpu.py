@@ -63,7 +63,7 @@ def num_threads() -> int:
 
 
 def isa() -> str:
-    """The instruction set in use: "avx2", "avx512" or "neon"."""
+    """The instruction set in use: "avx2", "avx512", "amx" (AVX-512 and matrix units) or "neon"."""
     return _C.isa()
 
 
