@@ -10,6 +10,9 @@ namespace {
 
 void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
             float* scratch, float* partials) {
+#if defined(__x86_64__)
+  if (job.tile->in_bfloat16) return amx::attend(p, job, split_begin, split_end, scratch, partials);
+#endif
   BEQUEST_DISPATCH_ISA(attend(p, job, split_begin, split_end, scratch, partials));
 }
 void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const SplitStates& shared,
@@ -24,6 +27,7 @@ void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
             p.layout.num_kv_heads == shape.num_kv_heads && p.layout.head_dim == shape.head_dim,
         "paged_attention: the plan was made for a cache of another shape");
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
+  check(p.scale > 0 || !shape.bfloat16, "paged_attention: products in bfloat16 need a scale above 0");
   check(p.bias == nullptr || (p.soft_cap == 0 && p.bias_reach >= 0 && p.bias_reach <= INT32_MAX / 4),
         "paged_attention: a bias has a reach, and no soft cap beside it");
   check(p.bias == nullptr || !shape.causal || shape.window > 0,

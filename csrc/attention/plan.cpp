@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <string>
 
+#include "attention/amx_scratch.h"
 #include "attention/scratch.h"
 #include "attention/shared_prefix.h"
 #include "core/check.h"
+#include "core/isa.h"
 #include "core/threads.h"
 
 namespace bequest {
@@ -25,7 +27,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionBatch& batch, const AttentionShape& shape)
-    : shape_(shape), num_workers_(bequest::num_threads()) {
+    : shape_(shape),
+      num_workers_(bequest::num_threads()),
+      has_units_(shape.bfloat16 && current_isa() == Isa::kAmx) {
   check(shape.num_kv_heads > 0 && shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
         "attention: the query heads must be a multiple of the kv heads");
   check(shape.head_dim > 0 && shape.block_size > 0 && shape.num_blocks > 0, "attention: empty shape");
@@ -91,8 +95,10 @@ void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
     int32_t key_begin = shape_.window ? std::max(0, position + 1 - shape_.window) : 0;
     if (shared_tile >= 0) key_begin = tiles_[shared_tile].key_end;
     const int32_t key_end = shape_.causal ? position + tokens : seq_len;
-    tiles_.push_back(
-        {static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1, shared_tile});
+    // By the sequence's own queries, not by the tile's: the last tile's rows are computed as the others'.
+    const bool in_bfloat16 = has_units_ && end - begin >= kManyQueries;
+    tiles_.push_back({static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1,
+                      shared_tile, in_bfloat16});
   }
 }
 
@@ -143,11 +149,14 @@ SplitStates AttentionPlan::shared_states(const QueryTile& tile, int head) const 
   return states;
 }
 
+int64_t AttentionPlan::scratch_floats(const QueryTile& tile) const {
+  const int64_t rows = int64_t{tile.num_tokens} * shape_.group();
+  return tile.in_bfloat16 ? AmxScratch::floats(rows, shape_.head_dim, padded_dim())
+                          : AttentionScratch::floats(rows, shape_.head_dim, padded_dim());
+}
+
 void AttentionPlan::allocate() {
-  int64_t most_rows = 0;
-  for (const QueryTile& tile : tiles_)
-    most_rows = std::max<int64_t>(most_rows, int64_t{tile.num_tokens} * shape_.group());
-  scratch_floats_ = AttentionScratch::floats(most_rows, shape_.head_dim, padded_dim());
+  for (const QueryTile& tile : tiles_) scratch_floats_ = std::max(scratch_floats_, scratch_floats(tile));
   scratch_ = std::make_unique_for_overwrite<float[]>(scratch_floats_ * num_workers_);
 }
 

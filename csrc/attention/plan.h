@@ -24,6 +24,8 @@ inline constexpr int kSplit = 512;
 // Rows (query token × head of the kv head's group) of a query tile: large enough that packing a tile of keys
 // is a small part of the work, small enough that a tile's state stays in L2.
 inline constexpr int kMaxTileRows = 384;
+// Queries of a sequence in the step from which on matrix units pay: they compute sixteen rows or none.
+inline constexpr int kManyQueries = 16;
 
 struct AttentionShape {
   int num_q_heads;
@@ -33,6 +35,8 @@ struct AttentionShape {
   int num_blocks;  // of the cache; block tables are checked against it
   bool causal;     // else every query sees all seq_len keys
   int window;      // a query at p sees keys in (p - window, p]; 0: all. REQUIRES: causal if not 0
+  bool bfloat16 =
+      false;  // products may be rounded to it: those of many queries are, where the chip has units
 
   int group() const { return num_q_heads / num_kv_heads; }
 };
@@ -48,6 +52,7 @@ struct QueryTile {
   int32_t key_end;
   int64_t partial;           // where its partial states begin, in floats; -1: its one item writes the result
   int32_t shared_tile = -1;  // of a tail: has the states of the splits before it
+  bool in_bfloat16 = false;  // attended by matrix units
 
   int split_begin() const { return key_begin / kSplit; }
   int split_end() const { return (key_end + kSplit - 1) / kSplit; }
@@ -110,11 +115,13 @@ class AttentionPlan {
   void add_shared_tiles(const AttentionBatch& batch);
   void add_tiles(const AttentionBatch& batch, int64_t s);
   void add_items();
+  int64_t scratch_floats(const QueryTile& tile) const;
   void allocate();
 
   AttentionShape shape_;
   int64_t num_tokens_ = 0;
   int num_workers_ = 1;
+  bool has_units_ = false;  // that multiply bfloat16, and may
   std::vector<int32_t> blocks_;
   std::vector<int64_t> block_start_;
   std::vector<QueryTile> tiles_;

@@ -287,6 +287,9 @@ class AttentionPlan:
     query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
     at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
     last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
+
+    `bfloat16` allows products to be rounded to it, as models are multiplied whose weights are: queries of a sequence
+    that has 16 or more of them in the step are, on a chip with matrix units (`isa()` is "amx").
     """
 
     __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
@@ -304,6 +307,7 @@ class AttentionPlan:
         num_blocks: int,
         causal: bool = True,
         window: int = 0,
+        bfloat16: bool = False,
     ) -> None:
         starts, (num_starts,) = host_ints(query_start)
         lens, (num_sequences,) = host_ints(seq_lens)
@@ -322,6 +326,7 @@ class AttentionPlan:
             num_blocks,
             causal,
             window,
+            bfloat16,
         )
         self.num_tokens = self._plan.num_tokens
         self.num_q_heads = num_q_heads
@@ -351,7 +356,9 @@ def paged_attention(
     are what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
     [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the query's, within [-R, R]; a causal plan
     then needs a window, however wide, because without one sequences may share tiles.
-    Bit for bit, a row depends on its own q and on the keys it sees alone.
+    Bit for bit, a row depends on its own q and on the keys it sees alone, and with a plan that allows bfloat16 on
+    whether its sequence has 16 queries in the step: continued, preempted and crowded, a model in bfloat16 may round
+    otherwise where its prompt is cut otherwise, as on a GPU.
     """
     shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
     assert q.shape == shape
