@@ -35,9 +35,11 @@ inline __m512 exp2_weight(__m512 x) {
 // Rows [first, first + kAmxRows) of a tile in one split. Those beyond the last see what the last one sees.
 struct RowBlock {
   int first;
-  KeyRange seen[kAmxRows];  // relative to the split
-  KeyRange all[2];          // seen by every row of each half
-  KeyRange steps;           // of 32 keys, around what any row sees
+  const float* bias[kAmxRows];  // of the row's head, if there are some
+  int bias_from[kAmxRows];      // where the split's first key has its own among them
+  KeyRange seen[kAmxRows];      // relative to the split
+  KeyRange all[2];              // seen by every row of each half
+  KeyRange steps;               // of 32 keys, around what any row sees
 };
 
 // scores [2, kSplit / 16] tiles = q · keysᵀ for the 32 keys of a step.
@@ -153,7 +155,7 @@ class AmxAttention {
   void attend_split(int split, StateRows state) {
     const int begin = split * kSplit;
     pack<T>(begin);
-    for (int first = 0; first < rows_; first += kAmxRows) attend_rows(block_at(first, begin), begin, state);
+    for (int first = 0; first < rows_; first += kAmxRows) attend_rows(block_at(first, begin), state);
   }
 
   StateRows total() const { return StateRows(scratch_.total, rows_, job_.padded_dim); }
@@ -182,11 +184,17 @@ class AmxAttention {
     RowBlock block;
     block.first = first;
     KeyRange any = {kSplit, 0};
+    int token = first / group_, head = first % group_;
     for (int r = 0; r < kAmxRows; ++r) {
-      const int row = first + r < rows_ ? first + r : rows_ - 1;
-      const KeyRange keys = visible(job_, row / group_);
+      const KeyRange keys = visible(job_, token);
       const KeyRange seen = intersect({keys.begin - split_begin, keys.end - split_begin}, {0, kSplit});
       block.seen[r] = seen;
+      if (p_.bias != nullptr) {
+        block.bias[r] = p_.bias + (int64_t{job_.head} * group_ + head) * (2 * p_.bias_reach + 1);
+        block.bias_from[r] =
+            split_begin - job_.tile->first_position - token + static_cast<int>(p_.bias_reach);
+      }
+      if (first + r + 1 < rows_ && ++head == group_) ++token, head = 0;
       block.all[r / 16] = r % 16 == 0 ? seen : intersect(block.all[r / 16], seen);
       if (seen.begin >= seen.end) continue;
       any = {any.begin < seen.begin ? any.begin : seen.begin, any.end > seen.end ? any.end : seen.end};
@@ -195,7 +203,7 @@ class AmxAttention {
     return block;
   }
 
-  void attend_rows(const RowBlock& block, int split_begin, StateRows state) {
+  void attend_rows(const RowBlock& block, StateRows state) {
     const int count = rows_ - block.first < kAmxRows ? rows_ - block.first : kAmxRows;
     if (block.steps.begin >= block.steps.end) return set_empty(block.first, count, state);
     VecF best[kAmxRows];
@@ -203,7 +211,7 @@ class AmxAttention {
     const BFloat16* q = scratch_.q + int64_t{block.first} * tiled_dim_;
     for (int step = block.steps.begin; step < block.steps.end; ++step) {
       score_step(q, scratch_.keys, tiled_dim_ / 32, step, scratch_.scores);
-      for (int half = 0; half < 2; ++half) finish_scores(block, half, step, split_begin, best + 16 * half);
+      for (int half = 0; half < 2; ++half) finish_scores(block, half, step, best + 16 * half);
     }
     const bool scaled = finishes_all();
     const float unit = scaled ? 1.0f : p_.scale;  // of the scores in memory
@@ -239,31 +247,28 @@ class AmxAttention {
   bool finishes_all() const { return p_.bias != nullptr || p_.soft_cap > 0; }
 
   // What is left to do to the scores of sixteen rows and 32 keys before they are weighed; their maxima.
-  void finish_scores(const RowBlock& block, int half, int step, int split_begin, VecF* best) const {
+  void finish_scores(const RowBlock& block, int half, int step, VecF* best) const {
     float* scores = scores_of(half) + 2 * step * kTileFloats;
     const KeyRange keys = {step * 32, step * 32 + 32};
-    const bool masked = keys.begin < block.all[half].begin || keys.end > block.all[half].end;
-    if (finishes_all()) scale_scores(block.first + 16 * half, scores, split_begin + keys.begin);
-    if (masked)
+    if (p_.bias != nullptr) add_bias(block, 16 * half, keys.begin, scores);
+    if (p_.soft_cap > 0)
+      for (int i = 0; i < 2 * kTileFloats; i += kLanes)
+        store(scores + i, soft_cap(load(scores + i) * p_.scale, p_.soft_cap));
+    if (keys.begin < block.all[half].begin || keys.end > block.all[half].end)
       for (int r = 0; r < 16; ++r) mask_row(scores + 16 * r, keys.begin, block.seen[16 * half + r]);
     raise_maxima(scores, best);
   }
 
-  void scale_scores(int first, float* scores, int first_key) const {
-    const int reach = static_cast<int>(p_.bias_reach);
-    for (int r = 0; r < 16; ++r)
-      for (int j = 0; j < 32; j += kLanes) {
-        float* at = scores + j / kLanes * kTileFloats + 16 * r;
-        VecF s = load(at) * p_.scale;
-        if (p_.bias != nullptr) {
-          const float* table = p_.bias + int64_t{job_.head * group_ + (first + r) % group_} * (2 * reach + 1);
-          const int position = job_.tile->first_position + (first + r) / group_;
-          s += bias_from(table, first_key + j - position + reach, 2 * reach);
-        } else {
-          s = soft_cap(s, p_.soft_cap);
-        }
-        store(at, s);
-      }
+  void add_bias(const RowBlock& block, int first, int first_key, float* scores) const {
+    const VecF scale = broadcast(p_.scale);
+    const int last = static_cast<int>(2 * p_.bias_reach);
+    for (int r = 0; r < 16; ++r, scores += 16) {
+      const int from = block.bias_from[first + r] + first_key;
+      const float* table = block.bias[first + r];
+      store(scores, load(scores) * scale + bias_from(table, from, last));
+      float* next = scores + kTileFloats;
+      store(next, load(next) * scale + bias_from(table, from + kLanes, last));
+    }
   }
 
   // A row's scores of 32 keys, -inf where it does not see them.
@@ -298,8 +303,11 @@ void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split
       tile.attend_split<T>(split, StateRows(partials, job.num_rows(), job.padded_dim));
     return;
   }
-  avx512::clear_states(job, tile.total());
-  for (int split = split_begin; split < split_end; ++split) {
+  if (split_begin < split_end)
+    tile.attend_split<T>(split_begin, tile.total());  // merging with nothing would change no bit
+  else
+    avx512::clear_states(job, tile.total());
+  for (int split = split_begin + 1; split < split_end; ++split) {
     tile.attend_split<T>(split, tile.split_state());
     avx512::merge_states(job, tile.total(), tile.split_state());
   }

@@ -337,8 +337,11 @@ void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split
       tile.attend_split<T>(split, tile.state_at(partials));
     return;
   }
-  clear_states(job, tile.total());
-  for (int split = split_begin; split < split_end; ++split) {
+  if (split_begin < split_end)
+    tile.attend_split<T>(split_begin, tile.total());  // merging with nothing would change no bit
+  else
+    clear_states(job, tile.total());
+  for (int split = split_begin + 1; split < split_end; ++split) {
     tile.attend_split<T>(split, tile.split_state());
     merge_states(job, tile.total(), tile.split_state());
   }

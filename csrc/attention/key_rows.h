@@ -53,7 +53,14 @@ struct KeyRows {
 // bias[i] = table[clamp(from + i, 0, last)]
 inline VecF bias_from(const float* table, int from, int last) {
   if (from >= 0 && from + kLanes - 1 <= last) return load(table + from);
-  if (from + kLanes - 1 <= 0 || from >= last) return broadcast(table[from < 0 ? 0 : last]);
+  const VecF edge = broadcast(table[from < 0 ? 0 : last]);
+  if (from + kLanes - 1 <= 0 || from >= last) return edge;
+#if defined(BEQUEST_ISA_avx512)
+  if (from >= 0 || from + kLanes - 1 <= last) {  // over one edge: the lanes behind it are not read
+    const uint32_t inside = from < 0 ? 0xffffu << -from : 0xffffu >> (from + kLanes - 1 - last);
+    return (VecF)_mm512_mask_loadu_ps(edge, static_cast<__mmask16>(inside), table + from);
+  }
+#endif
   VecF bias;
   for (int i = 0; i < kLanes; ++i) {
     const int at = from + i;
