@@ -20,7 +20,7 @@ def populate_pages(address: int, num_bytes: int) -> bool: ...
 # --- csrc/ops
 
 def pack_weight(
-    weight: int, weight_dtype: int, packed: int, packed_dtype: int, first_row: int, rows: int, in_features: int
+    weight: int, weight_dtype: int, packed: int, format: int, first_row: int, rows: int, in_features: int
 ) -> None: ...
 def pack_quantised(rows: int, bits: int, packed: int, first_row: int, num_rows: int, in_features: int) -> None: ...
 def linear(
@@ -33,7 +33,7 @@ def linear(
     out_features: int,
     in_features: int,
 ) -> None: ...
-def gated_linear(
+def finished_linear(
     x: int,
     weight: int,
     format: int,
@@ -42,6 +42,7 @@ def gated_linear(
     num_tokens: int,
     out_features: int,
     in_features: int,
+    gated: bool,
     activation: int,
 ) -> None: ...
 def gather_rows(

@@ -15,10 +15,10 @@ void bind_ops(py::module_& m) {
 
   m.def(
       "pack_weight",
-      [](Address weight, int weight_dtype, Address packed, int packed_dtype, int64_t first_row, int64_t rows,
+      [](Address weight, int weight_dtype, Address packed, int format, int64_t first_row, int64_t rows,
          int64_t in_features) {
         pack_weight({pointer<const void>(weight), DType(weight_dtype), pointer<void>(packed),
-                     DType(packed_dtype), first_row, rows, in_features});
+                     WeightFormat(format), first_row, rows, in_features});
       },
       Unlocked());
   m.def(
@@ -37,12 +37,12 @@ void bind_ops(py::module_& m) {
       },
       Unlocked());
   m.def(
-      "gated_linear",
+      "finished_linear",
       [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
-         int64_t out_features, int64_t in_features, int activation) {
+         int64_t out_features, int64_t in_features, bool gated, int activation) {
         linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
-                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features, true,
-                Activation(activation)});
+                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
+                gated ? Finish::kGated : Finish::kActivated, Activation(activation)});
       },
       Unlocked());
   m.def(

@@ -26,7 +26,6 @@ namespace {
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
-constexpr int64_t kTileDepth = 32;  // values of k in a product of full tiles
 
 // The sizes of the eight tiles, as the instruction reads them. Full ones unless said otherwise.
 struct alignas(64) TileSizes {

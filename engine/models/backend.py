@@ -154,8 +154,8 @@ class Backend(Protocol):
         """`prepare_qkv` and the `attention` of all its queries, [T, NQ, D]."""
         ...
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        """[T, I] → [T, I]; may be x itself, changed."""
+    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        """[T, K] → [T, N]: the activation of the product."""
         ...
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -197,7 +197,7 @@ class Backend(Protocol):
 
 
 class CpuBackend:
-    """Activations in float32, weights packed into panels."""
+    """Activations in float32, weights packed into panels or tiles."""
 
     device = torch.device("cpu")
 
@@ -271,8 +271,10 @@ class CpuBackend:
         q = self.prepare_qkv(projected, num_heads, cos_sin, norm)
         return self.attention(q, projected.kv_cache, projected.layer, work, scale, scales=projected.scales)
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return kernels.activate(x, activation)
+    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        if weight.can_activate:
+            return kernels.activated_linear(x, weight, activation, bias)
+        return kernels.activate(kernels.linear(x, weight, bias), activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         if weight.can_gate:

@@ -122,8 +122,8 @@ class CudaBackend:
             scales,
         )
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return cuda.activate(x, activation)
+    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        return cuda.activate(self.linear(x, weight, bias), activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         if cuda_linear.is_fused(x, weight):

@@ -98,7 +98,7 @@ class FeedForward:
         backend, up = self.up.backend, self.up
         if self.gated:
             return self.down(backend.gated_linear(x, up.weight, up.bias, self.activation))
-        return self.down(backend.activate(up(x), self.activation))
+        return self.down(backend.activated_linear(x, up.weight, up.bias, self.activation))
 
     @property
     def matrices(self) -> list[Matrix]:
