@@ -15,19 +15,33 @@ inline __m512i load_pairs(const T* p) {
 }
 inline __m512i load_pairs(const BFloat16* p) { return _mm512_loadu_si512(p); }
 
-// The first `count` < 32 elements, zeros behind them.
+// 16 elements as bfloat16, zeros behind them.
 template <class T>
-inline __m512i load_some_pairs(const T* p, int count) {
-  T padded[32] = {};
-  for (int i = 0; i < count; ++i) padded[i] = p[i];
-  return load_pairs(padded);
+inline __m512i load_half_pairs(const T* p) {
+  return round_to_bfloat16((__m512)load(p), (__m512)VecF{});
+}
+inline __m512i load_half_pairs(const BFloat16* p) {
+  return _mm512_maskz_broadcast_i64x4(0x0f, _mm256_loadu_si256((const __m256i*)p));
 }
 
 // Elements [d, d + 32) of a row of `dim`, zero beyond it.
 template <class T>
 inline __m512i load_depth(const T* row, int d, int dim) {
-  return d + 32 <= dim ? load_pairs(row + d) : load_some_pairs(row + d, dim - d);
+  if (d + 32 <= dim) return load_pairs(row + d);
+  if (d + 16 == dim) return load_half_pairs(row + d);
+  T padded[32] = {};
+  for (int i = 0; d + i < dim; ++i) padded[i] = row[d + i];
+  return load_pairs(padded);
 }
+
+// 16 elements as float32, rounded to bfloat16.
+template <class T>
+inline VecF load_rounded(const T* p) {
+  const __m256i rounded = (__m256i)_mm512_cvtneps_pbh((__m512)load(p));
+  return (VecF)_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, rounded), 16);
+}
+inline VecF load_rounded(const BFloat16* p) { return load(p); }
+inline VecF load_rounded(const Float8* p) { return load(p); }  // every one is a bfloat16
 
 // One tile: rows[i][32 of D], as the left side of a product wants them, or transposed in pairs, as the right.
 inline void store_rows(const __m512i (&rows)[kLanes], BFloat16* tile) {

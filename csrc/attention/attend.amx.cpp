@@ -9,32 +9,18 @@
 // Scores, maxima and sums of a row involve its own q alone and walk the keys from the split's beginning in
 // the same steps, and a masked key has weight exactly 0; so a row's bits do not depend on the other rows.
 #include "attention/attend.h"
-#include "attention/amx_packing.h"
-#include "attention/amx_scratch.h"
-#include "attention/tile_kernels.h"
+#include "attention/amx_products.h"
+#include "attention/attend.h"
 
 namespace bequest::amx {
 namespace {
 
 constexpr float kLog2E = 1.44269504f;
-constexpr int kTileFloats = 256;
-constexpr int kTileHalves = 512;
-
-// 2^x to 2^-18, for any x; 0 for -inf. NaN is kept.
-inline __m512 exp2_weight(__m512 x) {
-  // GCC 12 warns of the unmasked intrinsics.
-  const __m512 f = _mm512_maskz_reduce_ps(0xffff, x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
-  __m512 p = _mm512_set1_ps(0.0135341678f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0520114601f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241442755f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693003833f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000262f));
-  return _mm512_maskz_scalef_ps(0xffff, p, x);  // p · 2^floor(x)
-}
 
 // Rows [first, first + kAmxRows) of a tile in one split. Those beyond the last see what the last one sees.
 struct RowBlock {
   int first;
+  int num_rows;                 // of the tile's
   const float* bias[kAmxRows];  // of the row's head, if there are some
   int bias_from[kAmxRows];      // where the split's first key has its own among them
   KeyRange seen[kAmxRows];      // relative to the split
@@ -42,92 +28,14 @@ struct RowBlock {
   KeyRange steps;               // of 32 keys, around what any row sees
 };
 
-// scores [2, kSplit / 16] tiles = q · keysᵀ for the 32 keys of a step.
-inline void score_step(const BFloat16* q, const BFloat16* keys, int depth_tiles, int step, float* scores) {
-  const BFloat16* k0 = keys + int64_t{2 * step} * depth_tiles * kTileHalves;
-  const BFloat16* k1 = k0 + int64_t{depth_tiles} * kTileHalves;
-  const BFloat16* q1 = q + int64_t{depth_tiles} * kTileHalves;
-  zero_tile<0>();
-  zero_tile<1>();
-  zero_tile<2>();
-  zero_tile<3>();
-  for (int64_t at = 0; at < int64_t{depth_tiles} * kTileHalves; at += kTileHalves) {
-    load_tile<4>(q + at, kTileRowBytes);
-    load_tile<6>(k0 + at, kTileRowBytes);
-    multiply_tiles<0, 4, 6>();
-    load_tile<7>(k1 + at, kTileRowBytes);
-    multiply_tiles<1, 4, 7>();
-    load_tile<5>(q1 + at, kTileRowBytes);
-    multiply_tiles<2, 5, 6>();
-    multiply_tiles<3, 5, 7>();
-  }
-  float* to = scores + 2 * step * kTileFloats;
-  store_tile<0>(to, kTileRowBytes);
-  store_tile<1>(to + kTileFloats, kTileRowBytes);
-  to += kSplit / 16 * kTileFloats;
-  store_tile<2>(to, kTileRowBytes);
-  store_tile<3>(to + kTileFloats, kTileRowBytes);
-}
+// Running maxima of a row's lanes.
+struct Maxima {
+  VecF of[kAmxRows];
 
-// o [kAmxRows, D] = weights · values over the keys of some steps.
-inline void weigh_values(const BFloat16* weights, const BFloat16* values, KeyRange steps, int dim, float* o) {
-  const BFloat16* w1 = weights + kSplit / 32 * kTileHalves;
-  const int64_t column_tiles = dim / 16;
-  for (int c = 0; c < column_tiles; c += 2) {
-    zero_tile<0>();
-    zero_tile<1>();
-    zero_tile<2>();
-    zero_tile<3>();
-    for (int64_t step = steps.begin; step < steps.end; ++step) {
-      const BFloat16* v = values + (step * column_tiles + c) * kTileHalves;
-      load_tile<4>(weights + step * kTileHalves, kTileRowBytes);
-      load_tile<6>(v, kTileRowBytes);
-      multiply_tiles<0, 4, 6>();
-      load_tile<7>(v + kTileHalves, kTileRowBytes);
-      multiply_tiles<1, 4, 7>();
-      load_tile<5>(w1 + step * kTileHalves, kTileRowBytes);
-      multiply_tiles<2, 5, 6>();
-      multiply_tiles<3, 5, 7>();
-    }
-    const int64_t row_bytes = dim * sizeof(float);
-    store_tile<0>(o + c * 16, row_bytes);
-    store_tile<1>(o + c * 16 + 16, row_bytes);
-    store_tile<2>(o + 16 * dim + c * 16, row_bytes);
-    store_tile<3>(o + 16 * dim + c * 16 + 16, row_bytes);
+  Maxima() {
+    for (VecF& row : of) row = broadcast(-__builtin_inff());
   }
-}
-
-// best[16 rows] = max(best, scores) over a step's two tiles.
-inline void raise_maxima(const float* scores, VecF* best) {
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r)
-    best[r] = max(best[r], max(load(scores + 16 * r), load(scores + kTileFloats + 16 * r)));
-}
-
-// Sixteen rows' scores become weights: 2^(factor · score - shift[row]), and their sums.
-// REQUIRES: whole steps; masked scores are -inf
-__attribute__((noinline)) void weigh_scores(const float* scores, KeyRange steps, float factor,
-                                            const float* shift, BFloat16* weights, float* sums) {
-  const __m512 by = _mm512_set1_ps(factor);
-  const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-  __m512 sum[16];
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r) sum[r] = _mm512_setzero_ps();
-  for (int step = steps.begin; step < steps.end; ++step) {
-    const float* s = scores + 2 * step * kTileFloats;
-    BFloat16* w = weights + step * kTileHalves;
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) {
-      const __m512 by_shift = _mm512_set1_ps(shift[r]);
-      const __m512 low = _mm512_fmsub_ps(_mm512_load_ps(s + 16 * r), by, by_shift);
-      const __m512 high = _mm512_fmsub_ps(_mm512_load_ps(s + kTileFloats + 16 * r), by, by_shift);
-      const __m512i pair = round_to_bfloat16(exp2_weight(low), exp2_weight(high));
-      _mm512_store_si512(w + 32 * r, pair);
-      sum[r] = _mm512_dpbf16_ps(sum[r], (__m512bh)pair, ones);
-    }
-  }
-  for (int r = 0; r < 16; ++r) sums[r] = reduce_add((VecF)sum[r]);
-}
+};
 
 class AmxAttention {
  public:
@@ -146,7 +54,11 @@ class AmxAttention {
         __m512i rows[kLanes];
         for (int i = 0; i < kLanes; ++i)
           rows[i] = first + i < rows_ ? load_depth(query(first + i), d, dim_) : _mm512_setzero_si512();
-        store_rows(rows, scratch_.q + (int64_t{first} * tiled_dim_ + d * 16));
+        BFloat16* tile = scratch_.q + (int64_t{first} * tiled_dim_ + d * 16);
+        if (is_few())
+          store_columns(rows, tile);
+        else
+          store_rows(rows, tile);
       }
   }
 
@@ -154,10 +66,18 @@ class AmxAttention {
   template <class T>
   void attend_split(int split, StateRows state) {
     const int begin = split * kSplit;
+    if (is_few()) return attend_few<T>(block_at(0, begin), begin, state);
     pack<T>(begin);
-    for (int first = 0; first < rows_; first += kAmxRows) attend_rows(block_at(first, begin), state);
+    for (int first = 0; first < rows_; first += kAmxRows) {
+      const RowBlock block = block_at(first, begin);
+      if (block.num_rows <= 16)
+        attend_rows<1>(block, state);
+      else
+        attend_rows<2>(block, state);
+    }
   }
 
+  bool is_few() const { return rows_ <= kFewRows && dim_ == job_.padded_dim; }
   StateRows total() const { return StateRows(scratch_.total, rows_, job_.padded_dim); }
   StateRows split_state() const { return StateRows(scratch_.split, rows_, job_.padded_dim); }
 
@@ -167,10 +87,13 @@ class AmxAttention {
            (int64_t{job_.head} * group_ + row % group_) * dim_;
   }
 
+  KeyRange keys_of(int split_begin) const {
+    return intersect({job_.tile->key_begin, job_.tile->key_end}, {split_begin, split_begin + kSplit});
+  }
+
   template <class T>
   void pack(int split_begin) {
-    const KeyRange wanted =
-        intersect({job_.tile->key_begin, job_.tile->key_end}, {split_begin, split_begin + kSplit});
+    const KeyRange wanted = keys_of(split_begin);
     for (int begin = wanted.begin / kKeyTile * kKeyTile; begin < wanted.end; begin += kKeyTile) {
       KeyRows<T> rows;
       rows.find(p_, job_, begin, intersect(wanted, {begin, begin + kKeyTile}));
@@ -183,6 +106,7 @@ class AmxAttention {
   RowBlock block_at(int first, int split_begin) const {
     RowBlock block;
     block.first = first;
+    block.num_rows = rows_ - first < kAmxRows ? rows_ - first : kAmxRows;
     KeyRange any = {kSplit, 0};
     int token = first / group_, head = first % group_;
     for (int r = 0; r < kAmxRows; ++r) {
@@ -199,70 +123,108 @@ class AmxAttention {
       if (seen.begin >= seen.end) continue;
       any = {any.begin < seen.begin ? any.begin : seen.begin, any.end > seen.end ? any.end : seen.end};
     }
-    block.steps = {any.begin / 32, (any.end + 31) / 32};
+    block.steps = {any.begin / kStep, (any.end + kStep - 1) / kStep};
     return block;
   }
 
+  template <int kHalves>
   void attend_rows(const RowBlock& block, StateRows state) {
-    const int count = rows_ - block.first < kAmxRows ? rows_ - block.first : kAmxRows;
-    if (block.steps.begin >= block.steps.end) return set_empty(block.first, count, state);
-    VecF best[kAmxRows];
-    for (VecF& b : best) b = broadcast(-__builtin_inff());
+    if (block.steps.begin >= block.steps.end) return set_empty(block, state);
+    Maxima best;
     const BFloat16* q = scratch_.q + int64_t{block.first} * tiled_dim_;
     for (int step = block.steps.begin; step < block.steps.end; ++step) {
-      score_step(q, scratch_.keys, tiled_dim_ / 32, step, scratch_.scores);
-      for (int half = 0; half < 2; ++half) finish_scores(block, half, step, best + 16 * half);
+      score_step<kHalves>(q, scratch_.keys, tiled_dim_ / 32, step, scratch_.scores);
+      for (int half = 0; half < kHalves; ++half) finish_scores(block, 16 * half, 16, step, best);
     }
-    const bool scaled = finishes_all();
-    const float unit = scaled ? 1.0f : p_.scale;  // of the scores in memory
     float shift[kAmxRows], sums[kAmxRows];
-    for (int r = 0; r < kAmxRows; ++r) {
-      const float m = largest_lane(best[r]) * unit;
-      shift[r] = m == -__builtin_inff() ? 0.0f : m * kLog2E;
-      if (r < count) state.m[block.first + r] = m;
-    }
-    for (int half = 0; half < 2; ++half)
-      weigh_scores(scores_of(half), block.steps, unit * kLog2E, shift + 16 * half,
-                   scratch_.weights + half * (kSplit / 32) * kTileHalves, sums + 16 * half);
-    weigh_values(scratch_.weights, scratch_.values, block.steps, tiled_dim_, scratch_.o);
-    for (int r = 0; r < count; ++r) {
+    set_maxima(block, best, shift, state);
+    for (int half = 0; half < kHalves; ++half)
+      weigh_sixteen(scratch_.scores + half * kHalfScores, block.steps, factor(), shift + 16 * half,
+                    scratch_.weights + half * kHalfWeights, sums + 16 * half);
+    weigh_values<kHalves>(scratch_.weights, scratch_.values, block.steps, tiled_dim_, scratch_.o);
+    for (int r = 0; r < block.num_rows; ++r) {
       state.d[block.first + r] = sums[r];
       float* to = state.o + int64_t{block.first + r} * job_.padded_dim;
       for (int d = 0; d < job_.padded_dim; d += kLanes) store(to + d, load(scratch_.o + r * tiled_dim_ + d));
     }
   }
 
-  void set_empty(int first, int count, StateRows state) const {
-    for (int64_t i = 0; i < int64_t{count} * job_.padded_dim; ++i)
-      state.o[int64_t{first} * job_.padded_dim + i] = 0.0f;
-    for (int row = first; row < first + count; ++row) {
+  // All rows of the tile.
+  template <class T>
+  void attend_few(const RowBlock& block, int split_begin, StateRows state) {
+    if (block.steps.begin >= block.steps.end) return set_empty(block, state);
+    KeyRows<T> rows[kSplit / kKeyTile];
+    const KeyRange tiles = {block.steps.begin / 2, (block.steps.end + 1) / 2};
+    for (int t = tiles.begin; t < tiles.end; ++t) {
+      const int begin = split_begin + t * kKeyTile;
+      rows[t].find(p_, job_, begin, intersect(keys_of(split_begin), {begin, begin + kKeyTile}));
+    }
+    Maxima best;
+    for (int t = tiles.begin; t < tiles.end; ++t) {
+      score_columns(scratch_.q, rows_, rows[t], rows[t + 1 < tiles.end ? t + 1 : t], dim_,
+                    job_.shape->block_size, scratch_.keys, scratch_.scores + 4 * t * kTileFloats);
+      const KeyRange steps = intersect(block.steps, {2 * t, 2 * t + 2});
+      for (int step = steps.begin; step < steps.end; ++step) finish_scores(block, 0, rows_, step, best);
+    }
+    float shift[kAmxRows];
+    set_maxima(block, best, shift, state);
+    for (int r = 0; r < rows_; ++r)
+      state.d[r] = weigh_in_place(scratch_.scores + 16 * r, block.steps, factor(), shift[r]);
+    with_rows<kFewRows>(rows_, [&]<int R>() {
+      weigh_values_in_place<R>(scratch_.scores, rows, p_.layout.values_after_keys(), block.steps, dim_,
+                               state.o);
+    });
+  }
+
+  // The rows' maxima in the units of scaled scores, and what their weights' exponents are to be less by.
+  void set_maxima(const RowBlock& block, const Maxima& best, float* shift, StateRows state) const {
+    for (int r = 0; r < kAmxRows; ++r) {
+      const float m = largest_lane(best.of[r]) * (is_scaled() ? 1.0f : p_.scale);
+      shift[r] = m == -__builtin_inff() ? 0.0f : m * kLog2E;
+      if (r < block.num_rows) state.m[block.first + r] = m;
+    }
+  }
+
+  void set_empty(const RowBlock& block, StateRows state) const {
+    float* o = state.o + int64_t{block.first} * job_.padded_dim;
+    for (int64_t i = 0; i < int64_t{block.num_rows} * job_.padded_dim; ++i) o[i] = 0.0f;
+    for (int row = block.first; row < block.first + block.num_rows; ++row) {
       state.m[row] = -__builtin_inff();
       state.d[row] = 0.0f;
     }
   }
 
-  float* scores_of(int half) const { return scratch_.scores + half * (kSplit / 16) * kTileFloats; }
-
   // Whether scores are scaled in memory, because something is done to them that does not commute with it.
-  bool finishes_all() const { return p_.bias != nullptr || p_.soft_cap > 0; }
+  bool is_scaled() const { return p_.bias != nullptr || p_.soft_cap > 0; }
+  // From the scores in memory to exponents of 2.
+  float factor() const { return is_scaled() ? kLog2E : p_.scale * kLog2E; }
 
-  // What is left to do to the scores of sixteen rows and 32 keys before they are weighed; their maxima.
-  void finish_scores(const RowBlock& block, int half, int step, VecF* best) const {
-    float* scores = scores_of(half) + 2 * step * kTileFloats;
-    const KeyRange keys = {step * 32, step * 32 + 32};
-    if (p_.bias != nullptr) add_bias(block, 16 * half, keys.begin, scores);
-    if (p_.soft_cap > 0)
-      for (int i = 0; i < 2 * kTileFloats; i += kLanes)
-        store(scores + i, soft_cap(load(scores + i) * p_.scale, p_.soft_cap));
-    if (keys.begin < block.all[half].begin || keys.end > block.all[half].end)
-      for (int r = 0; r < 16; ++r) mask_row(scores + 16 * r, keys.begin, block.seen[16 * half + r]);
-    raise_maxima(scores, best);
+  // What is left to do to a step's scores before they are weighed, and their maxima: of `count` rows of the
+  // block from `first` on, a multiple of sixteen.
+  void finish_scores(const RowBlock& block, int first, int count, int step, Maxima& best) const {
+    float* scores = scratch_.scores + first / 16 * kHalfScores + 2 * step * kTileFloats;
+    const KeyRange keys = {step * kStep, step * kStep + kStep};
+    if (p_.bias != nullptr) add_bias(block, first, count, keys.begin, scores);
+    if (p_.soft_cap > 0) cap_scores(count, scores);
+    const KeyRange& all = block.all[first / 16];
+    if (keys.begin < all.begin || keys.end > all.end)
+      for (int r = 0; r < count; ++r) mask_row(scores + 16 * r, keys.begin, block.seen[first + r]);
+    for (int r = 0; r < count; ++r, scores += 16) {
+      VecF& row = best.of[first + r];
+      row = max(row, max(load(scores), load(scores + kTileFloats)));
+    }
   }
 
-  void add_bias(const RowBlock& block, int first, int first_key, float* scores) const {
+  void cap_scores(int count, float* scores) const {
+    for (int r = 0; r < count; ++r, scores += 16)
+      for (int j = 0; j < 2 * kTileFloats; j += kTileFloats)
+        store(scores + j, soft_cap(load(scores + j) * p_.scale, p_.soft_cap));
+  }
+
+  void add_bias(const RowBlock& block, int first, int count, int first_key, float* scores) const {
     const VecF scale = broadcast(p_.scale);
     const int last = static_cast<int>(2 * p_.bias_reach);
-    for (int r = 0; r < 16; ++r, scores += 16) {
+    for (int r = 0; r < count; ++r, scores += 16) {
       const int from = block.bias_from[first + r] + first_key;
       const float* table = block.bias[first + r];
       store(scores, load(scores) * scale + bias_from(table, from, last));
@@ -294,8 +256,8 @@ class AmxAttention {
 template <class T>
 void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
                   float* scratch, float* partials) {
-  const TileScope tiles(TileSizes{});
   AmxAttention tile(p, job, scratch);
+  const TileScope tiles(tile.is_few() ? column_sizes(job.num_rows()) : TileSizes{});
   tile.gather();
   if (partials != nullptr) {
     const int64_t state_floats = int64_t{job.num_rows()} * (job.padded_dim + 2);

@@ -24,13 +24,6 @@ void gather_queries(const PagedAttentionParams& p, const AttendJob& job, float* 
   }
 }
 
-// Blocks lie anywhere, so the chip cannot guess the next one: each read asks for what the next tile will read
-// at the same place.
-template <class T>
-inline void fetch_ahead(const T* address) {
-  __builtin_prefetch(address, 0, 2);
-}
-
 // keys[D, kKeyTile] = rowsᵀ
 template <class T>
 void pack_keys(const KeyRows<T>& rows, const KeyRows<T>& next, KeyRange used, int dim, float* keys) {

@@ -8,13 +8,18 @@
 namespace bequest {
 namespace {
 
-void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
-            float* scratch, float* partials) {
+using AttendFn = void (*)(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+                          float* scratch, float* partials);
+
+AttendFn attend_for([[maybe_unused]] const AttentionPlan& plan) {
 #if defined(__x86_64__)
-  if (job.tile->in_bfloat16) return amx::attend(p, job, split_begin, split_end, scratch, partials);
+  if (plan.has_units()) return amx::attend;
+  return current_isa() == Isa::kAvx2 ? avx2::attend : avx512::attend;
+#else
+  return neon::attend;
 #endif
-  BEQUEST_DISPATCH_ISA(attend(p, job, split_begin, split_end, scratch, partials));
 }
+
 void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const SplitStates& shared,
                   const SplitStates& own, float* scratch) {
   BEQUEST_DISPATCH_ISA(merge_splits(p, job, shared, own, scratch));
@@ -44,6 +49,7 @@ void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
   const auto job_of = [&](const QueryTile& tile, int64_t head) {
     return AttendJob{&shape, &tile, plan.blocks(tile), static_cast<int>(head), plan.padded_dim()};
   };
+  const AttendFn attend = attend_for(plan);
   const auto num_items = static_cast<int64_t>(plan.items().size());
   const int64_t num_long = plan.num_long_items();
   for_each_item(num_items * heads, [&](int64_t i, int worker) {

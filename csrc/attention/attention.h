@@ -3,9 +3,8 @@
 // The result of a query depends on its own q and on the keys and values it sees, bit for bit: not on the
 // other rows of the step, on how a prompt was cut into steps, on the block size or on the threads.
 //
-// A plan that allows bfloat16 (plan.h) has one thing more, where the chip has matrix units: whether the
-// query's own sequence has kManyQueries in the step. Then q, keys, values and weights are rounded to bfloat16
-// where they are multiplied, and the result is again the same however these many queries are cut into steps.
+// Where the plan allows bfloat16 and the chip has matrix units, q, keys, values and weights are rounded to it
+// as they are multiplied, by all queries alike.
 #pragma once
 
 #include <cstdint>

@@ -35,20 +35,26 @@ struct KeyRows {
   void find(const PagedAttentionParams& p, const AttendJob& job, int tile_begin, KeyRange keys) {
     const T* base = static_cast<const T*>(p.kv_cache) + p.layout.keys(p.layer, job.head);
     const int block_size = job.shape->block_size;
+    const int64_t dim = p.layout.head_dim;
     int block = keys.begin / block_size;
     int offset = keys.begin % block_size;
-    for (int position = keys.begin; position < keys.end; ++position) {
-      at[position - tile_begin] =
-          base + job.blocks[block] * p.layout.block_stride() + offset * p.layout.head_dim;
-      if (++offset == block_size) {
-        offset = 0;
-        ++block;
-      }
+    for (int position = keys.begin; position < keys.end; ++block, offset = 0) {
+      const T* row = base + job.blocks[block] * p.layout.block_stride() + offset * dim;
+      const int left = keys.end - position, here = block_size - offset;
+      const int end = position + (left < here ? left : here);
+      for (; position < end; ++position, row += dim) at[position - tile_begin] = row;
     }
     for (int j = 0; j < keys.begin - tile_begin; ++j) at[j] = at[keys.begin - tile_begin];
     for (int j = keys.end - tile_begin; j < kKeyTile; ++j) at[j] = at[keys.end - 1 - tile_begin];
   }
 };
+
+// Blocks lie anywhere, so the chip cannot guess the next one: each read asks for what the next tile will read
+// at the same place.
+template <class T>
+inline void fetch_ahead(const T* address) {
+  __builtin_prefetch(address, 0, 2);
+}
 
 // bias[i] = table[clamp(from + i, 0, last)]
 inline VecF bias_from(const float* table, int from, int last) {

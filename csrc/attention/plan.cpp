@@ -95,10 +95,8 @@ void AttentionPlan::add_tiles(const AttentionBatch& batch, int64_t s) {
     int32_t key_begin = shape_.window ? std::max(0, position + 1 - shape_.window) : 0;
     if (shared_tile >= 0) key_begin = tiles_[shared_tile].key_end;
     const int32_t key_end = shape_.causal ? position + tokens : seq_len;
-    // By the sequence's own queries, not by the tile's: the last tile's rows are computed as the others'.
-    const bool in_bfloat16 = has_units_ && end - begin >= kManyQueries;
-    tiles_.push_back({static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1,
-                      shared_tile, in_bfloat16});
+    tiles_.push_back(
+        {static_cast<int32_t>(s), first, tokens, position, seq_len, key_begin, key_end, -1, shared_tile});
   }
 }
 
@@ -149,14 +147,12 @@ SplitStates AttentionPlan::shared_states(const QueryTile& tile, int head) const 
   return states;
 }
 
-int64_t AttentionPlan::scratch_floats(const QueryTile& tile) const {
-  const int64_t rows = int64_t{tile.num_tokens} * shape_.group();
-  return tile.in_bfloat16 ? AmxScratch::floats(rows, shape_.head_dim, padded_dim())
-                          : AttentionScratch::floats(rows, shape_.head_dim, padded_dim());
-}
-
 void AttentionPlan::allocate() {
-  for (const QueryTile& tile : tiles_) scratch_floats_ = std::max(scratch_floats_, scratch_floats(tile));
+  int64_t most_rows = 0;
+  for (const QueryTile& tile : tiles_)
+    most_rows = std::max<int64_t>(most_rows, int64_t{tile.num_tokens} * shape_.group());
+  scratch_floats_ = has_units_ ? AmxScratch::floats(most_rows, shape_.head_dim, padded_dim())
+                               : AttentionScratch::floats(most_rows, shape_.head_dim, padded_dim());
   scratch_ = std::make_unique_for_overwrite<float[]>(scratch_floats_ * num_workers_);
 }
 

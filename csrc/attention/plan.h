@@ -24,8 +24,6 @@ inline constexpr int kSplit = 512;
 // Rows (query token × head of the kv head's group) of a query tile: large enough that packing a tile of keys
 // is a small part of the work, small enough that a tile's state stays in L2.
 inline constexpr int kMaxTileRows = 384;
-// Queries of a sequence in the step from which on matrix units pay: they compute sixteen rows or none.
-inline constexpr int kManyQueries = 16;
 
 struct AttentionShape {
   int num_q_heads;
@@ -35,8 +33,7 @@ struct AttentionShape {
   int num_blocks;  // of the cache; block tables are checked against it
   bool causal;     // else every query sees all seq_len keys
   int window;      // a query at p sees keys in (p - window, p]; 0: all. REQUIRES: causal if not 0
-  bool bfloat16 =
-      false;  // products may be rounded to it: those of many queries are, where the chip has units
+  bool bfloat16;   // products may be rounded to it, and are where the chip has units for them
 
   int group() const { return num_q_heads / num_kv_heads; }
 };
@@ -52,7 +49,6 @@ struct QueryTile {
   int32_t key_end;
   int64_t partial;           // where its partial states begin, in floats; -1: its one item writes the result
   int32_t shared_tile = -1;  // of a tail: has the states of the splits before it
-  bool in_bfloat16 = false;  // attended by matrix units
 
   int split_begin() const { return key_begin / kSplit; }
   int split_end() const { return (key_end + kSplit - 1) / kSplit; }
@@ -109,19 +105,19 @@ class AttentionPlan {
   SplitStates shared_states(const QueryTile& tile, int head) const;
   float* scratch(int worker) const { return scratch_.get() + worker * scratch_floats_; }
   int num_workers() const { return num_workers_; }
+  bool has_units() const { return has_units_; }  // that multiply bfloat16, and may
 
  private:
   void check_sequence(const AttentionBatch& batch, int64_t s) const;
   void add_shared_tiles(const AttentionBatch& batch);
   void add_tiles(const AttentionBatch& batch, int64_t s);
   void add_items();
-  int64_t scratch_floats(const QueryTile& tile) const;
   void allocate();
 
   AttentionShape shape_;
   int64_t num_tokens_ = 0;
   int num_workers_ = 1;
-  bool has_units_ = false;  // that multiply bfloat16, and may
+  bool has_units_ = false;
   std::vector<int32_t> blocks_;
   std::vector<int64_t> block_start_;
   std::vector<QueryTile> tiles_;

@@ -317,8 +317,8 @@ class AttentionPlan:
     at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
     last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
 
-    `bfloat16` allows products to be rounded to it, as models are multiplied whose weights are: queries of a sequence
-    that has 16 or more of them in the step are, on a chip with matrix units (`isa()` is "amx").
+    `bfloat16` allows products to be rounded to it, as those with weights of that type are: it is done on a chip with
+    matrix units (`isa()` is "amx").
     """
 
     __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
@@ -385,9 +385,7 @@ def paged_attention(
     are what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
     [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the query's, within [-R, R]; a causal plan
     then needs a window, however wide, because without one sequences may share tiles.
-    Bit for bit, a row depends on its own q and on the keys it sees alone, and with a plan that allows bfloat16 on
-    whether its sequence has 16 queries in the step: continued, preempted and crowded, a model in bfloat16 may round
-    otherwise where its prompt is cut otherwise, as on a GPU.
+    Bit for bit, a row depends on its own q and on the keys it sees alone.
     """
     shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
     assert q.shape == shape
