@@ -23,7 +23,7 @@ from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
 from server.errors import ApiError, internal, invalid, unsupported
 from server.generation import sampling
 from server.generation.generation import json_response
-from server.generation.sse import HEADERS
+from server.generation.sse import HEADERS, KEEP_ALIVE
 from server.names import new_id
 from server.wire import shorten
 
@@ -196,14 +196,14 @@ class _Stream:
         self._more.set()
 
     async def _wait(self) -> None:
-        """Until there is more, with a comment after each silent interval, if there is one and the answer has begun."""
+        """Until there is more, with a comment after each silent interval, if there is one."""
         while not self._more.is_set():
             try:
                 async with asyncio.timeout(self._keep_alive):
                     await self._more.wait()
             except TimeoutError:
-                if self._response.prepared:
-                    await self._response.write(b": keep-alive\n\n")
+                await self._begin()
+                await self._response.write(KEEP_ALIVE)
         self._more.clear()
 
     async def _begin(self) -> None:

@@ -267,6 +267,19 @@ async def test_bytes_of_a_stream(hear: Any) -> None:
     assert events[0] == {"type": "transcript.text.delta", "delta": "H"}
 
 
+async def test_a_stream_that_hears_nothing_yet_is_alive(hear: Any) -> None:
+    front: Front = await hear(Window(" Hi."), sse_keep_alive_interval=0.02)
+    front.engine.held = True
+    form = aiohttp.FormData({"model": MODEL, "stream": "true"})
+    form.add_field("file", sound(1.0), filename="upload")
+    async with front.http.post(f"{front.url}/v1/audio/transcriptions", data=form) as answer:
+        assert answer.status == 200 and await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        await front.until(lambda: bool(front.engine.runs))
+        while front.engine.advance():
+            pass
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_failures_in_streams(start: Starter) -> None:
     def failing(request: Request) -> Iterator[Delta]:
         play = whisper_engine(Window(" Hello.")).script(request)
