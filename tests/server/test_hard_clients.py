@@ -194,6 +194,17 @@ async def test_choices_and_logprobs_at_their_caps(front: Front) -> None:
     prompts = {**most, "prompt": ["a"] * 200, "max_tokens": 500}
     answer, body = await front.post("/v1/completions", prompts)
     assert answer.status == 400 and body["error"]["code"] == "answer_too_large"
+    # The prompts' own count too, and in each choice.
+    long = {"prompt": ["a" * 500] * 128, "n": 8, "max_tokens": 1, "prompt_logprobs": 20}
+    for fields, param in (
+        ({}, "prompt_logprobs"),
+        ({"prompt_logprobs": None, "echo": True, "logprobs": 20}, "logprobs"),
+    ):
+        answer, body = await front.post("/v1/completions", {**long, **fields})
+        assert answer.status == 400 and body["error"]["code"] == "answer_too_large"
+        assert body["error"]["param"] == param
+    answer, _ = await front.post("/v1/completions", {**long, "prompt": "a" * 500})
+    assert answer.status == 200
 
 
 # --- random ------------------------------------------------------------------------------------------------------
