@@ -81,7 +81,8 @@ async def _order(
         raise invalid(f"`response_format` must be one of {', '.join(_FORMATS)}, not {shown}.", "response_format")
     if body.temperature is not None:
         sampling.between("temperature", body.temperature, 0, 1)
-    timeout = sampling.timeout_seconds(body.timeout, http[CALLER].limits.max_timeout)
+    limits = http[CALLER].limits
+    timeout = sampling.timeout_seconds(body.timeout, limits.max_timeout)
     prompt = (body.prompt or "").strip()
     tokenizer = context.text.tokenizer
     said = await speech.off_loop(lambda: tokenizer.encode(" " + prompt, False)) if prompt else []
@@ -96,6 +97,7 @@ async def _order(
         temperature=body.temperature,
         timestamps=body.response_format in _TIMED,
         deadline=None if timeout is None else http[ARRIVED] + timeout,
+        priority=sampling.priority(None, limits.lowest_priority),
     )
 
 

@@ -202,7 +202,8 @@ def check_prompt_len(prompt_len: int, keys: int | None) -> None:
 
 
 def priority(value: int | None, least: int) -> int:
-    number = value or 0
+    """`least` is what the key may claim; who claims nothing gets the default, or that if it comes later."""
+    number = max(0, least) if value is None else value
     if not least <= number < 2**31:
         raise invalid(
             f"`priority` must be at least {least} for this key and below {2**31}, not {shorten(str(number))}; "

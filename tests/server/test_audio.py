@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -416,6 +417,14 @@ async def test_a_chunked_body_is_counted(hear: Any) -> None:
 async def test_larger_bodies_than_others_are_taken(hear: Any) -> None:
     front: Front = await hear(*[Window(" a")] * 3, max_body_mb=0.1)
     await front.client().audio.transcriptions.create(model=MODEL, file=("a.wav", sound(10.0)))
+
+
+async def test_the_priority_is_the_keys(hear: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "later"\nkey = "k"\nlowest_priority = 5')
+    front: Front = await hear(Window(" Hi."), api_key_file=str(keys))
+    await front.client(api_key="k").audio.transcriptions.create(model=MODEL, file=SPEECH)
+    assert front.engine.submitted[0].priority == 5
 
 
 async def test_a_deadline(start: Starter) -> None:
