@@ -132,7 +132,9 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
-    sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
+    sse_keep_alive_interval: float = option(
+        0.0, "seconds of silence in a stream, also before its first event, that a keep-alive comment ends; 0: none"
+    )
     tool_call_parser: Literal["auto", "hermes", "llama3", "mistral"] = option(
         "auto", "how the model writes tool calls; auto: as its chat template does"
     )

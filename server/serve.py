@@ -1,6 +1,8 @@
 """The life of the server process: load, listen, serve, drain, exit.
 
 SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once.
+While the model loads there is nothing to finish, and the first one ends the process as it would any other.
+SIGHUP reads the key file again, at any time.
 An engine that dies fails every open request, and then the process, with exit code 1: a supervisor starts it anew.
 """
 
@@ -56,6 +58,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     notifier = Notifier(os.environ)
     with listener:
         metrics = Metrics()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_keys_again, keys)
         notifier.status("loading the model")
         try:
             async with loading_front(listener):
@@ -126,8 +129,9 @@ async def _until_end(
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        loop.add_signal_handler(signal.SIGHUP, _read_keys_again, keys)  # it must not end what is about to end
 
 
 async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:

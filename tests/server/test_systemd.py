@@ -195,6 +195,11 @@ def test_install_service(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert "TimeoutStopSec=120s\n" in service and "WatchdogSec=90s\n" in service
     assert "ListenStream=[::1]:81\n" in (tmp_path / "bequest.socket").read_text()
     assert "systemctl enable --now bequest.socket" in capsys.readouterr().out
+    (tmp_path / "c.toml").write_text("port = 82")
+    paths = ["--api-key-file=keys.toml", "--config", "c.toml", "--served-model-name", "c.toml"]
+    assert install_service([*paths, "--print"]) == 0
+    expected = f"serve --api-key-file={tmp_path}/keys.toml --config {tmp_path}/c.toml --served-model-name c.toml\n"
+    assert expected in capsys.readouterr().out
     assert install_service(["--directory", str(tmp_path / "nowhere")]) == 1
     assert "No such file" in capsys.readouterr().err
     assert install_service(["--print"]) == 0 and "[Service]" in capsys.readouterr().out
