@@ -45,6 +45,20 @@ def finished_linear(
     gated: bool,
     activation: int,
 ) -> None: ...
+def feed_forward(
+    x: int,
+    up: int,
+    up_bias: int,
+    down: int,
+    down_bias: int,
+    out: int,
+    num_tokens: int,
+    in_features: int,
+    inner_features: int,
+    out_features: int,
+    activation: int,
+    gated: bool,
+) -> None: ...
 def gather_rows(
     ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
 ) -> None: ...

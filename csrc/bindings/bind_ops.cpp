@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 #include "ops/activation.h"
+#include "ops/feed_forward.h"
 #include "ops/gather.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
@@ -43,6 +44,16 @@ void bind_ops(py::module_& m) {
         linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
                 pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
                 gated ? Finish::kGated : Finish::kActivated, Activation(activation)});
+      },
+      Unlocked());
+  m.def(
+      "feed_forward",
+      [](Address x, Address up, Address up_bias, Address down, Address down_bias, Address out,
+         int64_t num_tokens, int64_t in_features, int64_t inner_features, int64_t out_features,
+         int activation, bool gated) {
+        feed_forward({pointer<const float>(x), pointer<const void>(up), pointer<const float>(up_bias),
+                      pointer<const void>(down), pointer<const float>(down_bias), pointer<float>(out),
+                      num_tokens, in_features, inner_features, out_features, Activation(activation), gated});
       },
       Unlocked());
   m.def(

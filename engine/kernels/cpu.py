@@ -158,6 +158,47 @@ def _finished_linear(
     )
 
 
+def feed_forward(
+    x: Tensor,
+    up: PackedWeight,
+    up_bias: Tensor | None,
+    down: PackedWeight,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+) -> Tensor:
+    """x [T, K], up [I, K] with bias [I], or gate and up [2 I, K], down [N, I] with bias [N] → [T, N].
+
+    To the bit what `activated_linear` or `gated_linear` and then `linear` give, whose weights must be in tiles.
+    """
+    num_tokens = x.shape[0]
+    inner = down.in_features
+    assert up.tiles and down.tiles and up.out_features == (2 * inner if gated else inner), (up, down)
+    assert up.can_gate or not gated, up
+    _check_f32(x, num_tokens, up.in_features)
+    biases = [0, 0]
+    for i, (bias, weight) in enumerate(((up_bias, up), (down_bias, down))):
+        if bias is not None:
+            _check_f32(bias, weight.out_features)
+            biases[i] = bias.data_ptr()
+    out = torch.empty(num_tokens, down.out_features)
+    _C.feed_forward(
+        x.data_ptr(),
+        up._address,
+        biases[0],
+        down._address,
+        biases[1],
+        out.data_ptr(),
+        num_tokens,
+        up.in_features,
+        inner,
+        down.out_features,
+        ACTIVATION_CODES[activation],
+        gated,
+    )
+    return out
+
+
 def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
     """Rows ids int32 [T] of the weight → [T, K] float32. An id outside [0, N) is an Error."""
     num_tokens = ids.shape[0]

@@ -162,6 +162,10 @@ class Backend(Protocol):
         """[T, K] → [T, I]: the product with gate and up [2 I, K], and the activation of the one times the other."""
         ...
 
+    def feed_forward(self, x: Tensor, up: Product, down: Product, activation: Activation, gated: bool) -> Tensor:
+        """[T, H] → [T, H]: the product with `down` of what `activated_linear` or `gated_linear` makes with `up`."""
+        ...
+
     # The three of a residual stream [T, H]. What a sublayer adds to it is either in it already, or is the `added` that
     # the next norm adds: who does it is the backend's choice.
 
@@ -280,6 +284,12 @@ class CpuBackend:
         if weight.can_gate:
             return kernels.gated_linear(x, weight, activation, bias)
         return kernels.gated_activation(kernels.linear(x, weight, bias), activation)
+
+    def feed_forward(self, x: Tensor, up: Product, down: Product, activation: Activation, gated: bool) -> Tensor:
+        if up.weight.tiles and (up.weight.can_gate or not gated):
+            return kernels.feed_forward(x, up.weight, up.bias, down.weight, down.bias, activation, gated)
+        first = self.gated_linear if gated else self.activated_linear
+        return self.linear(first(x, up.weight, up.bias, activation), down.weight, down.bias)
 
     def normed_linear(
         self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None

@@ -130,6 +130,10 @@ class CudaBackend:
             return cuda_linear.gated_linear(x, weight, bias, activation, None)
         return cuda.gated_activation(cuda_linear.linear(x, weight, bias), activation)
 
+    def feed_forward(self, x: Tensor, up: Product, down: Product, activation: Activation, gated: bool) -> Tensor:
+        first = self.gated_linear if gated else self.activated_linear
+        return self.linear(first(x, up.weight, up.bias, activation), down.weight, down.bias)
+
     def normed_linear(
         self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None
     ) -> Tensor:

@@ -182,6 +182,48 @@ def test_an_odd_number_of_columns_is_activated_but_not_gated() -> None:
 
 
 @needs_units
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_deep_product_is_cut_without_a_trace(gated: bool) -> None:
+    """Rows of 300 tokens do not fit L2 at once, one does."""
+    x, weight, bias = random(300, 5000, seed=1), random(640, 5000, seed=2) / 70, random(640, seed=3)
+    packed = pack(weight)
+
+    def multiply(rows: Tensor) -> Tensor:
+        return (
+            kernels.gated_linear(rows, packed, "silu", bias)
+            if gated
+            else kernels.activated_linear(rows, packed, "relu", bias)
+        )
+
+    together = multiply(x)
+    plain = kernels.linear(x, packed, bias)
+    assert_close(plain, reference(x, weight, bias), 5000)
+    expected = kernels.gated_activation(plain, "silu") if gated else kernels.activate(plain.clone(), "relu")
+    assert torch.equal(together, expected)
+    for row in (0, 17, 255, 299):
+        assert torch.equal(multiply(x[row : row + 1])[0], together[row])
+
+
+@needs_units
+@pytest.mark.parametrize(("inner", "gated"), [(40, False), (64, False), (96, True), (2048, True)])
+def test_a_feed_forward_layer_is_its_two_products(inner: int, gated: bool) -> None:
+    """On any threads: many rows go through both products a block at a time."""
+    hidden, out = 70, 45
+    up = pack(random(inner * (1 + gated), hidden, seed=1) / 8)
+    down = pack(random(out, inner, seed=2))
+    up_bias, down_bias = random(inner * (1 + gated), seed=3), random(out, seed=4)
+    first = kernels.gated_linear if gated else kernels.activated_linear
+    for t in (0, 1, 15, 16, 17, 33, 255, 1100):
+        x = random(t, hidden, seed=5)
+        for biases in ((None, None), (up_bias, down_bias)):
+            expected = kernels.linear(first(x, up, "gelu", biases[0]), down, biases[1])
+            for threads in (1, 2, 3):
+                kernels.set_num_threads(threads)
+                actual = kernels.feed_forward(x, up, biases[0], down, biases[1], "gelu", gated)
+                assert torch.equal(actual, expected)
+
+
+@needs_units
 def test_a_nan_stays_in_its_row_or_its_column() -> None:
     weight, x = random(20, 30, seed=1), random(19, 30, seed=2)
     x[4, 29] = torch.nan
