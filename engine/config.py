@@ -30,7 +30,9 @@ class EngineConfig:
         "auto", "dummy: random weights of config.json's shape, for measuring"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it"
+        "auto",
+        "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it. On a CPU with matrix units "
+        "(AMX) bfloat16 is also what products multiply",
     )
     kv_cache_dtype: Literal["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
         "auto",
