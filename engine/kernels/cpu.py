@@ -359,6 +359,9 @@ class AttentionPlan:
     query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
     at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
     last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
+
+    `bfloat16` allows products to be rounded to it, as those with weights of that type are: it is done on a chip with
+    matrix units (`isa()` is "amx").
     """
 
     __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
@@ -376,6 +379,7 @@ class AttentionPlan:
         num_blocks: int,
         causal: bool = True,
         window: int = 0,
+        bfloat16: bool = False,
     ) -> None:
         starts, (num_starts,) = host_ints(query_start)
         lens, (num_sequences,) = host_ints(seq_lens)
@@ -394,6 +398,7 @@ class AttentionPlan:
             num_blocks,
             causal,
             window,
+            bfloat16,
         )
         self.num_tokens = self._plan.num_tokens
         self.num_q_heads = num_q_heads

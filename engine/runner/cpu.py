@@ -29,9 +29,15 @@ class CpuRunner:
     """Owns the weights, the KV cache and the sampler rows."""
 
     def __init__(
-        self, model: Decoder | EncoderDecoder, kv_cache: torch.Tensor, host_cache: torch.Tensor, max_rows: int
+        self,
+        model: Decoder | EncoderDecoder,
+        kv_cache: torch.Tensor,
+        host_cache: torch.Tensor,
+        max_rows: int,
+        dtype: torch.dtype,
     ) -> None:
         self._model = model
+        self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
         catalogues = PlacedCatalogues(torch.device("cpu"))
@@ -55,7 +61,7 @@ class CpuRunner:
         if plan.encoders:
             assert isinstance(self._model, EncoderDecoder)
             taps, ring = ((), None) if plan.taps is None or tap is None else (plan.taps.encoders, tap.ring)
-            encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring)
+            encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16)
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
@@ -120,6 +126,7 @@ class CpuRunner:
             num_blocks=self._kv_cache.shape[0],
             causal=causal,
             window=window,
+            bfloat16=self._bfloat16,
         )
 
     def _sample(
