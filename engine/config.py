@@ -40,8 +40,8 @@ class EngineConfig:
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
-        "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it. On a CPU with matrix "
-        "units (AMX) bfloat16 is also what products multiply",
+        "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it. A CPU with matrix units "
+        "(AMX) also multiplies bfloat16",
     )
     kv_cache_dtype: Literal["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
         "auto",
