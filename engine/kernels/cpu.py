@@ -115,7 +115,8 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
 def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
     """f(x · gateᵀ) * (x · upᵀ): x [T, K], weight [2 I, K] of the gate's rows, then the up's, bias [2 I] → [T, I].
 
-    To the bit what `linear` and the gated activation give; the weight must be one that can (`can_gate`).
+    To the bit what `linear` and the gated activation give, or, over a weight in tiles, to 2^-13; the weight must be one
+    that can (`can_gate`).
     """
     assert weight.can_gate, weight
     out = torch.empty(x.shape[0], weight.out_features // 2)
@@ -126,7 +127,8 @@ def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor 
 def activated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
     """f(x [T, K] · weightᵀ + bias [N]) → [T, N].
 
-    To the bit what `linear` and `activate` give; the weight must be one that can (`can_activate`).
+    To 2^-13 what `linear` and `activate` give: a product that follows rounds to 2^-9. The weight must be one that can
+    (`can_activate`).
     """
     assert weight.can_activate, weight
     out = torch.empty(x.shape[0], weight.out_features)

@@ -15,7 +15,7 @@ from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.beams import CpuBeams
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.encoders import encode_on_cpu
-from engine.runner.read_rows import ReadTokens, read_tokens
+from engine.runner.read_rows import ReadTokens, read_tokens, samples_each
 from engine.runner.sampling import RowSampler
 from engine.states.hidden import StepTaps
 from engine.states.values import StatesArray
@@ -134,14 +134,19 @@ class CpuRunner:
     ) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None, tuple[BeamCandidates, ...]]:
         if not len(plan.sample_tokens):
             return np.empty(0, np.int32), np.empty(0, np.bool_), None, ()
+        logits = self._model.logits(hidden) if samples_each(plan) else self._sampled_logits(plan, hidden, read)
+        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
+        return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
+
+    def _sampled_logits(self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None) -> torch.Tensor:
+        """[N, V]"""
         # Choices that part ways here share their row of logits: compute each row once.
         rows, which = np.unique(plan.sample_tokens, return_inverse=True)
         places = rows if read is None else read.places(rows)
         logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
-        if not np.array_equal(rows, plan.sample_tokens):  # shared, or those of beams before them in the step
-            logits = logits[torch.from_numpy(which)]  # [N, V]
-        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
-        return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
+        if np.array_equal(rows, plan.sample_tokens):
+            return logits
+        return logits[torch.from_numpy(which)]  # shared, or those of beams before them in the step
 
     def _prompt_logprobs(self, spec: PromptLogprobSpec, hidden: torch.Tensor, read: ReadTokens | None) -> LogprobArrays:
         first = spec.first_token if read is None else int(read.places(np.array([spec.first_token]))[0])
