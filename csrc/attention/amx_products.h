@@ -241,6 +241,18 @@ inline void weigh_columns_in_place(const float* weights, const KeyRows<T>* tiles
     for (int c = 0; c < C; ++c) store(o + r * o_stride + c * kLanes, sum[r][c]);
 }
 
+// Subnormal numbers count as zero while it lives, as they always do for the matrix unit.
+class WithoutSubnormals {
+ public:
+  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~WithoutSubnormals() { _mm_setcsr(before_); }
+  WithoutSubnormals(const WithoutSubnormals&) = delete;
+  WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
+
+ private:
+  const unsigned before_;
+};
+
 // o [R, D] = weights · values, where these lie: packing would cost more than a few rows save.
 // REQUIRES: kLanes divides D
 template <int R, class T>

@@ -170,6 +170,7 @@ class AmxAttention {
     set_maxima(block, best, shift, state);
     for (int r = 0; r < rows_; ++r)
       state.d[r] = weigh_in_place(scratch_.scores + 16 * r, block.steps, factor(), shift[r]);
+    const WithoutSubnormals as_the_unit;
     with_rows<kFewRows>(rows_, [&]<int R>() {
       weigh_values_in_place<R>(scratch_.scores, rows, p_.layout.values_after_keys(), block.steps, dim_,
                                state.o);

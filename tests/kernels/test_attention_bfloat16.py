@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kernels import cpu as kernels
 from engine.kernels.kv_format import FP8
 from tests.kernels.test_attention import Case, Step, attend, make_plan, make_step
+from tests.kernels.test_attention_invariance import rows_of
 
 needs_units = pytest.mark.skipif(kernels.isa() != "amx", reason="this chip multiplies no tiles of bfloat16")
 
@@ -157,6 +158,15 @@ def test_large_scores_and_nan() -> None:
     assert dirty[7, 2].isnan().all()
     dirty[7, 2] = clean[7, 2]
     assert torch.equal(clean, dirty)
+
+
+@needs_units
+def test_subnormal_numbers_count_as_zero_for_few_rows_and_many() -> None:
+    step = make_step(Case(((40, 300),), dtype=torch.bfloat16, head_dim=32, bfloat16=True))
+    step.kv_cache[:, :, 1] *= 1e-37
+    whole = attend(step)
+    for row in (0, 20, 39):
+        assert torch.equal(attend(rows_of(step, 0, row, row + 1)), whole[row : row + 1])
 
 
 def test_without_units_it_is_float32() -> None:
