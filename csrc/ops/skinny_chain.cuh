@@ -1,29 +1,25 @@
 // The sizes of skinny_chain.cu, its arguments and its shared memory.
 #pragma once
 
-#include <cuda.h>
-
-#include "core/bulk_copy.cuh"
 #include "core/cuda.cuh"
 #include "ops/skinny_chain_cuda.h"
+#include "ops/skinny_stage.cuh"
 
 namespace bequest::cuda::chain {
 
 inline constexpr int kWarps = 8;  // that multiply
 inline constexpr int kConsumers = kWarps * kWarp;
 inline constexpr int kThreads = kConsumers + kWarp;
-inline constexpr int kTile = 8;                         // rows of W in a stage
+inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
-inline constexpr int kSteps = 4;                        // units in a stage
-inline constexpr int kLine = 64;  // of k: 128 bytes, the period of the copy engine's pattern
-inline constexpr int kStageLines = kSteps * kUnit / kLine;
-inline constexpr int kStageBytes = kTile * kSteps * kUnit * 2;
+inline constexpr int kSteps = kStageDepth / kUnit;
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
 inline constexpr int kMostStages = 12;
 inline constexpr int kMostPhases = 4;
+static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };

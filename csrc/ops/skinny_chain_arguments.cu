@@ -1,7 +1,6 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
 
-#include "core/tensor_map.cuh"
 #include "ops/skinny_chain.cuh"
 #include "ops/skinny_linear.cuh"
 
@@ -35,25 +34,6 @@ Depth depth_of(const Arguments& a) {
   return {std::min(wish.stages, (kMostSharedBytes - beside) / kStageBytes), wish.in_flight};
 }
 
-// W [N, K] as boxes of kTile rows by kStageLines lines of 64, which arrive line by line, each with its rows;
-// of a gated product half of the rows are the gate's and half are up's.
-CUtensorMap weight_map(const ChainProduct& product, bool gated) {
-  const auto k = static_cast<cuuint64_t>(product.in_features), halves = cuuint64_t{gated ? 2u : 1u};
-  const cuuint64_t rows = static_cast<cuuint64_t>(product.out_features) / halves;
-  const cuuint64_t sizes[] = {kLine, rows, halves, k / kLine};
-  const cuuint64_t strides[] = {k * 2, rows * k * 2, kLine * 2};
-  const cuuint32_t box[] = {kLine, static_cast<cuuint32_t>(kTile / halves), static_cast<cuuint32_t>(halves),
-                            kStageLines};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(product.weight), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS, "skinny_chain: the driver refused the tensor map of a weight");
-  return map;
-}
-
 Phase phase_of(const ChainProduct& product, Kind kind, int64_t grid) {
   const int64_t outputs = kind == Kind::kGate ? product.out_features / 2 : product.out_features;
   const int64_t tiles = ceil_div(outputs, kind == Kind::kGate ? kTile / 2 : kTile);
@@ -83,7 +63,8 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
   constexpr Kind kKinds[] = {Kind::kAdd, Kind::kGate, Kind::kAdd, Kind::kStore};
   a.num_phases = goes_on ? 4 : 3;
   for (int i = 0; i < a.num_phases; ++i) {
-    a.weights[i] = weight_map(*products[i], kKinds[i] == Kind::kGate);
+    a.weights[i] = weight_map(products[i]->weight, products[i]->out_features, products[i]->in_features,
+                              kKinds[i] == Kind::kGate);
     a.phases[i] = phase_of(*products[i], kKinds[i], grid);
   }
   a.phases[0].out = a.phases[2].out = static_cast<BFloat16*>(p.residual);
