@@ -30,6 +30,15 @@ struct alignas(8) Word {
   uint32_t launch;
 };
 
+// Words lie in sectors of the L2, apart from each other: all CTAs read all of them at once, and so more of
+// the L2 answers.
+inline constexpr int kSectorWords = 4, kSectorPitch = 64;  // bytes
+static_assert(kSectorWords * sizeof(Word) == 32);
+template <class Index>
+__host__ __device__ constexpr Index place_of_word(Index word) {
+  return word / kSectorWords * kSectorPitch + word % kSectorWords * static_cast<Index>(sizeof(Word));
+}
+
 // How many launches there are with this one. Made of the number before when it is needed: who adds to it
 // waits for it to come from memory, and the compiler would add at once.
 class LaunchNumber {
@@ -55,8 +64,8 @@ struct Phase {
   float eps;
   const void* gain;  // [K] bfloat16 of the norm of x, or null
   const void* bias;  // [N] bfloat16, or null
-  const Word* from;  // [T, K / 2]: x; null: the first phase, whose x is `attended`
-  Word* to;          // [T, outputs / 2]: what the next phase reads, or null
+  const Word* from;  // [T, K / 2] in sectors: x; null: the first phase, whose x is `attended`
+  Word* to;          // [T, outputs / 2] in sectors: what the next phase reads, or null
   BFloat16* out;     // [T, outputs], or null
 };
 
@@ -64,6 +73,7 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   Phase phases[kMostPhases];
   int num_phases, num_tokens, stages, in_flight, row_pitch, gain_bytes;
+  bool lets_next_in_early;
   const void* attended;
   Activation activation;
   HiddenTap tap;       // of the results of phase 2
