@@ -54,6 +54,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._placer = Placer(cache)
+        self._block_size = cache.pool.block_size
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class Scheduler:
         sequence.accept(token_id)
         if self.limits.prefix_caching and sequence.status is Status.RUNNING:
             known = min(sequence.num_computed, sequence.num_prompt + sequence.num_output)
-            if known % self.pool.block_size == 0:
+            if known % self._block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.charged_output:
             self.retention.leases.extend(sequence.group)

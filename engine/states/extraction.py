@@ -34,8 +34,8 @@ class ExtractionLimits:
     max_request_bytes: int = 1 << 30  # of the states of one request
     max_bytes: int = 4 << 30  # of all that are collected or being sent
     max_step_rows: int = 1 << 16  # states, of one token and one layer each, that a step stores
-    # Of steps of nothing else, which a generation that comes meanwhile waits for: their tokens, what these may be cut to
-    # where generations come often (ascending), and whether one is queued while another step runs.
+    # Of steps of nothing else, which a generation that comes meanwhile waits for: their tokens, what these may be cut
+    # to where generations come and go (ascending), and whether one is queued while another step runs.
     max_step_tokens: int | None = None
     short_steps: tuple[int, ...] = ()
     queues_steps: bool = True

@@ -67,9 +67,10 @@ class _ByteStream:
         if token_id in self._hidden:
             return ""
         spelled = self._bytes[token_id]
-        if not self._decoder.buffer and spelled.isascii():  # the quick way to the same
-            return self._strip(spelled.decode("ascii"))
-        return self._strip(self._decode(spelled))
+        if self._decoder.buffer or not spelled.isascii():
+            return self._strip(self._decode(spelled))
+        text = spelled.decode("ascii")  # the quick way to the same
+        return self._strip(text) if self._strip_space else text
 
     def steps(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) == 1:
