@@ -30,7 +30,9 @@ class EngineConfig:
         "auto", "dummy: random weights of config.json's shape, for measuring"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it"
+        "auto",
+        "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it. On a CPU with matrix units "
+        "(AMX) bfloat16 is also what products multiply",
     )
     kv_cache_dtype: Literal["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
         "auto",
@@ -130,7 +132,9 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
-    sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
+    sse_keep_alive_interval: float = option(
+        0.0, "seconds of silence in a stream, also before its first event, that a keep-alive comment ends; 0: none"
+    )
     tool_call_parser: Literal["auto", "hermes", "llama3", "mistral"] = option(
         "auto", "how the model writes tool calls; auto: as its chat template does"
     )

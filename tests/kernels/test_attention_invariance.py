@@ -135,7 +135,7 @@ def test_plan_is_reused_by_layers_and_calls() -> None:
     assert torch.equal(kernels.paged_attention(step.q, step.kv_cache, 0, plan, step.case.scale), first)
 
 
-@pytest.mark.skipif(_C.isa() != "avx512", reason="the chip's widest set is what the suite runs anyway")
+@pytest.mark.skipif(_C.isa() not in ("avx512", "amx"), reason="the chip's widest set is what the suite runs anyway")
 def test_narrower_instruction_set() -> None:
     """The kernel tests once more with AVX2 in a process of its own."""
     folder = Path(__file__).parent
