@@ -154,6 +154,7 @@ class AttentionPlan:
         num_blocks: int,
         causal: bool,
         window: int,
+        bfloat16: bool,
     ) -> None: ...
     @property
     def num_tokens(self) -> int: ...

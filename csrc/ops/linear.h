@@ -59,7 +59,8 @@ struct PackParams {
 void pack_weight(const PackParams& p);
 
 // What is written of the sums: themselves; f of them; or, where the first half of the columns are a gate and
-// the others what it lets through, f(gate) * up alone: out is [T, N / 2].
+// the others what it lets through, f(gate) * up alone: out is [T, N / 2]. Over tiles f is that of
+// ops/quick_activations.h.
 enum class Finish { kSum, kActivated, kGated };
 
 struct LinearParams {

@@ -8,7 +8,7 @@
 #include "ops/linear_amx.h"
 
 #include "core/amx_tiles.h"
-#include "ops/activation_functions.h"
+#include "ops/quick_activations.h"
 
 namespace bequest::amx {
 namespace {
@@ -131,7 +131,7 @@ void finish_tile(const TiledProduct& product, int64_t row_tile, int64_t strip, c
   const int64_t column = strip * kStripWidth;
   if (p.finish == Finish::kSum)
     return write(product, row_tile, strip, sums, PlainResults<Identity>(p, column));
-  with_activation(p.activation, [&]<class F>() {
+  with_quick_activation(p.activation, [&]<class F>() {
     p.gated() ? write(product, row_tile, strip, sums, GatedResults<F>(p, column, to_up))
               : write(product, row_tile, strip, sums, PlainResults<F>(p, column));
   });

@@ -115,7 +115,8 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
 def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
     """f(x · gateᵀ) * (x · upᵀ): x [T, K], weight [2 I, K] of the gate's rows, then the up's, bias [2 I] → [T, I].
 
-    To the bit what `linear` and the gated activation give; the weight must be one that can (`can_gate`).
+    To the bit what `linear` and the gated activation give, or, over a weight in tiles, to 2^-13; the weight must be one
+    that can (`can_gate`).
     """
     assert weight.can_gate, weight
     out = torch.empty(x.shape[0], weight.out_features // 2)
@@ -126,7 +127,8 @@ def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor 
 def activated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
     """f(x [T, K] · weightᵀ + bias [N]) → [T, N].
 
-    To the bit what `linear` and `activate` give; the weight must be one that can (`can_activate`).
+    To 2^-13 what `linear` and `activate` give: a product that follows rounds to 2^-9. The weight must be one that can
+    (`can_activate`).
     """
     assert weight.can_activate, weight
     out = torch.empty(x.shape[0], weight.out_features)
@@ -357,6 +359,9 @@ class AttentionPlan:
     query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
     at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
     last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
+
+    `bfloat16` allows products to be rounded to it, as those with weights of that type are: it is done on a chip with
+    matrix units (`isa()` is "amx").
     """
 
     __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
@@ -374,6 +379,7 @@ class AttentionPlan:
         num_blocks: int,
         causal: bool = True,
         window: int = 0,
+        bfloat16: bool = False,
     ) -> None:
         starts, (num_starts,) = host_ints(query_start)
         lens, (num_sequences,) = host_ints(seq_lens)
@@ -392,6 +398,7 @@ class AttentionPlan:
             num_blocks,
             causal,
             window,
+            bfloat16,
         )
         self.num_tokens = self._plan.num_tokens
         self.num_q_heads = num_q_heads

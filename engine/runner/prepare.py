@@ -133,7 +133,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
-    runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs)
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs, loaded.dtype)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     info = _info(config, path, loaded, plan, torch.float32)

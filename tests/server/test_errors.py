@@ -277,6 +277,36 @@ async def test_unknown_names_inside_of_objects_are_named(front: Front) -> None:
         assert answer.headers["X-Bequest-Ignored"] == "text.colour, tools[0].cost"
 
 
+def nested(depth: int) -> Any:
+    return {"a": nested(depth - 1)} if depth else 1
+
+
+@pytest.mark.parametrize(
+    "value", [{"type": 2**64}, {"maximum": -(2**63) - 1}, nested(300)], ids=["big", "small", "deep"]
+)
+async def test_what_we_could_not_write_is_refused(front: Front, value: Any) -> None:
+    tool = {"type": "function", "name": "f", "parameters": value}
+    chat = {"type": "function", "function": {"name": "f", "parameters": value}}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/responses", {"input": "a", "tools": [tool], "tool_choice": "none"}, "tools"),
+        ("/v1/responses", {"input": "a", "metadata": value}, "metadata"),
+        ("/v1/responses", {"input": "a", "reasoning": {"effort": value}}, "reasoning"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "text", "name": value}}}, "text"),
+        ("/v1/responses", {"input": "a", "max_tool_calls": 2**64}, "max_tool_calls"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a", "status": value}]}, "input"),
+        ("/v1/chat/completions", {**CHAT, "tools": [chat], "tool_choice": "required"}, "tools"),
+        ("/v1/chat/completions", {**CHAT, "structured_outputs": {"json": value}}, "structured_outputs"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": value}}},
+            "response_format",
+        ),
+    ]
+    for path, body, param in cases:
+        error = await refused(front, body, path)
+        assert (error["code"], error["param"]) == ("invalid_value", param), body
+
+
 async def test_one_prompts_failure_ends_the_others(front: Front) -> None:
     front.engine.held = True
     call = asyncio.create_task(front.post("/v1/completions", {"prompt": ["a", "b", "c"]}))
