@@ -1,7 +1,7 @@
 """The masks of a step on their way to the device: queued with the step, they are made and sent while it runs.
 
-The copy of a plain step waits on the device, on a stream of its own beside the forward, so that the thread that
-launches steps can go on with the next one, and sampling finds the masks where it needs them.
+The copy of a plain step waits on the device, so that the thread that launches steps can go on with the next one; on a
+stream of its own beside the forward, so that sampling finds the masks where it needs them.
 While it waits, nothing may be asked of the driver that waits for the device: the first use of a kernel, for example, or
 memory. So whoever is about to do more than to replay a graph lets the masks come first (`settle`).
 """
@@ -20,6 +20,9 @@ from engine.kernels.streams import StreamScope, record, wait_for
 from engine.types import IntArray
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
+# Rows whose masks are copied behind the forward, not beside it: the products of so few need every multiprocessor
+# (csrc/ops/skinny_chain.cu), and whoever waits on one of them beside the forward holds all of it up.
+_FEW = 4
 
 
 class DeviceMasks:
@@ -74,9 +77,15 @@ class _Buffers:
             self._copied[turn].synchronize()
         masks.send_to(self._arrays[turn][: masks.num_rows], partial(self._copies[turn].publish, self._count))
         record(self._passed[turn])
-        with self._scope:
-            wait_for(self._passed[before])  # the last reader of this place was queued before that
-            self._copies[turn].queue(masks.num_rows * self._shape[1], self._count)
-            record(self._copied[turn])
-        self._copies[turn].wait(self._count)
+        if masks.num_rows <= _FEW:
+            self._queue(turn, masks.num_rows)
+        else:
+            with self._scope:
+                wait_for(self._passed[before])  # the last reader of this place was queued before that
+                self._queue(turn, masks.num_rows)
+            self._copies[turn].wait(self._count)
         return self._places[turn][: masks.num_rows]
+
+    def _queue(self, turn: int, num_rows: int) -> None:
+        self._copies[turn].queue(num_rows * self._shape[1], self._count)
+        record(self._copied[turn])
