@@ -35,7 +35,9 @@ inline __m512 exp2_weight(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241442755f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693003833f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000262f));
-  return _mm512_maskz_scalef_ps(0xffff, p, x);  // p · 2^floor(x)
+  // p · 2^floor(x), or 0 where that would be subnormal, which takes the chip a hundred times as long.
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(normal, p, x);
 }
 
 // scores [kHalves, kSplit / 16] tiles = q · keysᵀ for the keys of a step.

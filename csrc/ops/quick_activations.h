@@ -1,6 +1,6 @@
 // Activations of sums of bfloat16 products, for *.amx.cpp files. What they give is rounded to bfloat16, 2^-9,
 // by the product that follows, so 2^-13 of their own is enough, and takes a third of the time: division is a
-// table of the chip, and polynomials are short.
+// table of the chip, and polynomials are short. Each is f(x) with x as a factor, so that a NaN stays one.
 #pragma once
 
 #include "core/simd.h"
@@ -12,8 +12,10 @@ namespace {
 // GCC 12 warns of the unmasked intrinsics.
 inline VecF reciprocal(VecF x) { return (VecF)_mm512_maskz_rcp14_ps(0xffff, x); }
 
-// 2^x to 2^-18 for any x; NaN is kept.
+// 2^x to 2^-18, but no less than 2^-100: products with subnormal numbers take the chip a hundred times as
+// long.
 inline VecF exp2(VecF x) {
+  x = max(x, broadcast(-100.0f));
   const VecF f = (VecF)_mm512_maskz_reduce_ps(0xffff, x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
   VecF p = broadcast(0.0135340961f);
   p = p * f + 0.0520116054f;
