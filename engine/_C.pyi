@@ -721,7 +721,8 @@ class AttentionWork:
     @property
     def max_merges(self) -> tuple[int, int]:
         """Of decode tiles, of prefill tiles."""
-    ticket_ints: int
+    @property
+    def ticket_ints(self) -> int: ...
     @property
     def sections(self) -> tuple[int, int, int]:
         """Where merges, decode items and prefill items begin."""

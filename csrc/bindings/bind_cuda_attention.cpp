@@ -144,7 +144,7 @@ void bind_cuda_attention(py::module_& m) {
                                return std::tuple(self.layout.max_decode_merges,
                                                  self.layout.max_prefill_merges);
                              })
-      .def_property_readonly_static("ticket_ints", [](const py::object&) { return kTicketInts; })
+      .def_property_readonly("ticket_ints", [](const AttentionWork& self) { return self.layout.ticket_ints; })
       .def_property_readonly("sections",
                              [](const AttentionWork& self) {
                                return std::tuple(self.layout.merges, self.layout.decode_items,

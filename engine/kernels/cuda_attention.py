@@ -84,7 +84,7 @@ class CudaAttentionWorkspace:
         rows = self._work.state_rows
         self.states = torch.empty(rows, num_kv_heads, head_dim, dtype=torch.float32, device=self.device)
         self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
-        self.tickets = torch.zeros(_C.AttentionWork.ticket_ints, dtype=torch.int32, device=self.device)
+        self.tickets = torch.zeros(self._work.ticket_ints, dtype=torch.int32, device=self.device)
 
     def share_scratch(self, other: CudaAttentionWorkspace) -> None:
         """Takes the scratch of a workspace of larger steps for its own. Calls of both must be in one stream order."""
