@@ -708,6 +708,7 @@ class AttentionWork:
         num_multiprocessors: int,
         max_sequences: int,
         max_tokens: int,
+        prefill_blocks_per_sm: int,
     ) -> None: ...
     @property
     def size(self) -> int:
@@ -738,6 +739,7 @@ class AttentionWork:
     ) -> tuple[int, int, int]:
         """(decode items, prefill items, merges); block_tables may be null."""
 
+def prefill_blocks_per_sm(head_dim: int, kv_dtype: int) -> int: ...
 def can_attend_token(work: AttentionWork) -> bool: ...
 def cuda_attend_token(
     work: AttentionWork,

@@ -115,6 +115,11 @@ void check_params(const CudaAttentionParams& p) {
 
 }  // namespace
 
+int prefill_blocks_per_sm(int head_dim, DType kv_dtype) {
+  const bool wgmma = head_dim <= 128 && kv_dtype == DType::kBF16 && is_hopper();
+  return wgmma ? 1 : attention_blocks_per_sm(head_dim);
+}
+
 void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
                           cudaStream_t stream) {
   check_params(p);

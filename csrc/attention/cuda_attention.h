@@ -53,6 +53,9 @@ struct CudaAttentionParams {
   int32_t* tickets;     // [lists.ticket_ints], zero before the first call; every call leaves it so
 };
 
+// What the list has to know of the kernel that prefill goes to, on the current device, without a bias.
+int prefill_blocks_per_sm(int head_dim, DType kv_dtype);
+
 // Throws on a shape no kernel serves or a failed launch.
 void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
                           cudaStream_t stream);

@@ -251,8 +251,11 @@ int32_t write_decode(Step& step, JoinWriter& joins, WorkListHeader& header, Piec
   });
   WideDealer wide(step.wide_units, step.layout, writer);
   const int64_t workers = step.layout.workers - wide.num_workers();
-  narrow = narrow && tiles > workers;
-  if (narrow || tiles <= kJoinsPerWorker * workers) writer.set_joins(&joins);
+  const bool few_states = std::none_of(step.runs.begin(), step.runs.end(), [&](const SharedRun& run) {
+    return reader_of(step, run) == Section::kWide && run.num_keys > kMostJoined * kUnitKeys;
+  });
+  narrow = narrow && few_states && tiles > workers && tiles <= kNarrowPerWorker * workers;
+  if (narrow || (few_states && tiles <= kJoinsPerWorker * workers)) writer.set_joins(&joins);
   for_each_tile(step, Section::kWide, [&](const Tile& tile) { wide.add(tile); });
   if (narrow) return write_narrow(step, wide, header, writer);
   DecodeDealer dealer(tiles, units, wide.num_workers(), step.layout.workers, wide.num_items(), writer);
@@ -275,9 +278,10 @@ int32_t write_prefill(Step& step, PieceWriter writer) {
     all_shared = all_shared && tile.sharers != nullptr;
   });
   // Shared tiles have no diagonal: equal pieces take equal times, and fewer leave fewer states.
-  const int pieces_per_share = all_shared ? 1 : kPrefillPiecesPerShare;
-  const int64_t longest =
-      std::max(kMinPrefillUnits, (total_units - 1) / (pieces_per_share * step.layout.workers) + 1);
+  const int64_t pieces_at_once = std::max(
+      1, step.shape.num_multiprocessors * step.shape.prefill_blocks_per_sm / step.shape.num_kv_heads);
+  const int64_t wanted = all_shared ? pieces_at_once : kPrefillPiecesPerShare * step.layout.workers;
+  const int64_t longest = std::max(kMinPrefillUnits, (total_units - 1) / wanted + 1);
   int32_t count = 0;
   for_each_tile(step, Section::kPrefill, [&](const Tile& tile) {
     const int64_t units = tile.units();

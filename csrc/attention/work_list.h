@@ -114,7 +114,8 @@ struct WorkShape {
   int num_multiprocessors;
   int64_t max_sequences;
   int64_t max_tokens;
-  bool wide_tiles = true;  // whether the decode kernel knows them
+  int prefill_blocks_per_sm = 2;  // thread blocks of the prefill kernel that are under way at once
+  bool wide_tiles = true;         // whether the decode kernel knows them
 
   int group() const { return num_q_heads / num_kv_heads; }
 };

@@ -39,15 +39,17 @@ int64_t num_decode_units(const Step& step) {
   return keys / kUnitKeys;
 }
 
-// Tiles of half the rows take half the time, if there is a worker for each.
+// Tiles of half the rows take half the time, if there is a worker for each, and a warp for each tail.
 void choose_wide_tiles(Step& step) {
-  const int32_t rows = prefill_tile_rows(step.shape.head_dim), workers = step.layout.wide_workers;
-  for (const int32_t tile_rows : {kLeastWideRows, rows}) {
-    step.wide_tokens = tile_rows / step.shape.group();
-    step.wide_units = step.wide_tokens > 0 ? num_wide_units(step, step.wide_tokens) : 0;
-    if (step.wide_units <= (tile_rows < rows ? workers : kWideUnits * workers)) return;
-  }
-  step.wide_units = 0;
+  const int32_t rows = prefill_tile_rows(step.shape.head_dim);
+  const int64_t most = step.layout.wide_workers;
+  step.wide_tokens = kLeastWideRows / step.shape.group();
+  step.wide_units = step.wide_tokens > 0 ? num_wide_units(step, step.wide_tokens) : 0;
+  const int64_t tails = kNarrowPerWorker * (step.layout.workers - step.wide_units);
+  if (step.wide_units <= most && step.batch.num_sequences <= tails) return;
+  step.wide_tokens = rows / step.shape.group();
+  step.wide_units = num_wide_units(step, step.wide_tokens);
+  if (step.wide_units > kWideUnits * most) step.wide_units = 0;
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ class Shape:
     causal: bool = True
     window: int = 0
     multiprocessors: int = 132
+    prefill_blocks: int = 1  # at once on each
 
     def work(self, max_sequences: int, max_tokens: int) -> _C.AttentionWork:
         return _C.AttentionWork(
@@ -37,6 +38,7 @@ class Shape:
             self.multiprocessors,
             max_sequences,
             max_tokens,
+            self.prefill_blocks,
         )
 
 
@@ -276,7 +278,9 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
     check_cover(shape, lens, found, tables)
     whole_units = keys // 64 * 64
     far = FAR if shape.causal else 2 * FAR
-    shared = [item for item in found.decode + found.prefill if item.first_position in (whole_units, *range(far, far + 9))]
+    shared = [
+        item for item in found.decode + found.prefill if item.first_position in (whole_units, *range(far, far + 9))
+    ]
     group = shape.num_q_heads // shape.num_kv_heads
     workers = max(1, shape.multiprocessors * (1 if shape.head_dim > 128 else 2) // shape.num_kv_heads)
     units = sum(seq_len for query_len, seq_len in lens if query_len <= 16 // group) // 64
@@ -293,10 +297,10 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
 
 @pytest.mark.parametrize(
     ("count", "keys", "rows", "narrow"),
-    [(8, 704, 32, False), (32, 704, 64, True), (64, 320, 64, True), (66, 320, 128, True)],
+    [(8, 704, 32, False), (32, 704, 64, True), (64, 320, 128, True), (32, 1024, 128, False)],
 )
 def test_wide_tiles_are_small_while_there_are_workers(count: int, keys: int, rows: int, narrow: bool) -> None:
-    """33 workers, of which 22 may have wide tiles. Tails are narrow if there are more of them than workers for them."""
+    """33 workers, of which 22 may have wide tiles. Tails are narrow if they are more than workers, and states are few."""
     lens = [(1, keys + 40)] * count
     found = build(Shape(), lens, shared_tables(np.random.default_rng(0), lens, [keys] * count))
     wide = [worker for worker in found.workers if any(item.num_tokens > 1 for item in worker)]
@@ -304,6 +308,14 @@ def test_wide_tiles_are_small_while_there_are_workers(count: int, keys: int, row
     others = found.workers[len(wide) :]
     assert sum(map(len, others)) == count
     assert ([item.first_token for item in others[0][:4]] == [0, 1, 2, 3]) == narrow
+
+
+@pytest.mark.parametrize(("blocks", "pieces"), [(1, 16), (2, 32)])
+def test_a_long_prefix_has_as_many_pieces_as_are_attended_at_once(blocks: int, pieces: int) -> None:
+    lens = [(1, 16424)] * 32
+    found = build(Shape(prefill_blocks=blocks), lens, shared_tables(np.random.default_rng(0), lens, [16384] * 32))
+    assert len(found.prefill) == pieces and not found.merges
+    assert all(join.num_states == pieces and join.counter == -1 for join in found.joins.values())
 
 
 def test_runs_spare_as_many_keys_as_they_can() -> None:
