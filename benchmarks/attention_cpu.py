@@ -2,8 +2,9 @@
 
     python benchmarks/attention_cpu.py [--threads N] [--json FILE]
 
-Prefill: time of torch's scaled_dot_product_attention on contiguous tensors of the same shape over ours on the paged
-cache (1.0: equal, above: ours is faster). Decode: bytes of keys and values read per second over what a plain sum
+Prefill and encoders: time of torch's scaled_dot_product_attention on contiguous tensors of the same shape over ours on
+the paged cache (1.0: equal, above: ours is faster), and how fast ours multiplies; in bfloat16 both may multiply in it.
+They take turns, and the medians are compared. Decode: bytes of keys and values read per second over what a plain sum
 over as many bytes, in memory as cold, reads per second. Sampling: microseconds per row, one thread.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,6 +32,7 @@ class Line:
     name: str
     milliseconds: float
     ratio: float | None
+    gflops: float | None = None  # per second
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,21 @@ def seconds(run: Callable[[], object], repeats: int = 7) -> float:
     return min(times)
 
 
-def paged(lens: list[tuple[int, int]], heads: Heads, dtype: torch.dtype) -> tuple[torch.Tensor, kernels.AttentionPlan]:
+def in_turns(first: Callable[[], object], second: Callable[[], object], repeats: int = 9) -> tuple[float, float]:
+    """The medians of both, in seconds: what else runs on the machine slows both alike."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats + 1):
+        for run, result in zip((first, second), times, strict=True):
+            begin = time.perf_counter()
+            run()
+            if turn:
+                result.append(time.perf_counter() - begin)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def paged(
+    lens: list[tuple[int, int]], heads: Heads, dtype: torch.dtype, causal: bool = True
+) -> tuple[torch.Tensor, kernels.AttentionPlan]:
     """A random cache [NB, 1, 2, NKV, BS, D] with shuffled blocks, and a plan of (query_len, seq_len) pairs."""
     blocks_of = [-(-seq_len // BLOCK_SIZE) for _, seq_len in lens]
     num_blocks = sum(blocks_of) + 1
@@ -71,19 +88,28 @@ def paged(lens: list[tuple[int, int]], heads: Heads, dtype: torch.dtype) -> tupl
         head_dim=heads.head_dim,
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
+        causal=causal,
+        bfloat16=dtype == torch.bfloat16,
     )
     return cache, plan
 
 
-def prefill(length: int, heads: Heads, dtype: torch.dtype) -> Line:
-    cache, plan = paged([(length, length)], heads, dtype)
+def many_queries(name: str, length: int, heads: Heads, dtype: torch.dtype, reach: int = 0, causal: bool = True) -> Line:
+    """With a reach, a bias by distance, which torch is given as a mask."""
+    cache, plan = paged([(length, length)], heads, dtype, causal)
     q = torch.randn(length, heads.num_q_heads, heads.head_dim)
-    ours = seconds(lambda: kernels.paged_attention(q, cache, 0, plan, heads.head_dim**-0.5))
+    bias = torch.randn(heads.num_q_heads, 2 * reach + 1) if reach else None
     group = heads.num_q_heads // heads.num_kv_heads
-    tq = q.transpose(0, 1)[None].contiguous()
-    tk, tv = torch.randn(2, 1, heads.num_kv_heads, length, heads.head_dim).repeat_interleave(group, 2)
-    theirs = seconds(lambda: torch.nn.functional.scaled_dot_product_attention(tq, tk, tv, is_causal=True))
-    return Line(f"prefill {length} {heads} {str(dtype)[6:]}, vs torch", ours * 1e3, theirs / ours)
+    tq = q.transpose(0, 1)[None].contiguous().to(dtype)
+    tk, tv = torch.randn(2, 1, heads.num_kv_heads, length, heads.head_dim).repeat_interleave(group, 2).to(dtype)
+    mask = torch.randn(1, heads.num_q_heads, length, length).to(dtype) if reach else None
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    ours, theirs = in_turns(
+        lambda: kernels.paged_attention(q, cache, 0, plan, heads.head_dim**-0.5, bias=bias),
+        lambda: sdpa(tq, tk, tv, attn_mask=mask, is_causal=causal),
+    )
+    flops = 4 * length**2 * heads.num_q_heads * heads.head_dim / (2 if causal else 1)
+    return Line(f"{name} {length} {heads} {str(dtype)[6:]}, vs torch", ours * 1e3, theirs / ours, flops / ours / 1e9)
 
 
 def read_bandwidth(num_bytes: int) -> float:
@@ -119,11 +145,16 @@ def logprobs(top: int, vocab: int = 49152) -> Line:
 
 def lines(threads: int) -> list[Line]:
     small, large = Heads(9, 3, 64), Heads(32, 8, 128)
+    whisper, t5 = Heads(6, 6, 64), Heads(8, 8, 64)
     kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
     result = []
     for dtype in (torch.float32, torch.bfloat16):
-        result += [prefill(512, small, dtype), prefill(2048, small, dtype), prefill(1024, large, dtype)]
+        result += [many_queries("prefill", n, small, dtype) for n in (512, 2048)]
+        result += [many_queries("prefill", n, large, dtype) for n in (1024, 2048)]
+        result += [many_queries("encoder", 1500, whisper, dtype, causal=False)]
+        result += [many_queries("encoder with bias", 512, t5, dtype, reach=128, causal=False)]
+        result += [decode(8, 1500, whisper, dtype), decode(16, 512, t5, dtype)]
         result += [decode(16, 512, small, dtype), decode(64, 2048, small, dtype), decode(1, 16384, large, dtype)]
     kernels.set_num_threads(1)
     torch.set_num_threads(1)
@@ -147,7 +178,8 @@ def main() -> None:
     result = lines(arguments.threads)
     print(f"{kernels.isa()}, {arguments.threads} threads")
     for line in result:
-        print(f"{line.name:58} {line.milliseconds:10.3f} ms" + (f"  {line.ratio:6.2f}" if line.ratio else ""))
+        rate = f"  {line.gflops:6.0f} GFLOP/s" if line.gflops else ""
+        print(f"{line.name:58} {line.milliseconds:10.3f} ms" + (f"  {line.ratio:6.2f}" if line.ratio else "") + rate)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(line) for line in result], indent=1))
 

@@ -6,7 +6,9 @@ Two situations, best times of each:
   hot    one weight again and again, so that it sits in some cache: the share of the peak of multiply-adds
   cold   many copies in turn, 1 GiB together, as a model's layers come: the share of what memory and arithmetic allow,
          min(peak, bandwidth × operations per byte)
-The last column is torch's time (F.linear, float32, the same situation) over ours.
+The peak is that of float32 vectors. Where matrix units multiply bfloat16 it is none: a share is that of the bandwidth
+alone, and only of cold weights. The last column is torch's time (F.linear in the same dtype, the same situation) over
+ours; our x and results are float32 in any case, its own are of that dtype.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Row:
     micros: float
     gflops: float
     gbps: float
-    share: float  # of the peak (hot) or of the roofline (cold)
+    share: float | None  # of the peak (hot) or of the roofline (cold)
     torch_ratio: float
 
 
@@ -90,7 +92,8 @@ class Bench:
         packed = kernels.pack_weight(weight, dtype)
         self.peak = max(self.peak, self._roofline.gflops())
         hot = best_time(lambda: kernels.linear(x, packed, out=out), 0.2)
-        hot_torch = best_time(lambda: torch.nn.functional.linear(x, weight), 0.2)
+        weight, their_x = weight.to(dtype), x.to(dtype)
+        hot_torch = best_time(lambda: torch.nn.functional.linear(their_x, weight), 0.2)
         rows = [self._row(shape, packed, tokens, "hot", hot, hot_torch)]
         if tokens <= 64:
             copies = COLD_BYTES // packed.nbytes
@@ -98,7 +101,7 @@ class Bench:
             cold = best_pass([lambda w=w: kernels.linear(x, w, out=out) for w in ours], 0.3)
             del ours
             theirs = [weight.clone() for _ in range(COLD_BYTES // weight.nbytes)]
-            cold_torch = best_pass([lambda w=w: torch.nn.functional.linear(x, w) for w in theirs], 0.3)
+            cold_torch = best_pass([lambda w=w: torch.nn.functional.linear(their_x, w) for w in theirs], 0.3)
             rows.append(self._row(shape, packed, tokens, "cold", cold, cold_torch))
         return rows
 
@@ -107,14 +110,13 @@ class Bench:
     ) -> Row:
         operations = 2 * tokens * packed.out_features * packed.in_features
         gflops = operations / seconds * 1e-9
-        limit = self.peak
+        limit = float("inf") if packed.tiles else self.peak
         if situation == "cold":
             limit = min(limit, self.bandwidth * operations / packed.nbytes)
+        share = None if limit == float("inf") else gflops / limit
         dtype = str(packed.dtype).removeprefix("torch.")
         gbps = packed.nbytes / seconds * 1e-9
-        return Row(
-            shape, dtype, tokens, situation, seconds * 1e6, gflops, gbps, gflops / limit, torch_ratio=other / seconds
-        )
+        return Row(shape, dtype, tokens, situation, seconds * 1e6, gflops, gbps, share, torch_ratio=other / seconds)
 
 
 def main() -> None:
@@ -133,9 +135,10 @@ def main() -> None:
             for tokens in map(int, options.tokens.split(",")):
                 for row in bench.rows(shape, dtype, tokens):
                     rows.append(row)
+                    share = "" if row.share is None else f"{row.share:.0%}"
                     print(
                         f"{row.shape:13} {row.dtype:9} {row.tokens:5} {row.situation:5} {row.micros:10.1f} "
-                        f"{row.gflops:8.1f} {row.gbps:6.1f} {row.share:6.0%} {row.torch_ratio:6.2f}",
+                        f"{row.gflops:8.1f} {row.gbps:6.1f} {share:>6} {row.torch_ratio:6.2f}",
                         flush=True,
                     )
     if options.json:

@@ -6,8 +6,9 @@
 Both get the same jobs: (encoder length, output length) pairs, greedy, the output lengths forced. transformers runs them
 in batches as large as the engine's, padded to the longest input and stepped until the longest output; it has the whole
 batch at once, as has the engine. `equal` jobs, where nothing is padded, are the most favourable for it; `mixed` ones
-are what a server sees. Both have the weights in --dtype; beside float32 the engine also runs with a float16 cache, a
-line of its own. They take turns, and a line is the median of --repeats turns.
+are what a server sees. Both have the weights in --dtype. On a CPU float32 has a second line, the engine with a float16
+cache, and --dtype bfloat16 runs both sides in float32 too, so that one run has all four. All take turns, and a line is
+the median of --repeats turns.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from engine.encoder import EncoderInput
 from engine.types import OutputMode, Request, SamplingParams
 
 Job = tuple[int, int]  # encoder positions, output tokens
+Side = tuple[str, str]  # dtype, that of the engine's cache
 START = {"t5-small": (0,), "whisper-tiny": (50257, 50362), "bart-large": (2,)}
 
 
@@ -124,11 +126,11 @@ def generate(model: Any, batch: list[EncoderInput], prompt: torch.Tensor, length
     model.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
 
 
-def make_transformers(shape: Shape, options: argparse.Namespace) -> Any:
+def make_transformers(shape: Shape, device: str, dtype: str) -> Any:
     config = getattr(transformers, shape.config_class)(**shape.config)
     torch.manual_seed(0)
     model = getattr(transformers, shape.architecture)(config).eval()
-    model = model.to(options.device, getattr(torch, options.dtype))
+    model = model.to(device, getattr(torch, dtype))
     # Nothing but the lengths: rules on tokens cost it time.
     model.generation_config = transformers.GenerationConfig(
         pad_token_id=0, decoder_start_token_id=START_OF[shape.architecture]
@@ -139,11 +141,12 @@ def make_transformers(shape: Shape, options: argparse.Namespace) -> Any:
 START_OF = {shape.architecture: START[name][0] for name, shape in SHAPES.items()}
 
 
-async def build(directory: Path, shape: Shape, options: argparse.Namespace, cache: Any) -> Built:
+async def build(directory: Path, shape: Shape, options: argparse.Namespace, side: Side) -> Built:
+    dtype, cache = side
     config = EngineConfig(
         model=str(directory),
         device=options.device,
-        dtype=options.dtype,
+        dtype=dtype,
         kv_cache_dtype=cache,
         load_format="dummy",
         max_num_seqs=shape.batch,
@@ -154,27 +157,36 @@ async def build(directory: Path, shape: Shape, options: argparse.Namespace, cach
     return await build_engine(config)
 
 
+def sides(options: argparse.Namespace) -> list[Side]:
+    if options.device == "cuda":
+        return [(options.dtype, "auto")]
+    if options.dtype == "float32":
+        return [("float32", "auto"), ("float32", "float16")]
+    return [("bfloat16", "auto"), ("float32", "auto")]
+
+
 async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     shape = SHAPES[name]
     rows, draw = [], np.random.default_rng(5)
-    model = make_transformers(shape, options)
+    models = {dtype: make_transformers(shape, options.device, dtype) for dtype, _ in sides(options)}
     with tempfile.TemporaryDirectory() as folder:
-        values = model.config.to_dict() | {"architectures": [shape.architecture]}
+        values = models[options.dtype].config.to_dict() | {"architectures": [shape.architecture]}
         directory = write_config(values, Path(folder) / name)
-        caches = ["auto", "float16"] if options.device == "cpu" and options.dtype == "float32" else ["auto"]
-        engines = {cache: await build(directory, shape, options, cache) for cache in caches}
+        engines = {side: await build(directory, shape, options, side) for side in sides(options)}
         torch.set_num_threads(options.threads)
         for kind in options.jobs:
             jobs = make_jobs(shape, kind, options.rounds * shape.batch)
-            seconds = await take_turns(engines, model, shape, START[name], jobs, options.repeats, draw)
-            tokens, theirs = sum(output for _, output in jobs), seconds.pop("transformers")
-            for cache, ours in seconds.items():
-                stored = engines[cache].engine.info.kv_cache_dtype
+            seconds, their_seconds = await take_turns(engines, models, shape, START[name], jobs, options.repeats, draw)
+            tokens = sum(output for _, output in jobs)
+            for side, ours in seconds.items():
+                dtype, theirs = side[0], their_seconds[side[0]]
+                stored = engines[side].engine.info.kv_cache_dtype
                 rows.append(
                     {
                         "shape": name,
                         "jobs": kind,
                         "requests": len(jobs),
+                        "dtype": dtype,
                         "cache": stored,
                         "tokens_per_second": tokens / ours,
                         "transformers_tokens_per_second": tokens / theirs,
@@ -182,8 +194,8 @@ async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]
                     }
                 )
                 print(
-                    f"{name:14} {kind:6} {len(jobs):4} requests  cache {stored:8} {tokens / ours:10,.0f} tokens/s  "
-                    f"transformers {tokens / theirs:10,.0f}  × {theirs / ours:.2f}",
+                    f"{name:12} {kind:6} {len(jobs):4} requests  {dtype:8} cache {stored:8} {tokens / ours:8,.0f} "
+                    f"tokens/s  transformers {tokens / theirs:8,.0f}  × {theirs / ours:.2f}",
                     flush=True,
                 )
         for built in engines.values():
@@ -192,25 +204,30 @@ async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 async def take_turns(
-    engines: dict[str, Built],
-    model: Any,
+    engines: dict[Side, Built],
+    models: dict[str, Any],
     shape: Shape,
     start: tuple[int, ...],
     jobs: list[Job],
     repeats: int,
     draw: np.random.Generator,
-) -> dict[str, float]:
-    """Median seconds of each engine and of "transformers"."""
+) -> tuple[dict[Side, float], dict[str, float]]:
+    """Median seconds of each engine and of transformers in each dtype."""
     warm = [(length, 4) for length, _ in jobs[: shape.batch]]
-    seconds: dict[str, list[float]] = {name: [] for name in (*engines, "transformers")}
+    ours: dict[Side, list[float]] = {side: [] for side in engines}
+    theirs: dict[str, list[float]] = {dtype: [] for dtype in models}
     for turn in range(repeats + 1):
         turn_jobs = jobs if turn else warm
         # No input comes twice: the engine would find its cross keys and do without the encoder.
         inputs = make_inputs(shape, turn_jobs, draw)
-        for name, built in engines.items():
-            seconds[name].append(await run_engine(built, start, turn_jobs, inputs))
-        seconds["transformers"].append(run_transformers(model, shape, start, turn_jobs, inputs))
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+        for side, built in engines.items():
+            ours[side].append(await run_engine(built, start, turn_jobs, inputs))
+        for dtype, model in models.items():
+            theirs[dtype].append(run_transformers(model, shape, start, turn_jobs, inputs))
+    return (
+        {side: statistics.median(times[1:]) for side, times in ours.items()},
+        {dtype: statistics.median(times[1:]) for dtype, times in theirs.items()},
+    )
 
 
 def main() -> None:

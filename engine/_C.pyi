@@ -20,7 +20,7 @@ def populate_pages(address: int, num_bytes: int) -> bool: ...
 # --- csrc/ops
 
 def pack_weight(
-    weight: int, weight_dtype: int, packed: int, packed_dtype: int, first_row: int, rows: int, in_features: int
+    weight: int, weight_dtype: int, packed: int, format: int, first_row: int, rows: int, in_features: int
 ) -> None: ...
 def pack_quantised(rows: int, bits: int, packed: int, first_row: int, num_rows: int, in_features: int) -> None: ...
 def linear(
@@ -33,7 +33,7 @@ def linear(
     out_features: int,
     in_features: int,
 ) -> None: ...
-def gated_linear(
+def finished_linear(
     x: int,
     weight: int,
     format: int,
@@ -42,7 +42,22 @@ def gated_linear(
     num_tokens: int,
     out_features: int,
     in_features: int,
+    gated: bool,
     activation: int,
+) -> None: ...
+def feed_forward(
+    x: int,
+    up: int,
+    up_bias: int,
+    down: int,
+    down_bias: int,
+    out: int,
+    num_tokens: int,
+    in_features: int,
+    inner_features: int,
+    out_features: int,
+    activation: int,
+    gated: bool,
 ) -> None: ...
 def gather_rows(
     ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
@@ -139,6 +154,7 @@ class AttentionPlan:
         num_blocks: int,
         causal: bool,
         window: int,
+        bfloat16: bool,
     ) -> None: ...
     @property
     def num_tokens(self) -> int: ...

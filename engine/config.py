@@ -3,7 +3,8 @@ the flag of `max_model_len` is `--max-model-len`, its help is the field's `help`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
@@ -12,6 +13,14 @@ def option(default: Any, help: str) -> Any:
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
+
+
+def check_finite(config: EngineConfig | ServerConfig) -> None:
+    """A command line can say `nan` and `inf`, of which no comparison below would complain."""
+    for name in (entry.name for entry in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,9 @@ class EngineConfig:
         "auto", "dummy: random weights of config.json's shape, for measuring"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it"
+        "auto",
+        "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it. A CPU with matrix units "
+        "(AMX) also multiplies bfloat16",
     )
     kv_cache_dtype: Literal["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
         "auto",
@@ -85,6 +96,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        check_finite(self)
         for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0), ("max_queued_extractions", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
@@ -94,6 +106,10 @@ class EngineConfig:
                 raise ValueError(f"{name} must be from 0 to 1, not {share}")
         if not 0 <= self.extraction_share < 1:
             raise ValueError(f"extraction_share must be from 0 to less than 1, not {self.extraction_share:g}")
+        if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
+            raise ValueError(f"kv_cache_gb must be over 0, not {self.kv_cache_gb:g}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be over 0, at most 1, not {self.gpu_memory_utilization:g}")
         if self.step_timeout < 0:
             raise ValueError(f"step_timeout must not be negative, not {self.step_timeout:g}")
         for name in ("host_cache_gb", "retained_tokens_records", "max_leases", "max_extraction_mb", "extraction_mb"):
@@ -130,10 +146,23 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
-    sse_keep_alive_interval: float = option(0.0, "seconds between keep-alive comments in a silent stream; 0: none")
+    sse_keep_alive_interval: float = option(
+        0.0, "seconds of silence in a stream, also before its first event, that a keep-alive comment ends; 0: none"
+    )
     tool_call_parser: Literal["auto", "hermes", "llama3", "mistral"] = option(
         "auto", "how the model writes tool calls; auto: as its chat template does"
     )
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
     log_format: Literal["text", "json"] = option("text", "json: one object per line")
+
+    def __post_init__(self) -> None:
+        check_finite(self)
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port must be from 0 to {2**16 - 1}, not {self.port}")
+        for name in ("max_body_mb", "max_audio_mb", "max_audio_minutes", "max_catalogue_mb", "client_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")
+        for name in ("catalogues_mb", "drain_timeout", "stored_responses", "stored_mb", "sse_keep_alive_interval"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name):g}")

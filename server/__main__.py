@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         sys.exit(install_service(arguments[1:]))
     engine_config, server_config = parse(arguments)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are keys to read again
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while the model loads is no error to show a traceback of
     configure_logging(server_config.log_level, server_config.log_format)
     _exit(_run(engine_config, server_config))
 

@@ -113,9 +113,13 @@ def _retry_headers(status: int, code: str, details: Mapping[str, Any]) -> dict[s
 
 
 def _seconds_until(moment: float | None) -> str:
-    """Whole seconds from 1 to 60, the longest that clients wait; None: nobody knows when."""
-    wait = _LONGEST_RETRY if moment is None else math.ceil(moment - time.time())
-    return str(min(max(wait, 1), _LONGEST_RETRY))
+    """None: nobody knows when."""
+    return str(_LONGEST_RETRY if moment is None else retry_seconds(moment - time.time()))
+
+
+def retry_seconds(wait: float) -> int:
+    """Whole seconds from 1 to 60, the longest that clients wait."""
+    return min(max(math.ceil(wait), 1), _LONGEST_RETRY)
 
 
 def invalid(message: str, param: str | None) -> ApiError:

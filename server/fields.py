@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
+import orjson
 
 from server import wire
-from server.errors import ApiError, unsupported
+from server.errors import ApiError, invalid, unsupported
 
 IGNORED_HEADER = "X-Bequest-Ignored"
 _MOST_NAMED = 32  # of ignored fields, so that the header stays a header
@@ -99,18 +100,57 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
 }
 # Names that other servers use for something of ours.
 _ALIASES = {
+    "beam_size": "beam_width",
     "catalog": "catalogue",
     "guided_choice": "structured_outputs",
     "guided_grammar": "structured_outputs",
     "guided_json": "structured_outputs",
     "guided_regex": "structured_outputs",
+    "hidden_states": "return_hidden_states",
     "max_new_tokens": "max_tokens",
     "n_predict": "max_tokens",
     "num_beams": "beam_width",
+    "output_hidden_states": "return_hidden_states",
     "repeat_penalty": "repetition_penalty",
     "stop_sequences": "stop",
 }
 _NEAR = 0.85  # of difflib's ratio: one slip in a short name, two in a long one (`top_a` is not a slip of `top_k`)
+
+# The names of objects inside of bodies, and of objects inside of those; None: what is in there has names of its own.
+_Shape = dict[str, "_Shape | None"]
+_FUNCTION: _Shape = dict.fromkeys(("name", "description", "parameters", "strict"))
+_SCHEMA: _Shape = dict.fromkeys(("name", "description", "schema", "strict"))
+_NESTED_TOOL: _Shape = {"type": None, "function": _FUNCTION}
+_GENERATION_SHAPE: _Shape = {
+    "stream_options": dict.fromkeys(wire.StreamOptions.__struct_fields__),
+    "response_format": {"type": None, "json_schema": _SCHEMA},
+}
+_SHAPES: dict[type[msgspec.Struct], _Shape] = {
+    wire.CompletionBody: _GENERATION_SHAPE,
+    wire.ChatBody: {
+        **_GENERATION_SHAPE,
+        "tools": _NESTED_TOOL,
+        "tool_choice": {"type": None, "function": {"name": None}},
+    },
+    wire.ResponseBody: {
+        **_GENERATION_SHAPE,
+        "text": {"format": {"type": None, **_SCHEMA}, "verbosity": None},
+        "tools": {"type": None, **_FUNCTION},
+        "tool_choice": {"type": None, "name": None},
+    },
+    wire.TokenizeBody: {"tools": _NESTED_TOOL},
+}
+# Objects whose names are ours, and other engines', alone: one that is not known was meant for us.
+_OURS: dict[str, tuple[str, ...]] = {
+    "return_hidden_states": wire.GeneratedStates.__struct_fields__,
+    "structured_outputs": wire.STRUCTURED_FIELDS,
+}
+# What is compiled, kept or told back as it came, and so has to be JSON that we can write ourselves.
+_WRITTEN = frozenset(
+    ("max_tool_calls", "metadata", "reasoning", "response_format", "structured_outputs", "text", "tool_choice", "tools")
+)
+# Where other servers have the schema of an answer, which must not be dropped without a word.
+_MISPLACED = {"response_format.schema": "response_format.json_schema.schema"}
 
 
 def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[str]]:
@@ -123,28 +163,55 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
             continue
         if elsewhere or name in _REFUSED:
             _refuse_unless_idle(name, value, body)
-        elif meant := _near_miss(name, known):
+        elif meant := _near_miss(name, known | _REFUSED.keys()):
             message = f"`{wire.shorten(name)}` is not a parameter of this endpoint; did you mean `{meant}`?"
             raise ApiError(400, "unknown_parameter", message, param=wire.shorten(name))
         else:
             ignored.append(name)
-    _check_states_fields(raw.get("return_hidden_states"))
-    options = raw.get("stream_options")
-    if "stream_options" in known and isinstance(options, dict):
-        inner = wire.StreamOptions.__struct_fields__
-        ignored += [
-            f"stream_options.{name}" for name, value in options.items() if name not in inner and value is not None
-        ]
+    for name in _OURS.keys() & raw.keys() & known:
+        _check_ours(name, raw[name])
+    for name in (_WRITTEN | ({"input"} if body is wire.ResponseBody else set())) & raw.keys() & known:
+        _check_written(name, raw[name])
+    for name, shape in _SHAPES.get(body, {}).items():
+        if name in raw and shape is not None:
+            ignored += _ignored_inside(raw[name], shape, name)
     return wire.convert(raw, body), ignored
 
 
-def _check_states_fields(given: Any) -> None:
-    """Unlike other objects it has names that are ours alone: one that is not known was meant for us."""
-    known = wire.GeneratedStates.__struct_fields__
+def _check_ours(holder: str, given: Any) -> None:
+    known = _OURS[holder]
     for name in given if isinstance(given, dict) else ():
         if name not in known and given[name] is not None:
-            message = f"`return_hidden_states` has no field {wire.shorten(repr(name))}; it has {', '.join(known)}."
-            raise ApiError(400, "unknown_parameter", message, param=f"return_hidden_states.{wire.shorten(name)}")
+            message = f"`{holder}` has no field {wire.shorten(repr(name))}; it has {', '.join(known)}."
+            raise ApiError(400, "unknown_parameter", message, param=f"{holder}.{wire.shorten(name)}")
+
+
+def _check_written(name: str, given: Any) -> None:
+    """JSON knows integers of any size and nests as deep as it likes; who writes it has limits."""
+    try:
+        orjson.dumps(given)
+    except orjson.JSONEncodeError as error:
+        fault = "holds an integer of more than 64 bits" if "nteger" in str(error) else "is nested too deeply"
+        raise invalid(f"`{name}` {fault}.", name) from None
+
+
+def _ignored_inside(given: Any, shape: _Shape, path: str) -> Iterator[str]:
+    """The paths of what nobody will read, as with the fields of the body itself."""
+    if isinstance(given, list):
+        for index, item in enumerate(given):
+            yield from _ignored_inside(item, shape, f"{path}[{index}]")
+    elif isinstance(given, dict):
+        for name, value in given.items():
+            inner, place = shape.get(name), f"{path}.{wire.shorten(name)}"
+            if inner is not None:
+                yield from _ignored_inside(value, inner, place)
+            elif name in shape or value is None:
+                continue
+            elif meant := _MISPLACED.get(place) or _near_miss(name, shape):
+                message = f"`{path}` has no field {wire.shorten(repr(name))}; did you mean `{meant}`?"
+                raise ApiError(400, "unknown_parameter", message, param=place)
+            else:
+                yield place
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
@@ -171,13 +238,12 @@ def _same_number(value: Any, default: Any) -> bool:
     return numbers and not isinstance(value, bool) and not isinstance(default, bool) and value == default
 
 
-def _near_miss(name: str, known: set[str]) -> str | None:
+def _near_miss(name: str, known: Collection[str]) -> str | None:
     """The name of ours that was probably meant."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
-    if plain in _ALIASES:
+    if _ALIASES.get(plain) in known:
         return _ALIASES[plain]
-    names = known | _REFUSED.keys()
-    if plain in names:
+    if plain in known:
         return plain
-    close = difflib.get_close_matches(plain, names, n=1, cutoff=_NEAR) if len(plain) < 64 else []
+    close = difflib.get_close_matches(plain, known, n=1, cutoff=_NEAR) if len(plain) < 64 else []
     return close[0] if close else None

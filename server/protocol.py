@@ -22,19 +22,21 @@ _log = logging.getLogger("bequest.server")
 # leave what was sent unread or unacknowledged.
 _PROBE_AFTER, _PROBE_EVERY, _UNREAD = 60, 10, 120
 _PROBES = 3
+_SILENT = 2.0  # seconds without a byte, after which one that was told to stop sending has stopped
 _MOST_HEAD = 8190  # bytes of a line of the head: aiohttp's own limit
 
 
 class JsonProtocol(RequestHandler):
     """REQUIRES: aiohttp's handler has `_messages` (parsed, not begun) and `_current_request`; it tells of neither."""
 
-    __slots__ = ("_client_timeout", "_head_began", "_head_timer")
+    __slots__ = ("_client_timeout", "_head_began", "_head_timer", "_silence_timer")
 
     def __init__(self, manager: web.Server, *, client_timeout: float, **options: Any) -> None:
         super().__init__(manager, **options)
         self._client_timeout = client_timeout
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_began = False
+        self._silence_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -43,7 +45,9 @@ class JsonProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._messages or self._current_request is not None:
+        if self._silence_timer is not None:
+            self._await_silence()
+        elif self._messages or self._current_request is not None:
             self._stop_waiting()
         else:
             self._head_began = True
@@ -58,7 +62,35 @@ class JsonProtocol(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_waiting()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """An answer that ends the connection before its request was read: the client sees the end at once, and what it
+        still sends is thrown away for a while, because a socket that is closed on it would take the answer back."""
+        result = await super().finish_response(request, resp, start_time)
+        transport = self.transport
+        if (
+            not resp.keep_alive
+            and not request.content.is_eof()
+            and transport is not None
+            and not transport.is_closing()
+        ):
+            transport.write_eof()
+            self._await_silence()
+        return result
+
+    def _await_silence(self) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._silence_timer = self._loop.call_later(_SILENT, self._fell_silent)
+
+    def _fell_silent(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
 
     def _await_head(self) -> None:
         self._head_timer = self._loop.call_later(self._client_timeout, self._head_is_late)

@@ -1,6 +1,8 @@
 """The life of the server process: load, listen, serve, drain, exit.
 
 SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once.
+While the model loads there is nothing to finish, and the first one ends the process as it would any other.
+SIGHUP reads the key file again, at any time.
 An engine that dies fails every open request, and then the process, with exit code 1: a supervisor starts it anew.
 """
 
@@ -16,6 +18,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -50,12 +53,14 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     try:
         keys = KeyRing(_all_keys(config), config.api_key_file)
         listener = inherited_socket(os.environ) or _bind(config)
+        config = replace(config, host=_host(listener))  # what systemd listens on, not what the flags say, is served
     except (ValueError, OSError) as error:
         _log.error("%s", error)
         return EXIT_FAILED
     notifier = Notifier(os.environ)
     with listener:
         metrics = Metrics()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_keys_again, keys)
         notifier.status("loading the model")
         try:
             async with loading_front(listener):
@@ -65,7 +70,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
             return EXIT_FAILED
         gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
         _raise_file_limit()
-        _warn_if_open(config, keys)
+        _warn_if_open(listener, keys)
         app = make_app(engine, text, config, leases, keys, metrics)
         engine.expect_tenants(keys.num_tenants)
         runner = AppRunner(app, client_timeout=config.client_timeout)
@@ -126,8 +131,9 @@ async def _until_end(
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        loop.add_signal_handler(signal.SIGHUP, _read_keys_again, keys)  # it must not end what is about to end
 
 
 async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
@@ -194,11 +200,21 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _host(listener: socket.socket) -> str:
+    """An IP address, or the path of a Unix socket."""
+    name = listener.getsockname()
+    return os.fsdecode(name) if listener.family == socket.AF_UNIX else str(name[0])
+
+
 def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
+    host = _host(listener)
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{host}"
+    port = listener.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _warn_if_open(config: ServerConfig, keys: KeyRing) -> None:
-    if not keys and not is_loopback(config.host):
-        _log.warning("listening on %s without keys: whoever reaches this address may use the model", config.host)
+def _warn_if_open(listener: socket.socket, keys: KeyRing) -> None:
+    host = _host(listener)
+    if not keys and listener.family != socket.AF_UNIX and not is_loopback(host):
+        _log.warning("listening on %s without keys: whoever reaches this address may use the model", host)

@@ -39,6 +39,18 @@ class GeneratedStates(msgspec.Struct, frozen=True, kw_only=True):
     stack: str | None = None
 
 
+# `structured_outputs`, of which one of the first five says what the answer is (server/structured/constraints.py).
+STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+STRUCTURED_FIELDS = (
+    *STRUCTURED_KINDS,
+    "disable_additional_properties",
+    "disable_any_whitespace",
+    "whitespace_pattern",
+    "disable_fallback",  # advisory: there is nothing to fall back to
+    "structural_tag",  # refused
+)
+
+
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """What completions and chat have in common."""
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+# No test is a matter of time: a busy machine makes no example wrong.
+settings.register_profile("by hand", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A change is judged by the same examples every time; runs by hand go on exploring.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("ci", settings.get_profile("by hand"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "by hand")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from engine.fetch import directory_of
 from tests.test_end_to_end import Server
 from tests.test_real_checkpoints import needs
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 PAGES = ("continuation.md", "beams.md", "hidden_states.md", "structured_outputs.md")
 SAMPLED = {"text", "content", "arguments"}  # roundings, so a near tie, may differ between instruction sets
 
@@ -100,6 +101,21 @@ def test_the_clients_in_python(server: Server) -> None:
         script = client.replace("http://127.0.0.1:8000", server.url)
         run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
         assert run.stdout == written, f"{client}\n{run.stdout}\n{run.stderr}"
+
+
+def named_paths(text: str) -> set[str]:
+    """Files of the tree, and modules that are run as programs."""
+    folders = "bench|benchmarks|csrc|deploy|docs|engine|server|tests"
+    files = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/.-]+\.(?:cpp|cuh|cu|h|json|md|py|sh|txt)\b)", text)
+    modules = re.findall(rf"-m ((?:{folders})\.[\w.]*\w)", text)
+    return {*files, *(module.replace(".", "/") + ".py" for module in modules)}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *DOCS.glob("*.md")], ids=lambda page: page.name)
+def test_what_is_named_exists(page: Path) -> None:
+    examples = {"csrc/ops/name.h", "csrc/ops/name.simd.cpp", "csrc/ops/name.cpp"}
+    missing = {path for path in named_paths(page.read_text()) - examples if not (ROOT / path).exists()}
+    assert not missing
 
 
 def test_the_comparison_can_fail() -> None:

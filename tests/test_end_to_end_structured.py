@@ -105,6 +105,7 @@ def test_json_object(client: openai.OpenAI, model: str) -> None:
         ({"grammar": 'root ::= ("a" | "b") "c"'}, re.compile("[ab]c").fullmatch),
         ({"json": {"type": "integer", "minimum": 10, "maximum": 20}}, lambda text: 10 <= int(text) <= 20),
         ({"json": '{"enum": [1, "x"]}'}, lambda text: json.loads(text) in (1, "x")),
+        ({"json": {"const": {"a": [1, 2]}}, "disable_any_whitespace": True}, '{"a":[1,2]}'.__eq__),
     ],
 )
 def test_kinds_of_grammars(client: openai.OpenAI, model: str, wanted: dict[str, Any], check: Any) -> None:

@@ -10,30 +10,11 @@
 // so a row's result is a function of its own q, keys and values.
 #include "attention/attend.h"
 
-#include "attention/softmax_state.h"
+#include "attention/key_rows.h"
 #include "attention/tile_kernels.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
-
-// Half-open range of keys; relative to a tile where said.
-struct KeyRange {
-  int begin;
-  int end;
-};
-
-KeyRange intersect(KeyRange a, KeyRange b) {
-  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
-}
-
-// What the query token `t` of the tile sees, in absolute positions.
-KeyRange visible(const AttendJob& job, int t) {
-  const QueryTile& tile = *job.tile;
-  if (!job.shape->causal) return {0, tile.seq_len};
-  const int end = tile.first_position + t + 1;
-  const int window = job.shape->window;
-  return {window > 0 && end > window ? end - window : 0, end};
-}
 
 void gather_queries(const PagedAttentionParams& p, const AttendJob& job, float* q) {
   const int64_t row = int64_t{job.shape->group()} * job.shape->head_dim;
@@ -41,38 +22,6 @@ void gather_queries(const PagedAttentionParams& p, const AttendJob& job, float* 
     const float* from = p.q + (job.tile->first_token + t) * p.q_stride + job.head * row;
     for (int64_t i = 0; i < row; ++i) q[t * row + i] = from[i] * p.scale;
   }
-}
-
-// Addresses of the keys of one tile; a key's value lies `values_after_keys` elements further.
-template <class T>
-struct KeyRows {
-  const T* at[kKeyTile];
-
-  // Keys outside `keys` (absolute) are never seen; they get a neighbour's address, so that packing needs no
-  // mask and touches nothing that was not written.
-  void find(const PagedAttentionParams& p, const AttendJob& job, int tile_begin, KeyRange keys) {
-    const T* base = static_cast<const T*>(p.kv_cache) + p.layout.keys(p.layer, job.head);
-    const int block_size = job.shape->block_size;
-    int block = keys.begin / block_size;
-    int offset = keys.begin % block_size;
-    for (int position = keys.begin; position < keys.end; ++position) {
-      at[position - tile_begin] =
-          base + job.blocks[block] * p.layout.block_stride() + offset * p.layout.head_dim;
-      if (++offset == block_size) {
-        offset = 0;
-        ++block;
-      }
-    }
-    for (int j = 0; j < keys.begin - tile_begin; ++j) at[j] = at[keys.begin - tile_begin];
-    for (int j = keys.end - tile_begin; j < kKeyTile; ++j) at[j] = at[keys.end - 1 - tile_begin];
-  }
-};
-
-// Blocks lie anywhere, so the chip cannot guess the next one: each read asks for what the next tile will read
-// at the same place.
-template <class T>
-inline void fetch_ahead(const T* address) {
-  __builtin_prefetch(address, 0, 2);
 }
 
 // keys[D, kKeyTile] = rowsᵀ
@@ -159,21 +108,8 @@ inline float mask_scores(float* scores, KeyRange computed, KeyRange seen, float 
 
 // scores[j] += table[clamp(offset + j, 0, last)] for the vectors of `computed`.
 void add_bias(float* scores, KeyRange computed, const float* table, int offset, int last) {
-  for (int j = computed.begin; j < computed.end; j += kLanes) {
-    const int from = offset + j;
-    VecF bias;
-    if (from >= 0 && from + kLanes - 1 <= last) {
-      bias = load(table + from);
-    } else if (from + kLanes - 1 <= 0 || from >= last) {
-      bias = broadcast(table[from < 0 ? 0 : last]);
-    } else {
-      for (int i = 0; i < kLanes; ++i) {
-        const int at = from + i;
-        bias[i] = table[at < 0 ? 0 : at > last ? last : at];
-      }
-    }
-    store(scores + j, load(scores + j) + bias);
-  }
+  for (int j = computed.begin; j < computed.end; j += kLanes)
+    store(scores + j, load(scores + j) + bias_from(table, offset + j, last));
 }
 
 // a > b ? a : b, as one instruction.
@@ -241,7 +177,7 @@ class TileAttention {
         dim_(job.shape->head_dim),
         padded_dim_(job.padded_dim),
         group_(job.shape->group()),
-        rows_(job.tile->num_tokens * group_),
+        rows_(job.num_rows()),
         scratch_(scratch, rows_, dim_, padded_dim_) {}
 
   void gather() { gather_queries(p_, job_, scratch_.q); }
@@ -268,46 +204,10 @@ class TileAttention {
     for (int row = 0; row < rows_; ++row) state.d[row] = reduce_add(load(scratch_.lane_d + row * kLanes));
   }
 
+  StateRows total() const { return StateRows(scratch_.total, rows_, padded_dim_); }
   StateRows split_state() const { return StateRows(scratch_.split, rows_, padded_dim_); }
   StateRows state_at(float* base) const { return StateRows(base, rows_, padded_dim_); }
   int64_t state_floats() const { return int64_t{rows_} * (padded_dim_ + 2); }
-  // This tile's rows of the state of split i, to be read only.
-  StateRows rows_of(const SplitStates& set, int i) const {
-    auto* base = const_cast<float*>(set.states) + i * set.rows * (padded_dim_ + 2);
-    StateRows rows(base, set.rows, padded_dim_);
-    rows.o += set.first_row * padded_dim_;
-    rows.m += set.first_row;
-    rows.d += set.first_row;
-    return rows;
-  }
-
-  void start_total() { set_empty(total()); }
-
-  // One copy of the code: both ways to merge must round alike.
-  __attribute__((noinline)) void merge(StateRows part) {
-    const StateRows all = total();
-    for (int row = 0; row < rows_; ++row) {
-      const MergeFactors f = merge_factors(all.m[row], part.m[row]);
-      all.m[row] = f.m;
-      all.d[row] = all.d[row] * f.first + part.d[row] * f.second;
-      float* o = all.o + int64_t{row} * padded_dim_;
-      const float* add = part.o + int64_t{row} * padded_dim_;
-      for (int d = 0; d < padded_dim_; d += kLanes)
-        store(o + d, load(o + d) * f.first + load(add + d) * f.second);
-    }
-  }
-
-  void write_result() {
-    const StateRows all = total();
-    for (int row = 0; row < rows_; ++row) {
-      const float inverse = all.d[row] == 0.0f ? 0.0f : p_.value_scale / all.d[row];
-      const float* o = all.o + int64_t{row} * padded_dim_;
-      const int64_t token = job_.tile->first_token + row / group_;
-      const int64_t head = job_.head * group_ + row % group_;
-      float* to = p_.out + (token * job_.shape->num_q_heads + head) * dim_;
-      for (int d = 0; d < dim_; ++d) to[d] = o[d] * inverse;
-    }
-  }
 
  private:
   // Keys of the tile at tile_begin that some row sees.
@@ -315,18 +215,8 @@ class TileAttention {
     return intersect({job_.tile->key_begin, job_.tile->key_end}, {tile_begin, tile_begin + kKeyTile});
   }
 
-  StateRows total() const { return StateRows(scratch_.total, rows_, padded_dim_); }
-
-  void set_empty(StateRows state) {
-    for (int64_t i = 0; i < int64_t{rows_} * padded_dim_; ++i) state.o[i] = 0.0f;
-    for (int row = 0; row < rows_; ++row) {
-      state.m[row] = -__builtin_inff();
-      state.d[row] = 0.0f;
-    }
-  }
-
   void clear(StateRows state) {
-    set_empty(state);
+    clear_states(job_, state);
     for (int64_t i = 0; i < int64_t{rows_} * kLanes; ++i) scratch_.lane_d[i] = 0.0f;
   }
 
@@ -440,12 +330,15 @@ void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split
       tile.attend_split<T>(split, tile.state_at(partials));
     return;
   }
-  tile.start_total();
-  for (int split = split_begin; split < split_end; ++split) {
+  if (split_begin < split_end)
+    tile.attend_split<T>(split_begin, tile.total());  // merging with nothing would change no bit
+  else
+    clear_states(job, tile.total());
+  for (int split = split_begin + 1; split < split_end; ++split) {
     tile.attend_split<T>(split, tile.split_state());
-    tile.merge(tile.split_state());
+    merge_states(job, tile.total(), tile.split_state());
   }
-  tile.write_result();
+  write_result(p, job, tile.total());
 }
 
 }  // namespace
@@ -458,15 +351,6 @@ void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin
     return attend_typed<Float8>(p, job, split_begin, split_end, scratch, partials);
   if (p.kv_dtype == kF16) return attend_typed<Float16>(p, job, split_begin, split_end, scratch, partials);
   attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
-}
-
-void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const SplitStates& shared,
-                  const SplitStates& own, float* scratch) {
-  TileAttention tile(p, job, scratch);
-  tile.start_total();
-  for (int i = 0; i < shared.num_splits; ++i) tile.merge(tile.rows_of(shared, i));
-  for (int i = 0; i < own.num_splits; ++i) tile.merge(tile.rows_of(own, i));
-  tile.write_result();
 }
 
 }  // namespace bequest::BEQUEST_ISA

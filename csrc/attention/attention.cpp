@@ -8,10 +8,18 @@
 namespace bequest {
 namespace {
 
-void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
-            float* scratch, float* partials) {
-  BEQUEST_DISPATCH_ISA(attend(p, job, split_begin, split_end, scratch, partials));
+using AttendFn = void (*)(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+                          float* scratch, float* partials);
+
+AttendFn attend_for([[maybe_unused]] const AttentionPlan& plan) {
+#if defined(__x86_64__)
+  if (plan.has_units()) return amx::attend;
+  return current_isa() == Isa::kAvx2 ? avx2::attend : avx512::attend;
+#else
+  return neon::attend;
+#endif
 }
+
 void merge_splits(const PagedAttentionParams& p, const AttendJob& job, const SplitStates& shared,
                   const SplitStates& own, float* scratch) {
   BEQUEST_DISPATCH_ISA(merge_splits(p, job, shared, own, scratch));
@@ -24,6 +32,7 @@ void check_params(const PagedAttentionParams& p, const AttentionPlan& plan) {
             p.layout.num_kv_heads == shape.num_kv_heads && p.layout.head_dim == shape.head_dim,
         "paged_attention: the plan was made for a cache of another shape");
   check(p.soft_cap >= 0, "paged_attention: negative soft cap");
+  check(p.scale > 0 || !shape.bfloat16, "paged_attention: products in bfloat16 need a scale above 0");
   check(p.bias == nullptr || (p.soft_cap == 0 && p.bias_reach >= 0 && p.bias_reach <= INT32_MAX / 4),
         "paged_attention: a bias has a reach, and no soft cap beside it");
   check(p.bias == nullptr || !shape.causal || shape.window > 0,
@@ -40,6 +49,7 @@ void paged_attention(const PagedAttentionParams& p, const AttentionPlan& plan) {
   const auto job_of = [&](const QueryTile& tile, int64_t head) {
     return AttendJob{&shape, &tile, plan.blocks(tile), static_cast<int>(head), plan.padded_dim()};
   };
+  const AttendFn attend = attend_for(plan);
   const auto num_items = static_cast<int64_t>(plan.items().size());
   const int64_t num_long = plan.num_long_items();
   for_each_item(num_items * heads, [&](int64_t i, int worker) {

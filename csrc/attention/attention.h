@@ -2,6 +2,9 @@
 //
 // The result of a query depends on its own q and on the keys and values it sees, bit for bit: not on the
 // other rows of the step, on how a prompt was cut into steps, on the block size or on the threads.
+//
+// Where the plan allows bfloat16 and the chip has matrix units, q, keys, values and weights are rounded to it
+// as they are multiplied, by all queries alike.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +23,7 @@ struct PagedAttentionParams {
   DType kv_dtype;
   KvLayout layout;
   int64_t layer;
-  float scale;
+  float scale;     // REQUIRES: above 0, if the plan allows bfloat16
   float soft_cap;  // c: scores become c * tanh(score / c); 0: none
   // Added to the scaled scores: bias[head, clamp(key - query, -reach, reach) + reach], by positions in the
   // sequence. [NQ, 2 * reach + 1], or null. REQUIRES: no soft cap beside it; where the mask is causal a

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <string>
 
+#include "attention/amx_scratch.h"
 #include "attention/scratch.h"
 #include "attention/shared_prefix.h"
 #include "core/check.h"
+#include "core/isa.h"
 #include "core/threads.h"
 
 namespace bequest {
@@ -25,7 +27,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionBatch& batch, const AttentionShape& shape)
-    : shape_(shape), num_workers_(bequest::num_threads()) {
+    : shape_(shape),
+      num_workers_(bequest::num_threads()),
+      has_units_(shape.bfloat16 && current_isa() == Isa::kAmx) {
   check(shape.num_kv_heads > 0 && shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0,
         "attention: the query heads must be a multiple of the kv heads");
   check(shape.head_dim > 0 && shape.block_size > 0 && shape.num_blocks > 0, "attention: empty shape");
@@ -147,7 +151,8 @@ void AttentionPlan::allocate() {
   int64_t most_rows = 0;
   for (const QueryTile& tile : tiles_)
     most_rows = std::max<int64_t>(most_rows, int64_t{tile.num_tokens} * shape_.group());
-  scratch_floats_ = AttentionScratch::floats(most_rows, shape_.head_dim, padded_dim());
+  scratch_floats_ = has_units_ ? AmxScratch::floats(most_rows, shape_.head_dim, padded_dim())
+                               : AttentionScratch::floats(most_rows, shape_.head_dim, padded_dim());
   scratch_ = std::make_unique_for_overwrite<float[]>(scratch_floats_ * num_workers_);
 }
 

@@ -33,6 +33,7 @@ struct AttentionShape {
   int num_blocks;  // of the cache; block tables are checked against it
   bool causal;     // else every query sees all seq_len keys
   int window;      // a query at p sees keys in (p - window, p]; 0: all. REQUIRES: causal if not 0
+  bool bfloat16;   // products may be rounded to it, and are where the chip has units for them
 
   int group() const { return num_q_heads / num_kv_heads; }
 };
@@ -104,6 +105,7 @@ class AttentionPlan {
   SplitStates shared_states(const QueryTile& tile, int head) const;
   float* scratch(int worker) const { return scratch_.get() + worker * scratch_floats_; }
   int num_workers() const { return num_workers_; }
+  bool has_units() const { return has_units_; }  // that multiply bfloat16, and may
 
  private:
   void check_sequence(const AttentionBatch& batch, int64_t s) const;
@@ -115,6 +117,7 @@ class AttentionPlan {
   AttentionShape shape_;
   int64_t num_tokens_ = 0;
   int num_workers_ = 1;
+  bool has_units_ = false;
   std::vector<int32_t> blocks_;
   std::vector<int64_t> block_start_;
   std::vector<QueryTile> tiles_;

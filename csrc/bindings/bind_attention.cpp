@@ -45,13 +45,14 @@ void bind_attention(py::module_& m) {
   py::class_<AttentionPlan>(m, "AttentionPlan")
       .def(py::init([](Address query_start, Address seq_lens, Address block_tables, int64_t num_sequences,
                        int64_t max_blocks, int num_q_heads, int num_kv_heads, int head_dim, int block_size,
-                       int num_blocks, bool causal, int window) {
+                       int num_blocks, bool causal, int window, bool bfloat16) {
         // Not a call_guard: pybind11 enters the new object in a table of its own, and needs the GIL for it.
         const py::gil_scoped_release unlocked;
         return std::make_unique<AttentionPlan>(
             AttentionBatch{pointer<int32_t>(query_start), pointer<int32_t>(seq_lens),
                            pointer<int32_t>(block_tables), num_sequences, max_blocks},
-            AttentionShape{num_q_heads, num_kv_heads, head_dim, block_size, num_blocks, causal, window});
+            AttentionShape{num_q_heads, num_kv_heads, head_dim, block_size, num_blocks, causal, window,
+                           bfloat16});
       }))
       .def_property_readonly("num_tokens", &AttentionPlan::num_tokens)
       .def_property_readonly("num_items", [](const AttentionPlan& plan) { return plan.items().size(); });

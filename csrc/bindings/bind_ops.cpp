@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 #include "ops/activation.h"
+#include "ops/feed_forward.h"
 #include "ops/gather.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
@@ -15,10 +16,10 @@ void bind_ops(py::module_& m) {
 
   m.def(
       "pack_weight",
-      [](Address weight, int weight_dtype, Address packed, int packed_dtype, int64_t first_row, int64_t rows,
+      [](Address weight, int weight_dtype, Address packed, int format, int64_t first_row, int64_t rows,
          int64_t in_features) {
         pack_weight({pointer<const void>(weight), DType(weight_dtype), pointer<void>(packed),
-                     DType(packed_dtype), first_row, rows, in_features});
+                     WeightFormat(format), first_row, rows, in_features});
       },
       Unlocked());
   m.def(
@@ -37,12 +38,22 @@ void bind_ops(py::module_& m) {
       },
       Unlocked());
   m.def(
-      "gated_linear",
+      "finished_linear",
       [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
-         int64_t out_features, int64_t in_features, int activation) {
+         int64_t out_features, int64_t in_features, bool gated, int activation) {
         linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
-                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features, true,
-                Activation(activation)});
+                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
+                gated ? Finish::kGated : Finish::kActivated, Activation(activation)});
+      },
+      Unlocked());
+  m.def(
+      "feed_forward",
+      [](Address x, Address up, Address up_bias, Address down, Address down_bias, Address out,
+         int64_t num_tokens, int64_t in_features, int64_t inner_features, int64_t out_features,
+         int activation, bool gated) {
+        feed_forward({pointer<const float>(x), pointer<const void>(up), pointer<const float>(up_bias),
+                      pointer<const void>(down), pointer<const float>(down_bias), pointer<float>(out),
+                      num_tokens, in_features, inner_features, out_features, Activation(activation), gated});
       },
       Unlocked());
   m.def(

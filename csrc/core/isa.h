@@ -4,19 +4,25 @@
 //   BEQUEST_DECLARE_PER_ISA(void rms_norm(const RmsNormParams& p))
 //   void rms_norm(const RmsNormParams& p) { BEQUEST_DISPATCH_ISA(rms_norm(p)); }
 //
-// A .simd.cpp must not instantiate templates of the standard library or of shared headers outside its own
-// namespace: the linker keeps one copy of an inline function, and it might keep the one with instructions
-// this chip lacks.
+// A chip with matrix units (AMX tiles of bfloat16) has a fourth set, which contains AVX-512. Few kernels are
+// worth writing for it: those are `foo.amx.cpp` files, compiled once, in namespace bequest::amx, and called
+// where current_isa() is kAmx. Everything else takes the AVX-512 kernels there. core/amx_tiles.h has the
+// units.
+//
+// A .simd.cpp or .amx.cpp must not instantiate templates of the standard library or of shared headers outside
+// its own namespace: the linker keeps one copy of an inline function, and it might keep the one with
+// instructions this chip lacks.
 #pragma once
 
 #include "core/check.h"
 
 namespace bequest {
 
-enum class Isa { kAvx2, kAvx512, kNeon };
+enum class Isa { kAvx2, kAvx512, kAmx, kNeon };
 
-// The best set that this chip has and BEQUEST_ISA (an environment variable, for tests) allows.
-// Throws on a chip that has none.
+// The best set that this chip and its kernel have and BEQUEST_ISA (an environment variable, for tests)
+// allows. The first call asks the kernel for the tiles, for all threads of the process. Throws on a chip that
+// has none.
 Isa current_isa();
 const char* isa_name(Isa isa);
 
@@ -30,12 +36,12 @@ const char* isa_name(Isa isa);
   namespace avx512 {                 \
   __VA_ARGS__;                       \
   }
-#define BEQUEST_DISPATCH_ISA(...)                   \
-  do {                                              \
-    if (::bequest::current_isa() == Isa::kAvx512) { \
-      return ::bequest::avx512::__VA_ARGS__;        \
-    }                                               \
-    return ::bequest::avx2::__VA_ARGS__;            \
+#define BEQUEST_DISPATCH_ISA(...)                 \
+  do {                                            \
+    if (::bequest::current_isa() != Isa::kAvx2) { \
+      return ::bequest::avx512::__VA_ARGS__;      \
+    }                                             \
+    return ::bequest::avx2::__VA_ARGS__;          \
   } while (false)
 #else
 #define BEQUEST_DECLARE_PER_ISA(...) \

@@ -16,6 +16,11 @@ void gather_plain(const GatherParams& p, int64_t id, float* out) {
   for (int64_t k = 0; k < p.in_features; ++k) out[k] = to_float(column[k * kPanelWidth]);
 }
 
+void gather_tiled(const GatherParams& p, int64_t id, float* out) {
+  const auto* column = static_cast<const BFloat16*>(p.weight) + tiled_column(id, p.in_features);
+  for (int64_t k = 0; k < p.in_features; ++k) out[k] = to_float(column[tiled_depth(k)]);
+}
+
 template <int Bits>
 void gather_quantised(const GatherParams& p, int64_t id, float* out) {
   const int64_t groups = p.in_features / kGroup, column = id % kPanelWidth;
@@ -38,6 +43,8 @@ void gather_row(const GatherParams& p, int64_t id, float* out) {
       return gather_quantised<4>(p, id, out);
     case WeightFormat::kQ8:
       return gather_quantised<8>(p, id, out);
+    case WeightFormat::kTiles:
+      return gather_tiled(p, id, out);
   }
 }
 

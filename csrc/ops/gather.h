@@ -10,7 +10,7 @@ namespace bequest {
 
 struct GatherParams {
   const int32_t* ids;  // [T], in [0, N)
-  const void* weight;  // [ceil(N / 16), K, 16], see ops/linear.h
+  const void* weight;  // [ceil(N / 16), K, 16], or as ops/linear.h says
   WeightFormat format;
   float* out;  // [T, K], contiguous
   int64_t num_tokens;

@@ -24,7 +24,7 @@ void linear_quantised(const LinearParams& p) {
       std::aligned_alloc(64, static_cast<size_t>(cut.scratch_bytes * threads) + 64), &std::free);
   check(scratch != nullptr, "linear: out of memory");
   // Those of a gate stand for those of the other half too.
-  const int64_t panels = num_panels(p.out_features) / (p.gated ? 2 : 1);
+  const int64_t panels = num_panels(p.out_features) / (p.gated() ? 2 : 1);
   const int64_t blocks = (p.num_tokens + cut.rows - 1) / cut.rows;
   // Many small items: where another guest of the machine slows one thread down, the others wait for it at the
   // end of every product, for half an item on average.

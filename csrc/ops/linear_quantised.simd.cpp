@@ -18,7 +18,7 @@ struct Strip {
   int64_t depth;   // values of k, at most
 
   explicit Strip(const LinearParams& p)
-      : panels(p.num_tokens > 64 || p.gated ? 6 : 3), depth(p.num_tokens > 64 ? kDepth : 128) {}
+      : panels(p.num_tokens > 64 || p.gated() ? 6 : 3), depth(p.num_tokens > 64 ? kDepth : 128) {}
 
   // A pass is a whole number of groups and may be one longer than the depth.
   int64_t floats() const { return panels * (depth + kGroup) * kPanelWidth; }
@@ -324,19 +324,19 @@ void multiply_columns(const LinearParams& p, const QuantisedItem& item, float* s
 }  // namespace
 
 QuantisedCut quantised_cut(const LinearParams& p) {
-  const auto sums = [&](int64_t rows) { return p.gated ? rows * 2 * kMostGated * kPanelWidth : 0; };
+  const auto sums = [&](int64_t rows) { return p.gated() ? rows * 2 * kMostGated * kPanelWidth : 0; };
   if (p.num_tokens <= kFewRows)
     return {.rows = kFewRows,
             .panels = few_panels(static_cast<int>(p.num_tokens)),
             .scratch_bytes = sums(kFewRows) * int64_t{sizeof(float)}};
   const Strip strip(p);
   return {.rows = kBlockRows,
-          .panels = p.gated ? strip.panels / 2 : strip.panels,
+          .panels = p.gated() ? strip.panels / 2 : strip.panels,
           .scratch_bytes = (strip.floats() + sums(kBlockRows)) * int64_t{sizeof(float)}};
 }
 
 void multiply_quantised(const LinearParams& p, const QuantisedItem& item, float* scratch) {
-  if (!p.gated) return multiply_columns<PlainColumns>(p, item, scratch);
+  if (!p.gated()) return multiply_columns<PlainColumns>(p, item, scratch);
   with_activation(p.activation, [&]<class F>() { multiply_columns<GatedColumns<F>>(p, item, scratch); });
 }
 

@@ -1,7 +1,8 @@
 """Typed functions over the extension: checks of shapes, and no logic.
 
 On the CPU activations are float32; weights are stored in float32, bfloat16 or the codes of a quantised file, and
-multiplied in float32.
+multiplied in float32. A chip with matrix units multiplies bfloat16 weights by them: x is rounded to bfloat16, sums are
+float32.
 All results depend, to the bit, on a token's own row alone: neither the batch around it nor the number of threads
 changes them. Functions release the GIL. Dims: T tokens, H hidden, N outputs, K inputs, I intermediate, NQ / NKV heads,
 D head dim, P positions, S sequences, NB blocks, L layers, BS tokens per block, MB blocks per row, V vocabulary.
@@ -24,6 +25,7 @@ from engine.kernels.cpu_sampler import Sampler as Sampler
 from engine.kernels.cpu_sampler import logprobs as logprobs
 from engine.kernels.cpu_weights import PackedWeight
 from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
+from engine.kernels.cpu_weights import multiplies_tiles as multiplies_tiles
 from engine.kernels.cpu_weights import pack_quantised as pack_quantised
 from engine.kernels.cpu_weights import pack_weight as pack_weight
 from engine.kernels.cpu_weights import pack_weights as pack_weights
@@ -63,7 +65,7 @@ def num_threads() -> int:
 
 
 def isa() -> str:
-    """The instruction set in use: "avx2", "avx512" or "neon"."""
+    """The instruction set in use: "avx2", "avx512", "amx" (AVX-512 and matrix units) or "neon"."""
     return _C.isa()
 
 
@@ -113,19 +115,89 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
 def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
     """f(x · gateᵀ) * (x · upᵀ): x [T, K], weight [2 I, K] of the gate's rows, then the up's, bias [2 I] → [T, I].
 
-    To the bit what `linear` and the gated activation give; the weight must be one that can (`can_gate`).
+    To the bit what `linear` and the gated activation give, or, over a weight in tiles, to 2^-13; the weight must be one
+    that can (`can_gate`).
     """
+    assert weight.can_gate, weight
+    out = torch.empty(x.shape[0], weight.out_features // 2)
+    _finished_linear(x, weight, activation, bias, out, gated=True)
+    return out
+
+
+def activated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
+    """f(x [T, K] · weightᵀ + bias [N]) → [T, N].
+
+    To 2^-13 what `linear` and `activate` give: a product that follows rounds to 2^-9. The weight must be one that can
+    (`can_activate`).
+    """
+    assert weight.can_activate, weight
+    out = torch.empty(x.shape[0], weight.out_features)
+    _finished_linear(x, weight, activation, bias, out, gated=False)
+    return out
+
+
+def _finished_linear(
+    x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None, out: Tensor, gated: bool
+) -> None:
     num_tokens = x.shape[0]
     n, k = weight.out_features, weight.in_features
     _check_f32(x, num_tokens, k)
-    assert weight.can_gate, weight
-    out = torch.empty(num_tokens, n // 2)
     bias_address = 0
     if bias is not None:
         _check_f32(bias, n)
         bias_address = bias.data_ptr()
-    code = ACTIVATION_CODES[activation]
-    _C.gated_linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k, code)
+    _C.finished_linear(
+        x.data_ptr(),
+        weight._address,
+        weight._format,
+        bias_address,
+        out.data_ptr(),
+        num_tokens,
+        n,
+        k,
+        gated,
+        ACTIVATION_CODES[activation],
+    )
+
+
+def feed_forward(
+    x: Tensor,
+    up: PackedWeight,
+    up_bias: Tensor | None,
+    down: PackedWeight,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+) -> Tensor:
+    """x [T, K], up [I, K] with bias [I], or gate and up [2 I, K], down [N, I] with bias [N] → [T, N].
+
+    To the bit what `activated_linear` or `gated_linear` and then `linear` give, whose weights must be in tiles.
+    """
+    num_tokens = x.shape[0]
+    inner = down.in_features
+    assert up.tiles and down.tiles and up.out_features == (2 * inner if gated else inner), (up, down)
+    assert up.can_gate or not gated, up
+    _check_f32(x, num_tokens, up.in_features)
+    biases = [0, 0]
+    for i, (bias, weight) in enumerate(((up_bias, up), (down_bias, down))):
+        if bias is not None:
+            _check_f32(bias, weight.out_features)
+            biases[i] = bias.data_ptr()
+    out = torch.empty(num_tokens, down.out_features)
+    _C.feed_forward(
+        x.data_ptr(),
+        up._address,
+        biases[0],
+        down._address,
+        biases[1],
+        out.data_ptr(),
+        num_tokens,
+        up.in_features,
+        inner,
+        down.out_features,
+        ACTIVATION_CODES[activation],
+        gated,
+    )
     return out
 
 
@@ -287,6 +359,9 @@ class AttentionPlan:
     query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is
     at position seq_len - query_len + i; it sees all keys, or with `causal` those up to itself, or with `window` the
     last `window` of these. Sequences without queries are allowed. num_blocks is that of the cache.
+
+    `bfloat16` allows products to be rounded to it, as those with weights of that type are: it is done on a chip with
+    matrix units (`isa()` is "amx").
     """
 
     __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
@@ -304,6 +379,7 @@ class AttentionPlan:
         num_blocks: int,
         causal: bool = True,
         window: int = 0,
+        bfloat16: bool = False,
     ) -> None:
         starts, (num_starts,) = host_ints(query_start)
         lens, (num_sequences,) = host_ints(seq_lens)
@@ -322,6 +398,7 @@ class AttentionPlan:
             num_blocks,
             causal,
             window,
+            bfloat16,
         )
         self.num_tokens = self._plan.num_tokens
         self.num_q_heads = num_q_heads

@@ -12,10 +12,13 @@ from torch import Tensor
 from engine import _C
 
 PANEL_WIDTH = 16
+STRIP_WIDTH = 32
+TILE_DEPTH = 32  # values of k
 GROUP = 32  # values of a row that share a scale
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 # Codes of the formats in csrc/ops/linear.h, and bytes of a panel's group in csrc/ops/quantised.h.
 _QUANTISED_FORMATS = {4: (2, 320), 8: (3, 576)}
+_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +33,41 @@ class QuantisedRows:
         return self.rows.shape[1] // (20 if self.bits == 4 else 34) * GROUP
 
 
+def multiplies_tiles() -> bool:
+    """Whether the chip has matrix units, which then multiply bfloat16 weights and x rounded to bfloat16."""
+    return _C.isa() == "amx"
+
+
 class PackedWeight:
     """A weight [N, K] in the layout of the matrix kernel: panels of 16 rows, [ceil(N / 16), …], zero padded.
 
     A panel is [K, 16] of `dtype`; with `bits` it is K / 32 groups of codes of so many bits, whose values are float32.
+    With `tiles`, for matrix units, it is strips of 32 rows, [ceil(N / 32), ceil(K / 32), 2, 16, 16, 2] bfloat16.
     """
 
-    __slots__ = ("_address", "_format", "_storage", "bits", "dtype", "in_features", "out_features")
+    __slots__ = ("_address", "_format", "_storage", "bits", "dtype", "in_features", "out_features", "tiles")
 
     def __init__(
-        self, out_features: int, in_features: int, dtype: torch.dtype, bits: Literal[4, 8] | None = None
+        self,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        bits: Literal[4, 8] | None = None,
+        tiles: bool = False,
     ) -> None:
         assert out_features >= 1 and in_features >= 1 and dtype in _DTYPE_CODES, (out_features, in_features, dtype)
         self.out_features = out_features
         self.in_features = in_features
         self.dtype = dtype
         self.bits = bits
+        self.tiles = tiles
         num_panels = -(-out_features // PANEL_WIDTH)
-        if bits is None:
+        if tiles:
+            assert dtype is torch.bfloat16 and bits is None, (dtype, bits)
+            self._format = _TILES
+            num_strips, num_k_tiles = -(-out_features // STRIP_WIDTH), -(-in_features // TILE_DEPTH)
+            self._storage = torch.empty(num_strips, num_k_tiles, 2, PANEL_WIDTH, PANEL_WIDTH, 2, dtype=dtype)
+        elif bits is None:
             self._format = _DTYPE_CODES[dtype]
             self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
         else:
@@ -57,11 +77,20 @@ class PackedWeight:
         self._address = self._storage.data_ptr()
         _C.advise_large_pages(self._address, self._storage.nbytes)
         self._storage[-1].zero_()
+        if tiles and in_features % TILE_DEPTH:
+            self._storage[:, -1].zero_()
 
     @property
     def can_gate(self) -> bool:
         """Whether `gated_linear` takes it."""
+        if self.tiles:
+            return self.out_features % (2 * STRIP_WIDTH) == 0
         return self.bits is not None and self.out_features % (2 * PANEL_WIDTH) == 0
+
+    @property
+    def can_activate(self) -> bool:
+        """Whether `activated_linear` takes it."""
+        return self.tiles
 
     @property
     def nbytes(self) -> int:
@@ -69,18 +98,23 @@ class PackedWeight:
 
     def __repr__(self) -> str:
         stored = str(self.dtype) if self.bits is None else f"codes of {self.bits} bits"
+        stored += " in tiles" if self.tiles else ""
         return f"PackedWeight([{self.out_features}, {self.in_features}], {stored})"
 
 
-def pack_weight(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
+def pack_weight(weight: Tensor, dtype: torch.dtype, tiles: bool | None = None) -> PackedWeight:
     """weight [N, K], float32, bfloat16 or float16, as a checkpoint holds it."""
-    return pack_weights([weight], dtype)
+    return pack_weights([weight], dtype, tiles)
 
 
-def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> PackedWeight:
-    """Weights [Ni, K] stacked along N (fused query, key and value; gate and up), without a copy that joins them."""
+def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype, tiles: bool | None = None) -> PackedWeight:
+    """Weights [Ni, K] stacked along N (fused query, key and value; gate and up), without a copy that joins them.
+
+    bfloat16 is packed into tiles where the chip multiplies these, unless `tiles` says otherwise."""
     in_features = weights[0].shape[1]
-    packed = PackedWeight(sum(w.shape[0] for w in weights), in_features, dtype)
+    if tiles is None:
+        tiles = dtype is torch.bfloat16 and multiplies_tiles()
+    packed = PackedWeight(sum(w.shape[0] for w in weights), in_features, dtype, tiles=tiles)
     first_row = 0
     for weight in weights:
         assert weight.dim() == 2 and weight.shape[1] == in_features and weight.is_cpu, weight.shape

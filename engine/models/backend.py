@@ -154,12 +154,16 @@ class Backend(Protocol):
         """`prepare_qkv` and the `attention` of all its queries, [T, NQ, D]."""
         ...
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        """[T, I] → [T, I]; may be x itself, changed."""
+    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        """[T, K] → [T, N]: the activation of the product."""
         ...
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         """[T, K] → [T, I]: the product with gate and up [2 I, K], and the activation of the one times the other."""
+        ...
+
+    def feed_forward(self, x: Tensor, up: Product, down: Product, activation: Activation, gated: bool) -> Tensor:
+        """[T, H] → [T, H]: the product with `down` of what `activated_linear` or `gated_linear` makes with `up`."""
         ...
 
     # The three of a residual stream [T, H]. What a sublayer adds to it is either in it already, or is the `added` that
@@ -197,7 +201,7 @@ class Backend(Protocol):
 
 
 class CpuBackend:
-    """Activations in float32, weights packed into panels."""
+    """Activations in float32, weights packed into panels or tiles."""
 
     device = torch.device("cpu")
 
@@ -271,13 +275,21 @@ class CpuBackend:
         q = self.prepare_qkv(projected, num_heads, cos_sin, norm)
         return self.attention(q, projected.kv_cache, projected.layer, work, scale, scales=projected.scales)
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return kernels.activate(x, activation)
+    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        if weight.can_activate:
+            return kernels.activated_linear(x, weight, activation, bias)
+        return kernels.activate(kernels.linear(x, weight, bias), activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         if weight.can_gate:
             return kernels.gated_linear(x, weight, activation, bias)
         return kernels.gated_activation(kernels.linear(x, weight, bias), activation)
+
+    def feed_forward(self, x: Tensor, up: Product, down: Product, activation: Activation, gated: bool) -> Tensor:
+        if up.weight.tiles and (up.weight.can_gate or not gated):
+            return kernels.feed_forward(x, up.weight, up.bias, down.weight, down.bias, activation, gated)
+        first = self.gated_linear if gated else self.activated_linear
+        return self.linear(first(x, up.weight, up.bias, activation), down.weight, down.bias)
 
     def normed_linear(
         self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None

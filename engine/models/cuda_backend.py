@@ -122,13 +122,17 @@ class CudaBackend:
             scales,
         )
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return cuda.activate(x, activation)
+    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+        return cuda.activate(self.linear(x, weight, bias), activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         if cuda_linear.is_fused(x, weight):
             return cuda_linear.gated_linear(x, weight, bias, activation, None)
         return cuda.gated_activation(cuda_linear.linear(x, weight, bias), activation)
+
+    def feed_forward(self, x: Tensor, up: Product, down: Product, activation: Activation, gated: bool) -> Tensor:
+        first = self.gated_linear if gated else self.activated_linear
+        return self.linear(first(x, up.weight, up.bias, activation), down.weight, down.bias)
 
     def normed_linear(
         self, added: Tensor | None, residual: Tensor, norm: StreamNorm, weight: Matrix, bias: Tensor | None

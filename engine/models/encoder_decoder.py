@@ -95,10 +95,7 @@ class FeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] → [T, H]"""
-        backend, up = self.up.backend, self.up
-        if self.gated:
-            return self.down(backend.gated_linear(x, up.weight, up.bias, self.activation))
-        return self.down(backend.activate(up(x), self.activation))
+        return self.up.backend.feed_forward(x, self.up.product, self.down.product, self.activation, self.gated)
 
     @property
     def matrices(self) -> list[Matrix]:

@@ -67,8 +67,8 @@ class Convolution:
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """[frames, C] each → [ceil(frames / stride), H] each"""
         windows = [self._windows(item) for item in inputs]
-        product = self.product(torch.cat(windows))
-        states = self.product.backend.activate(product, "gelu")
+        product = self.product
+        states = product.backend.activated_linear(torch.cat(windows), product.weight, product.bias, "gelu")
         return list(states.split([len(item) for item in windows]))
 
     def _windows(self, rows: Tensor) -> Tensor:

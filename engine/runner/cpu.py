@@ -15,7 +15,7 @@ from engine.models.encoder_decoder import EncoderDecoder
 from engine.runner.beams import CpuBeams
 from engine.runner.catalogues import PlacedCatalogues
 from engine.runner.encoders import encode_on_cpu
-from engine.runner.read_rows import ReadTokens, read_tokens
+from engine.runner.read_rows import ReadTokens, read_tokens, samples_each
 from engine.runner.sampling import RowSampler
 from engine.states.hidden import StepTaps
 from engine.states.values import StatesArray
@@ -29,9 +29,15 @@ class CpuRunner:
     """Owns the weights, the KV cache and the sampler rows."""
 
     def __init__(
-        self, model: Decoder | EncoderDecoder, kv_cache: torch.Tensor, host_cache: torch.Tensor, max_rows: int
+        self,
+        model: Decoder | EncoderDecoder,
+        kv_cache: torch.Tensor,
+        host_cache: torch.Tensor,
+        max_rows: int,
+        dtype: torch.dtype,
     ) -> None:
         self._model = model
+        self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
         catalogues = PlacedCatalogues(torch.device("cpu"))
@@ -55,7 +61,7 @@ class CpuRunner:
         if plan.encoders:
             assert isinstance(self._model, EncoderDecoder)
             taps, ring = ((), None) if plan.taps is None or tap is None else (plan.taps.encoders, tap.ring)
-            encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring)
+            encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16)
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
@@ -120,6 +126,7 @@ class CpuRunner:
             num_blocks=self._kv_cache.shape[0],
             causal=causal,
             window=window,
+            bfloat16=self._bfloat16,
         )
 
     def _sample(
@@ -127,14 +134,19 @@ class CpuRunner:
     ) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None, tuple[BeamCandidates, ...]]:
         if not len(plan.sample_tokens):
             return np.empty(0, np.int32), np.empty(0, np.bool_), None, ()
+        logits = self._model.logits(hidden) if samples_each(plan) else self._sampled_logits(plan, hidden, read)
+        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
+        return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
+
+    def _sampled_logits(self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None) -> torch.Tensor:
+        """[N, V]"""
         # Choices that part ways here share their row of logits: compute each row once.
         rows, which = np.unique(plan.sample_tokens, return_inverse=True)
         places = rows if read is None else read.places(rows)
         logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
-        if not np.array_equal(rows, plan.sample_tokens):  # shared, or those of beams before them in the step
-            logits = logits[torch.from_numpy(which)]  # [N, V]
-        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
-        return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
+        if np.array_equal(rows, plan.sample_tokens):
+            return logits
+        return logits[torch.from_numpy(which)]  # shared, or those of beams before them in the step
 
     def _prompt_logprobs(self, spec: PromptLogprobSpec, hidden: torch.Tensor, read: ReadTokens | None) -> LogprobArrays:
         first = spec.first_token if read is None else int(read.places(np.array([spec.first_token]))[0])

@@ -85,8 +85,10 @@ def encode_on_cpu(
     specs: Sequence[EncoderSpec],
     taps: Sequence[EncoderTap] = (),
     ring: Tensor | None = None,
+    *,
+    bfloat16: bool = False,
 ) -> None:
-    """`ring`: where the states go that `taps` ask for, [rows, H]."""
+    """`ring`: where the states go that `taps` ask for, [rows, H]. `bfloat16`: attention may multiply in it."""
     config = model.config
 
     def attention(layout: EncoderLayout) -> tuple[AttentionWork, Tensor]:
@@ -100,6 +102,7 @@ def encode_on_cpu(
             block_size=SCRATCH_BLOCK_SIZE,
             num_blocks=layout.num_blocks,
             causal=False,
+            bfloat16=bfloat16,
         )
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
         return plan, torch.empty((layout.num_blocks, *shape), dtype=torch.float32)  # as activations are

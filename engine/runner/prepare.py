@@ -129,8 +129,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         populate_in_background(kv_cache, _CPU_PAGES_AT_START)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
-    log.info("kernels: %s, %d threads; %s", kernels.isa(), threads, _storage(loaded))
-    runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs)
+    log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs, loaded.dtype)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     info = _info(config, path, loaded, plan, torch.float32)
@@ -335,6 +335,11 @@ def _storage(loaded: LoadedModel) -> str:
     if loaded.kv_dtype is loaded.dtype:
         return f"weights and cache in {_name(loaded.dtype)}"
     return f"weights in {_name(loaded.dtype)}, cache in {_name(loaded.kv_dtype)}"
+
+
+def _products(loaded: LoadedModel) -> str:
+    by_units = loaded.dtype is torch.bfloat16 and kernels.multiplies_tiles()
+    return ", products in bfloat16 by matrix units" if by_units else ", products in float32"
 
 
 def _name(dtype: torch.dtype) -> str:

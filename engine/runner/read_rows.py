@@ -26,8 +26,16 @@ class ReadTokens:
         return np.searchsorted(self.rows, tokens)
 
 
+def samples_each(plan: StepPlan) -> bool:
+    """Whether every token of the step is sampled from, once and in order, as in most steps that decode."""
+    num_tokens = plan.num_tokens
+    return len(plan.sample_tokens) == num_tokens and bool((plan.sample_tokens == np.arange(num_tokens)).all())
+
+
 def read_tokens(plan: StepPlan, num_layers: int) -> ReadTokens | None:
     """None: all are read."""
+    if samples_each(plan):
+        return None
     starts, ends = plan.query_start[:-1], plan.query_start[1:]
     first = ends.copy()  # [S]
     scored = [spec.first_token for spec in plan.prompt_logprobs]

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from server.access.keys import Caller
-from server.errors import ApiError
-
-_LONGEST_RETRY = 60
+from server.errors import ApiError, retry_seconds
 
 
 class _Usage:
@@ -62,7 +60,7 @@ class Admission:
 
 
 def _exceeded(caller: Caller, what: str, limit: float, wait: float) -> ApiError:
-    seconds = min(max(math.ceil(wait), 1), _LONGEST_RETRY)
+    seconds = retry_seconds(wait)
     return ApiError(
         429,
         "rate_limit_exceeded",

@@ -87,10 +87,9 @@ class FairPool:
             self._idle -= 1
         else:
             await self._turn(tenant)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._leave()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running.add_done_callback(lambda _: self._leave())
+        return await asyncio.shield(running)  # the thread works on if the caller leaves: its place is not free before
 
     def shutdown(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -43,6 +43,7 @@ class Order:
     temperature: float | None  # None or 0: as low as it goes
     timestamps: bool
     deadline: float | None
+    priority: int
 
 
 class Transcriber:
@@ -146,6 +147,7 @@ class Transcriber:
             tenant=order.tenant,
             prompt_token_ids=prompt,
             params=params,
+            priority=order.priority,
             deadline=order.deadline,
             output=OutputMode.FINAL if self._listener is None else OutputMode.DELTA,
             keep_record=False,

@@ -23,7 +23,7 @@ from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
 from server.errors import ApiError, internal, invalid, unsupported
 from server.generation import sampling
 from server.generation.generation import json_response
-from server.generation.sse import HEADERS
+from server.generation.sse import HEADERS, KEEP_ALIVE
 from server.names import new_id
 from server.wire import shorten
 
@@ -81,7 +81,8 @@ async def _order(
         raise invalid(f"`response_format` must be one of {', '.join(_FORMATS)}, not {shown}.", "response_format")
     if body.temperature is not None:
         sampling.between("temperature", body.temperature, 0, 1)
-    timeout = sampling.timeout_seconds(body.timeout, http[CALLER].limits.max_timeout)
+    limits = http[CALLER].limits
+    timeout = sampling.timeout_seconds(body.timeout, limits.max_timeout)
     prompt = (body.prompt or "").strip()
     tokenizer = context.text.tokenizer
     said = await speech.off_loop(lambda: tokenizer.encode(" " + prompt, False)) if prompt else []
@@ -96,6 +97,7 @@ async def _order(
         temperature=body.temperature,
         timestamps=body.response_format in _TIMED,
         deadline=None if timeout is None else http[ARRIVED] + timeout,
+        priority=sampling.priority(None, limits.lowest_priority),
     )
 
 
@@ -196,14 +198,14 @@ class _Stream:
         self._more.set()
 
     async def _wait(self) -> None:
-        """Until there is more, with a comment after each silent interval, if there is one and the answer has begun."""
+        """Until there is more, with a comment after each silent interval, if there is one."""
         while not self._more.is_set():
             try:
                 async with asyncio.timeout(self._keep_alive):
                     await self._more.wait()
             except TimeoutError:
-                if self._response.prepared:
-                    await self._response.write(b": keep-alive\n\n")
+                await self._begin()
+                await self._response.write(KEEP_ALIVE)
         self._more.clear()
 
     async def _begin(self) -> None:

@@ -10,37 +10,17 @@ from engine.types import RecordEntry
 from server import fields
 from server.context import CONTEXT, TENANT
 from server.continuation import leases
-from server.errors import ApiError, invalid, missing
+from server.errors import ApiError, missing
 from server.generation.generation import json_response
 from server.intake import read_with_nulls
+from server.paging import QUERY, page_of
 from server.wire import shorten
-
-_DEFAULT_LIMIT, _MOST_LISTED = 20, 100
-_ORDERS = ("asc", "desc")
-_QUERY = ("limit", "after", "order")
 
 
 async def list_records(request: web.Request) -> web.Response:
-    """A page of entries, the youngest first unless `order=asc`; `after` names the last entry of the page before."""
-    query = request.query
-    limit = _limit(query.get("limit"))
-    order = query.get("order", "desc")
-    if order not in _ORDERS:
-        raise invalid(f"`order` must be asc or desc, not {shorten(repr(order))}.", "order")
     entries = request.app[CONTEXT].engine.records(request[TENANT])
-    if order == "desc":
-        entries.reverse()
-    if "after" in query:
-        entries = _after(entries, query["after"])
-    page = [_entry(entry) for entry in entries[:limit]]
-    answer = {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(entries) > limit,
-    }
-    return json_response(answer, fields.ignored_header(name for name in query if name not in _QUERY))
+    page = page_of(request.query, entries, lambda entry: (entry.id, entry.name), _entry)
+    return json_response(page, fields.ignored_header(name for name in request.query if name not in QUERY))
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -66,21 +46,6 @@ async def delete(request: web.Request) -> web.Response:
     """Clients send a Content-Type here, and no body."""
     forgotten = request.app[CONTEXT].engine.forget(request[TENANT], request.match_info["id"])
     return json_response({"id": forgotten, "object": "continuation", "deleted": True})
-
-
-def _limit(given: str | None) -> int:
-    if given is None:
-        return _DEFAULT_LIMIT
-    if not given.isascii() or not given.isdigit() or len(given) > 9 or not 1 <= int(given) <= _MOST_LISTED:
-        raise invalid(f"`limit` must be a number from 1 to {_MOST_LISTED}, not {shorten(repr(given))}.", "limit")
-    return int(given)
-
-
-def _after(entries: list[RecordEntry], reference: str) -> list[RecordEntry]:
-    for index, entry in enumerate(entries):
-        if reference in (entry.id, entry.name):
-            return entries[index + 1 :]
-    raise invalid(f"`after` is {shorten(repr(reference))}, which is not in the list (any more).", "after")
 
 
 def _entry(entry: RecordEntry) -> dict[str, Any]:

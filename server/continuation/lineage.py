@@ -69,15 +69,17 @@ class Cut:
 def is_continuation(body: CompletionBody | ChatBody, prompt: str = "prompt") -> bool:
     """Whether the body continues from a parent, once its fields are known to agree with that. `prompt` is the name that
     the field has in the client's endpoint."""
-    if not body.continuation_of:
+    if body.continuation_of is None:
         for name in (*_SUFFIX, "continuation_fallback", "continuation_choice"):
             if getattr(body, name):
                 raise invalid(f"`{name}` needs `continuation_of`: the id or request_id of a parent.", name)
         if body.continuation_at not in (None, "end"):
             raise invalid("`continuation_at` needs `continuation_of`: a place in a parent.", "continuation_at")
         return False
-    if len(body.continuation_of) > _LONGEST_REFERENCE:
-        raise invalid("`continuation_of` must be the id of an answer, or a request_id.", "continuation_of")
+    if not 0 < len(body.continuation_of) <= _LONGEST_REFERENCE:
+        fault = "it is too long" if body.continuation_of else "it is empty"
+        message = f"`continuation_of` must be the id of an answer, or a request_id: {fault}."
+        raise invalid(message, "continuation_of")
     for name in _WHOLE_PROMPT:
         value = getattr(body, name, None)
         if value is not None and value is not False and value != "":

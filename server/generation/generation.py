@@ -240,7 +240,7 @@ def engine_requests(
                 hidden_states=None if wish is None else wish.params,
             )
         )
-    sampling.check_answer_size(request.params for request in requests)
+    sampling.check_answer_size(body, requests)
     if wish is not None:
         check_states(wish, requests, context.engine.info, context.states_budget)
     return requests

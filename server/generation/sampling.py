@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from engine.errors import ContextLengthExceeded
-from engine.types import MAX_BEAM_WIDTH, ModelInfo, SamplingParams
+from engine.types import MAX_BEAM_WIDTH, ModelInfo, Request, SamplingParams
 from server.catalogues.store import StoredCatalogue
 from server.errors import ApiError, invalid, unsupported
 from server.generation.beams import beam_params
@@ -133,20 +133,26 @@ def _check_asked(params: SamplingParams, asked: int, name: str) -> None:
         )
 
 
-def check_answer_size(requests: Iterable[SamplingParams]) -> None:
-    """Refuses log-probabilities that would not fit into memory as JSON. A search holds those of all its beams."""
-    needed = 0
-    for params in requests:
+def check_answer_size(body: GenerationBody, requests: Iterable[Request]) -> None:
+    """Refuses log-probabilities that would not fit into memory as JSON. A search holds those of all its beams; those of
+    a prompt stand in each choice of a completion, and once in a chat."""
+    sampled = prompts = 0
+    for request in requests:
+        params = request.params
         if params.logprobs is not None:
             choices = params.n if params.beams is None else params.beams.width
-            needed += choices * params.max_tokens * (1 + params.logprobs) * _BYTES_PER_LOGPROB
+            sampled += choices * params.max_tokens * (1 + params.logprobs) * _BYTES_PER_LOGPROB
+        if params.prompt_logprobs is not None:
+            copies = params.n if isinstance(body, CompletionBody) else 1
+            prompts += copies * len(request.prompt_token_ids) * (1 + params.prompt_logprobs) * _BYTES_PER_LOGPROB
+    needed = sampled + prompts
     if needed > MAX_ANSWER_BYTES:
         raise ApiError(
             400,
             "answer_too_large",
             f"The log-probabilities of this answer may take {needed} bytes, at most {MAX_ANSWER_BYTES}: ask for fewer "
-            "of them, for fewer choices or beams, or set a smaller `max_tokens`.",
-            param="logprobs",
+            "of them, for fewer prompts, choices or beams, or set a smaller `max_tokens`.",
+            param="prompt_logprobs" if prompts > sampled and body.prompt_logprobs is not None else "logprobs",
             details={"budget": MAX_ANSWER_BYTES, "needed": needed},
         )
 
@@ -196,7 +202,8 @@ def check_prompt_len(prompt_len: int, keys: int | None) -> None:
 
 
 def priority(value: int | None, least: int) -> int:
-    number = value or 0
+    """`least` is what the key may claim; who claims nothing gets the default, or that if it comes later."""
+    number = max(0, least) if value is None else value
     if not least <= number < 2**31:
         raise invalid(
             f"`priority` must be at least {least} for this key and below {2**31}, not {shorten(str(number))}; "

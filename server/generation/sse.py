@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from aiohttp import web
@@ -34,7 +35,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",
 }
 _DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class ChunkFormat(Protocol):
@@ -251,8 +252,14 @@ class EventStream:
     # --- called by the handler's task
 
     async def wait_first(self) -> None:
-        """Returns when there is something to send; raises what went wrong before that."""
-        await self._woken()
+        """Returns when there is something to send, be it a keep-alive comment; raises what went wrong before that."""
+        if self._keep_alive > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._keep_alive):
+                    await asyncio.shield(self._wake)
+                await self._woken()
+        else:
+            await self._woken()
         if self._error is not None:
             raise self._error
 
@@ -264,6 +271,8 @@ class EventStream:
         if writer.transport is None:
             raise ConnectionResetError("the client went away")
         self._connection = _Connection(writer)
+        if not self._ended and not any(source.holds for source in self._sources):
+            self.write(KEEP_ALIVE)  # so long does the first event take
         while not self._closed:
             await drained(writer, self._holds_states)
             if self._connection.closing:
@@ -318,7 +327,7 @@ class EventStream:
                 break
             except TimeoutError:
                 if not self._wrote and not self.blocked:
-                    self.write(_KEEP_ALIVE)
+                    self.write(KEEP_ALIVE)
         await self._woken()
 
     def _flush(self) -> None:

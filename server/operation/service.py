@@ -117,6 +117,9 @@ def quoted(word: str) -> str:
     return escaped if word and word.isascii() and not set(word) & set(" \t\"'\\;") else f'"{escaped}"'
 
 
+_PATH_FLAGS = ("--api-key-file", "--config")
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "bequest install-service",
@@ -155,7 +158,18 @@ def executable() -> list[str]:
 
 
 def absolute(flags: Sequence[str], engine: EngineConfig) -> list[str]:
-    """The flags with the path of the model, which a service starts elsewhere with, made absolute."""
-    if engine.model is None or not Path(engine.model).exists():
-        return list(flags)
-    return [str(Path(engine.model).resolve()) if flag == engine.model else flag for flag in flags]
+    """The flags with their paths made absolute: a service is started elsewhere. A model may be a name instead."""
+    words: list[str] = []
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if words and words[-1] in _PATH_FLAGS:
+            words.append(_absolute(flag))
+        elif equals and name in _PATH_FLAGS:
+            words.append(f"{name}={_absolute(value)}")
+        else:
+            words.append(_absolute(flag) if flag == engine.model and Path(flag).exists() else flag)
+    return words
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())

@@ -103,11 +103,13 @@ class ResponseFormat:
         self._answer = answer
         self._finish = finish
         self._writer = EventWriter()
+        self._opened = False
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
         events: list[bytes] = []
         if opening is not None:
             self._answer.begin(opening)
+            self._opened = True
             events += self._writer.opening(self._answer.head)
             events += self._tell(self._answer.open_message())
         if choices:
@@ -134,8 +136,10 @@ class ResponseFormat:
 
     def failed(self, error: ApiError) -> bytes:
         answer = self._answer
+        # A stream that has said nothing but that it is alive begins as any other.
+        opening = [] if self._opened else self._writer.opening(answer.head)
         response = document.failed(answer.head, answer.items("incomplete"), error.message)
-        return b"".join(self._writer.failure(response, error))
+        return b"".join([*opening, *self._writer.failure(response, error)])
 
 
 def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:

@@ -12,22 +12,21 @@ import orjson
 from aiohttp import web
 
 from engine.errors import ParentNotFound
+from server import fields
 from server.context import CONTEXT, TENANT
 from server.errors import ApiError, invalid
 from server.generation.generation import json_response
 from server.generation.sse import HEADERS
+from server.paging import QUERY, integer, page_of
 from server.responses.events import replay
 from server.responses.store import RunningResponse, StoredResponse
 from server.wire import shorten
-
-_MOST_ITEMS = 100
-_DEFAULT_ITEMS = 20
 
 
 async def retrieve(http: web.Request) -> web.Response:
     """The object; with `stream=true` the events that made it. One that still runs shows how it stands."""
     streamed = _flag(http, "stream")
-    after = _integer(http, "starting_after", -1, -1, None)
+    after = integer(http.query, "starting_after", -1, -1)
     found = _found(http)
     if isinstance(found, RunningResponse):
         if not streamed:
@@ -66,30 +65,9 @@ async def cancel(http: web.Request) -> web.Response:
 
 
 async def input_items(http: web.Request) -> web.Response:
-    """Everything the answer was made from, the ancestors' items included; the latest first unless asked otherwise."""
-    limit = _integer(http, "limit", _DEFAULT_ITEMS, 1, _MOST_ITEMS)
-    order = http.query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise invalid(f"`order` must be 'asc' or 'desc', not {shorten(repr(order))}.", "order")
-    items = _stored(http).turn.input_items()
-    if order == "desc":
-        items.reverse()
-    after = http.query.get("after")
-    if after is not None:
-        places = [index for index, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise invalid(f"`after` is {shorten(repr(after))}, which is not the id of an item here.", "after")
-        items = items[places[0] + 1 :]
-    page = items[:limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
-        }
-    )
+    """Everything the answer was made from, the ancestors' items included."""
+    page = page_of(http.query, _stored(http).turn.input_items(), lambda item: (item["id"],), lambda item: item)
+    return json_response(page, fields.ignored_header(name for name in http.query if name not in QUERY))
 
 
 def _found(http: web.Request) -> StoredResponse | RunningResponse:
@@ -113,14 +91,3 @@ def _flag(http: web.Request, name: str) -> bool:
     if value not in ("true", "false"):
         raise invalid(f"`{name}` must be true or false, not {shorten(repr(value))}.", name)
     return value == "true"
-
-
-def _integer(http: web.Request, name: str, default: int, low: int, high: int | None) -> int:
-    text = http.query.get(name)
-    if text is None:
-        return default
-    number = int(text) if text.lstrip("-").isdecimal() and len(text) < 10 else None
-    if number is None or number < low or (high is not None and number > high):
-        allowed = f"from {low} to {high}" if high is not None else f"at least {low}"
-        raise invalid(f"`{name}` must be an integer {allowed}, not {shorten(repr(text))}.", name)
-    return number

@@ -10,12 +10,11 @@ import orjson
 
 from engine.constraints.grammar import GrammarError, GrammarSource, lark_of_any
 from server.errors import ApiError, invalid, missing, unsupported
-from server.wire import GenerationBody, describe, shorten
+from server.wire import STRUCTURED_KINDS, GenerationBody, describe, shorten
 
 # JSON nests in what parses it: deeper than any schema that somebody wrote.
 _DEEPEST = 64
 _FORMATS = ("text", "json_object", "json_schema")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _SCHEMA_NAME = "json_schema"
 
 
@@ -102,11 +101,11 @@ def _structured(given: dict[str, Any] | None) -> Constraint | None:
     if given is None:
         return None
     fields = {name: value for name, value in given.items() if value is not None and value is not False}
-    kinds = [name for name in _KINDS if name in fields]
+    kinds = [name for name in STRUCTURED_KINDS if name in fields]
     if "structural_tag" in fields:
         raise unsupported("structured_outputs.structural_tag", "`structural_tag` is not supported; use `tools`.")
     if not kinds:
-        raise missing("structured_outputs", f"`structured_outputs` needs one of {', '.join(_KINDS)}.")
+        raise missing("structured_outputs", f"`structured_outputs` needs one of {', '.join(STRUCTURED_KINDS)}.")
     if len(kinds) > 1:
         raise invalid(f"`structured_outputs` has both `{kinds[0]}` and `{kinds[1]}`: send one.", "structured_outputs")
     kind, param = kinds[0], f"structured_outputs.{kinds[0]}"
@@ -144,6 +143,11 @@ def _with_options(constraint: Constraint, fields: dict[str, Any]) -> Constraint:
         closed = _closed(orjson.loads(source.text))
         source = GrammarSource("json_schema", orjson.dumps(closed).decode())
     whitespace = fields.get("whitespace_pattern")
+    if fields.get("disable_any_whitespace"):
+        if whitespace is not None:
+            message = "`whitespace_pattern` and `disable_any_whitespace` exclude each other: send one of them."
+            raise invalid(message, "structured_outputs.whitespace_pattern")
+        whitespace = ""
     if whitespace is not None:
         param = "structured_outputs.whitespace_pattern"
         if not isinstance(whitespace, str):

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine._C import BlockPool, BlockTable, count_distinct_blocks, try_swap_in, try_swap_out
@@ -238,6 +238,4 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestAccounting.settings = settings(max_examples=150, stateful_step_count=40)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine._C import BlockPool, BlockTable, TokenList, swap_out_some, try_swap_in, try_swap_out
@@ -421,9 +421,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestCache.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 # Hypothesis shrinks what it finds, but its histories are short and thin. These are long and crowded.

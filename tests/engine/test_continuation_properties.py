@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from engine.engine import AsyncEngine
 from engine.types import Inheritance, Lineage, ParentChoice, Request, Retain, SamplingParams
@@ -211,7 +211,7 @@ def plain(kept: str, max_tokens: int, suffix: int, **fields: object) -> Generati
     return Generation(kept=kept, max_tokens=max_tokens, suffix=suffix, **(usual | fields))  # type: ignore[arg-type]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @example(setup=replace(AMPLE, pipelined=False), length=3, line=[plain("running", 8, 3), plain("warm", 4, 0)])
 @example(setup=replace(AMPLE, chunk=3), length=20, line=[plain("running", 8, 2, place="last"), plain("leased", 4, 0)])
 @given(

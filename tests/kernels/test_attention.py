@@ -29,6 +29,7 @@ class Case:
     window: int = 0
     soft_cap: float = 0.0
     bias_reach: int | None = None
+    bfloat16: bool = False
     seed: int = 0
 
     @property
@@ -104,6 +105,7 @@ def make_plan(step: Step) -> kernels.AttentionPlan:
         num_blocks=step.kv_cache.shape[0],
         causal=case.causal,
         window=case.window,
+        bfloat16=case.bfloat16,
     )
 
 

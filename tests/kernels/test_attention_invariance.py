@@ -39,6 +39,11 @@ VARIANTS = [
     {"window": 100, "head_dim": 40},
     {"soft_cap": 20.0, "head_dim": 17, "num_q_heads": 1, "num_kv_heads": 1},
     {"bias_reach": 130, "window": 1 << 28, "num_q_heads": 3, "num_kv_heads": 3, "head_dim": 64},
+    # Where the chip multiplies tiles of bfloat16: in place, copied and packed, few rows and many.
+    {"bfloat16": True, "dtype": torch.bfloat16, "num_q_heads": 9, "num_kv_heads": 3, "head_dim": 64, "block_size": 16},
+    {"bfloat16": True, "dtype": torch.float16, "head_dim": 48},
+    {"bfloat16": True, "window": 100, "num_q_heads": 5, "num_kv_heads": 1, "head_dim": 40},
+    {"bfloat16": True, "bias_reach": 130, "window": 1 << 28, "num_q_heads": 3, "num_kv_heads": 3, "head_dim": 64},
 ]
 
 
@@ -94,10 +99,11 @@ def test_alone_and_among_those_that_share_a_prefix(variant: dict[str, object], t
         _C.set_num_threads(before)
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("lens", [((1, 5000),), ((3, 4000), (1, 1)), ((300, 1300), (1, 2000))])
-def test_threads(lens: tuple[tuple[int, int], ...]) -> None:
+def test_threads(lens: tuple[tuple[int, int], ...], bfloat16: bool) -> None:
     """More threads split long keys; the splits merge to the same bits."""
-    step = make_step(Case(lens, num_q_heads=3, num_kv_heads=1))
+    step = make_step(Case(lens, num_q_heads=3, num_kv_heads=1, bfloat16=bfloat16))
     before = _C.num_threads()
     try:
         _C.set_num_threads(1)
@@ -111,18 +117,21 @@ def test_threads(lens: tuple[tuple[int, int], ...]) -> None:
         _C.set_num_threads(before)
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 16, 32, 100])
-def test_block_sizes(block_size: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 30])
+@pytest.mark.parametrize("block_size", [1, 2, 8, 16, 32, 100])
+def test_block_sizes(block_size: int, queries: int, dtype: torch.dtype) -> None:
     def at(size: int) -> torch.Tensor:
         # One sequence in order: the same random numbers, whatever the shuffling of blocks drew.
-        case = Case(((30, 600),), block_size=size)
+        bfloat16 = dtype == torch.bfloat16
+        case = Case(((queries, 600),), block_size=size, head_dim=32, dtype=dtype, bfloat16=bfloat16)
         step = make_step(case)
         generator = torch.Generator().manual_seed(1)
-        k, v = torch.randn(2, 600, 2, 16, generator=generator)
+        k, v = torch.randn(2, 600, 2, 32, generator=generator)
         positions = torch.arange(600)
         slots = torch.from_numpy(step.block_tables[0]).long()[positions // size] * size + positions % size
         kernels.write_kv(k, v, step.kv_cache, LAYER, slots)
-        return attend(replace(step, q=torch.randn(30, 4, 16, generator=generator)))
+        return attend(replace(step, q=torch.randn(queries, 4, 32, generator=generator)))
 
     assert torch.equal(at(block_size), at(64))
 
@@ -135,7 +144,7 @@ def test_plan_is_reused_by_layers_and_calls() -> None:
     assert torch.equal(kernels.paged_attention(step.q, step.kv_cache, 0, plan, step.case.scale), first)
 
 
-@pytest.mark.skipif(_C.isa() != "avx512", reason="the chip's widest set is what the suite runs anyway")
+@pytest.mark.skipif(_C.isa() not in ("avx512", "amx"), reason="the chip's widest set is what the suite runs anyway")
 def test_narrower_instruction_set() -> None:
     """The kernel tests once more with AVX2 in a process of its own."""
     folder = Path(__file__).parent

@@ -74,7 +74,7 @@ def test_depth_is_cut_into_passes_without_a_trace(k: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(200, 576), (17, 1537), (1, 3)])
 def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(n: int, k: int, stored: torch.dtype) -> None:
     rows = 230  # more than one block of rows
-    packed = kernels.pack_weight(random(n, k, seed=1), stored)
+    packed = kernels.pack_weight(random(n, k, seed=1), stored, tiles=False)
     bias = random(n, seed=2)
     x = random(rows, k, seed=3)
     kernels.set_num_threads(1)
@@ -90,7 +90,7 @@ def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(n: int, k: int, s
 @pytest.mark.parametrize("stored", STORED)
 def test_storage_rounds_the_weight_and_nothing_else(source: torch.dtype, stored: torch.dtype) -> None:
     weight = random(33, 67).to(source)
-    packed = kernels.pack_weight(weight, stored)
+    packed = kernels.pack_weight(weight, stored, tiles=False)
     assert (packed.out_features, packed.in_features, packed.dtype) == (33, 67, stored)
     assert packed.nbytes == 48 * 67 * stored.itemsize
     for t in range(1, 14):
@@ -112,8 +112,8 @@ def test_bfloat16_storage_rounds_to_even_and_keeps_what_is_not_finite() -> None:
 def test_stacked_weights_are_the_joined_weight(sizes: tuple[int, ...], stored: torch.dtype) -> None:
     weights = [random(size, 70, seed=i) for i, size in enumerate(sizes)]
     x = random(3, 70, seed=9)
-    joined = kernels.pack_weight(torch.cat(weights), stored)
-    assert torch.equal(kernels.linear(x, kernels.pack_weights(weights, stored)), kernels.linear(x, joined))
+    joined = kernels.pack_weight(torch.cat(weights), stored, tiles=False)
+    assert torch.equal(kernels.linear(x, kernels.pack_weights(weights, stored, tiles=False)), kernels.linear(x, joined))
 
 
 def test_addresses_need_no_alignment() -> None:
@@ -129,10 +129,10 @@ def test_addresses_need_no_alignment() -> None:
 def test_a_nan_stays_in_its_row_or_its_column(stored: torch.dtype) -> None:
     weight, x = random(20, 30, seed=1), random(9, 30, seed=2)
     x[4, 29] = torch.nan
-    out = kernels.linear(x, kernels.pack_weight(weight, stored))
+    out = kernels.linear(x, kernels.pack_weight(weight, stored, tiles=False))
     assert out[4].isnan().all() and not out[[0, 1, 2, 3, 5, 6, 7, 8]].isnan().any()
     weight[18, 0] = torch.nan
-    out = kernels.linear(x[:4], kernels.pack_weight(weight, stored))
+    out = kernels.linear(x[:4], kernels.pack_weight(weight, stored, tiles=False))
     assert out.isnan().sum() == 4 and out[:, 18].isnan().all()
 
 

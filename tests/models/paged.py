@@ -80,6 +80,7 @@ class PagedSequences:
             block_size=BLOCK_SIZE,
             num_blocks=self.kv_cache.shape[0],
             window=window,
+            bfloat16=self.kv_cache.dtype is torch.bfloat16,
         )
 
     def run(self, sequence: int, tokens: Sequence[int], chunk: int) -> Tensor:

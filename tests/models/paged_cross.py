@@ -23,7 +23,13 @@ EncoderInput = Sequence[int] | Tensor  # tokens, or features [n_mels, frames]
 
 
 def make_plan(
-    query_start: np.ndarray, lens: np.ndarray, tables: np.ndarray, kv_cache: Tensor, *, window: int | None
+    query_start: np.ndarray,
+    lens: np.ndarray,
+    tables: np.ndarray,
+    kv_cache: Tensor,
+    *,
+    window: int | None,
+    bfloat16: bool = False,
 ) -> AttentionPlan:
     """One query head per kv head, on the device of the cache. `window` None: not causal."""
     mask: dict[str, Any] = {"causal": window is not None, "window": window or 0}
@@ -31,10 +37,15 @@ def make_plan(
     heads: dict[str, Any] = {"num_q_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim}
     if kv_cache.is_cpu:
         blocks = {"block_size": block_size, "num_blocks": num_blocks}
-        return AttentionPlan(query_start, lens, tables, **heads, **blocks, **mask)
+        return AttentionPlan(query_start, lens, tables, **heads, **blocks, **mask, bfloat16=bfloat16)
     sizes = {"max_sequences": len(lens), "max_tokens": int(query_start[-1])}
     workspace = CudaAttentionWorkspace(**heads, **sizes, dtype=kv_cache.dtype, device=kv_cache.device, **mask)
     return workspace.plan(query_start, lens, tables)  # type: ignore[return-value]
+
+
+def rounds(loaded: LoadedModel) -> bool:
+    """Whether products may be in bfloat16."""
+    return loaded.dtype is torch.bfloat16
 
 
 def encoder_inputs(loaded: LoadedModel, inputs: Sequence[EncoderInput], scratch_block: int = 8) -> EncoderInputs:
@@ -50,7 +61,7 @@ def encoder_inputs(loaded: LoadedModel, inputs: Sequence[EncoderInput], scratch_
     scratch = torch.full(shape, torch.nan, dtype=dtype, device=device)
     tokens = None if features else torch.tensor([token for item in inputs for token in item], dtype=torch.int32)
     return EncoderInputs(
-        make_plan(layout.query_start, layout.lens, layout.tables, scratch, window=None),
+        make_plan(layout.query_start, layout.lens, layout.tables, scratch, window=None, bfloat16=rounds(loaded)),
         scratch,
         torch.from_numpy(layout.slots).to(device),
         torch.from_numpy(layout.positions).to(device),
@@ -69,6 +80,7 @@ class CrossSequences:
         assert isinstance(model, EncoderDecoder)
         self.model, self.device = model, model.output.backend.device
         self.block_size = block_size
+        self.bfloat16 = rounds(loaded)
         batch = encoder_inputs(loaded, inputs)
         self.states = model.encode(batch)
         starts = np.flatnonzero(batch.positions.cpu().numpy() == 0)
@@ -114,12 +126,15 @@ class CrossSequences:
             positions=self._tensor(positions),
             slot_mapping=self._tensor(slots),
             kv_cache=self.kv_cache,
-            attention={window: make_plan(query_start, seq_lens, own, self.kv_cache, window=window)},
-            cross=make_plan(query_start, self.cross_lens[sequences], cross, self.kv_cache, window=None),
+            attention={window: self._plan(query_start, seq_lens, own, window)},
+            cross=self._plan(query_start, self.cross_lens[sequences], cross, None),
             tap=tap,
         )
         logits = self.model.logits(self.model.forward(batch))
         return dict(zip(sequences, logits.split(np.diff(query_start).tolist()), strict=True))
+
+    def _plan(self, query_start: np.ndarray, lens: np.ndarray, tables: np.ndarray, window: int | None) -> AttentionPlan:
+        return make_plan(query_start, lens, tables, self.kv_cache, window=window, bfloat16=self.bfloat16)
 
     def run(self, sequence: int, tokens: Sequence[int], chunk: int) -> Tensor:
         """One sequence alone, `chunk` tokens a step; logits of all tokens, [tokens, V]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -267,6 +268,19 @@ async def test_bytes_of_a_stream(hear: Any) -> None:
     assert events[0] == {"type": "transcript.text.delta", "delta": "H"}
 
 
+async def test_a_stream_that_hears_nothing_yet_is_alive(hear: Any) -> None:
+    front: Front = await hear(Window(" Hi."), sse_keep_alive_interval=0.02)
+    front.engine.held = True
+    form = aiohttp.FormData({"model": MODEL, "stream": "true"})
+    form.add_field("file", sound(1.0), filename="upload")
+    async with front.http.post(f"{front.url}/v1/audio/transcriptions", data=form) as answer:
+        assert answer.status == 200 and await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        await front.until(lambda: bool(front.engine.runs))
+        while front.engine.advance():
+            pass
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_failures_in_streams(start: Starter) -> None:
     def failing(request: Request) -> Iterator[Delta]:
         play = whisper_engine(Window(" Hello.")).script(request)
@@ -403,6 +417,14 @@ async def test_a_chunked_body_is_counted(hear: Any) -> None:
 async def test_larger_bodies_than_others_are_taken(hear: Any) -> None:
     front: Front = await hear(*[Window(" a")] * 3, max_body_mb=0.1)
     await front.client().audio.transcriptions.create(model=MODEL, file=("a.wav", sound(10.0)))
+
+
+async def test_the_priority_is_the_keys(hear: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "later"\nkey = "k"\nlowest_priority = 5')
+    front: Front = await hear(Window(" Hi."), api_key_file=str(keys))
+    await front.client(api_key="k").audio.transcriptions.create(model=MODEL, file=SPEECH)
+    assert front.engine.submitted[0].priority == 5
 
 
 async def test_a_deadline(start: Starter) -> None:

@@ -19,6 +19,7 @@ from tests.server.front import Front
 HELLO = [{"role": "user", "content": "hi"}]
 COMPLETION: dict[str, Any] = {"prompt": "abc"}
 CHAT: dict[str, Any] = {"messages": HELLO}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 BASES = {"/v1/completions": (COMPLETION, wire.CompletionBody), "/v1/chat/completions": (CHAT, wire.ChatBody)}
 
 
@@ -99,6 +100,22 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"max-tokens": 5}, "max-tokens", "unknown_parameter"),
         ({"temprature": 0.5}, "temprature", "unknown_parameter"),
         ({"stops": ["a"]}, "stops", "unknown_parameter"),
+        ({"hidden_states": True}, "hidden_states", "unknown_parameter"),
+        ({"output_hidden_states": True}, "output_hidden_states", "unknown_parameter"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "unknown_parameter"),
+        ({"structured_outputs": {"regex": "a", "flags": "i"}}, "structured_outputs.flags", "unknown_parameter"),
+        ({"structured_outputs": {"regex": "a", "backend": "x"}}, "structured_outputs.backend", "unknown_parameter"),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "invalid_value",
+        ),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown_parameter"),
+        (
+            {"stream": True, "stream_options": {"includeUsage": True}},
+            "stream_options.includeUsage",
+            "unknown_parameter",
+        ),
     ],
 )
 async def test_refused_completions(front: Front, body: dict[str, Any], param: str | None, code: str) -> None:
@@ -150,6 +167,16 @@ async def test_refused_completions(front: Front, body: dict[str, Any], param: st
         ({"echo": True}, "echo", "unsupported_parameter"),
         ({"prompt": "x"}, "prompt", "unsupported_parameter"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "invalid_type"),
+        (
+            {"tools": [TOOL, {"type": "function", "function": {"name": "g", "parameter": {"type": "object"}}}]},
+            "tools[1].function.parameter",
+            "unknown_parameter",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "stict": True}}},
+            "response_format.json_schema.stict",
+            "unknown_parameter",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"functions": [{}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
@@ -227,6 +254,57 @@ async def test_unknown_stream_options_are_named(front: Front) -> None:
     options = {"include_usage": None, "continuous_usage_stats": True}
     answer, _ = await front.post("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": options})
     assert answer.headers["X-Bequest-Ignored"] == "stream_options.continuous_usage_stats"
+
+
+async def test_unknown_names_inside_of_objects_are_named(front: Front) -> None:
+    """A schema's own names, and a property's, are the client's."""
+    schema = {"type": "object", "properties": {"parameter": {"title": "x"}}, "x-mine": 1}
+    function = {"name": "g", "parameters": schema, "strict": None, "cost": 3, "nothing": None}
+    fields = {
+        "response_format": {"type": "text", "examples": []},
+        "tools": [TOOL, {"type": "function", "function": function, "cache_control": {"type": "ephemeral"}}],
+        "tool_choice": "none",
+    }
+    answer, content = await front.post("/v1/chat/completions", {**CHAT, **fields})
+    assert answer.status == 200, content
+    named = answer.headers["X-Bequest-Ignored"]
+    assert named == "response_format.examples, tools[1].function.cost, tools[1].cache_control"
+    flat = {"type": "function", "name": "f", "parameters": schema, "cost": 3}
+    body = {"input": "x", "tools": [flat], "tool_choice": "none", "text": {"format": {"type": "text"}, "colour": 1}}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        answer, content = await front.post(path, body)
+        assert answer.status == 200, content
+        assert answer.headers["X-Bequest-Ignored"] == "text.colour, tools[0].cost"
+
+
+def nested(depth: int) -> Any:
+    return {"a": nested(depth - 1)} if depth else 1
+
+
+@pytest.mark.parametrize(
+    "value", [{"type": 2**64}, {"maximum": -(2**63) - 1}, nested(300)], ids=["big", "small", "deep"]
+)
+async def test_what_we_could_not_write_is_refused(front: Front, value: Any) -> None:
+    tool = {"type": "function", "name": "f", "parameters": value}
+    chat = {"type": "function", "function": {"name": "f", "parameters": value}}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/responses", {"input": "a", "tools": [tool], "tool_choice": "none"}, "tools"),
+        ("/v1/responses", {"input": "a", "metadata": value}, "metadata"),
+        ("/v1/responses", {"input": "a", "reasoning": {"effort": value}}, "reasoning"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "text", "name": value}}}, "text"),
+        ("/v1/responses", {"input": "a", "max_tool_calls": 2**64}, "max_tool_calls"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a", "status": value}]}, "input"),
+        ("/v1/chat/completions", {**CHAT, "tools": [chat], "tool_choice": "required"}, "tools"),
+        ("/v1/chat/completions", {**CHAT, "structured_outputs": {"json": value}}, "structured_outputs"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": value}}},
+            "response_format",
+        ),
+    ]
+    for path, body, param in cases:
+        error = await refused(front, body, path)
+        assert (error["code"], error["param"]) == ("invalid_value", param), body
 
 
 async def test_one_prompts_failure_ends_the_others(front: Front) -> None:

@@ -84,6 +84,39 @@ async def test_a_slow_but_steady_body_arrives(start: Starter) -> None:
     assert (await everything(front, head, *pieces, pause=0.03)).startswith(b"HTTP/1.1 200 ")
 
 
+async def refused_early(front: Front) -> asyncio.StreamWriter:
+    """Announces a body that is refused before it is sent, and reads the answer to the end of what the server says."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n{" % 2**30)
+    async with asyncio.timeout(5):  # less than the ten seconds for which what is left of a body is read
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 413 ") and answer.endswith(b"}}")
+    return writer
+
+
+async def test_whoever_is_refused_early_sees_the_end_at_once(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SILENT", 0.1)
+    writer = await refused_early(front)
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionError):  # after a silence the connection is gone
+            while True:
+                await asyncio.sleep(0.3)
+                writer.write(b" ")
+                await writer.drain()
+    writer.close()
+
+
+async def test_whoever_is_refused_early_may_go_on_sending(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that read nothing before they have sent everything would not see an answer that comes with a reset."""
+    monkeypatch.setattr(protocol, "_SILENT", 3.0)
+    writer = await refused_early(front)
+    for _ in range(50):
+        writer.write(b" " * 100_000)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_client_that_never_reads_is_one_that_left(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same option of the kernel's ends connections whose client vanished without a word."""
     monkeypatch.setattr(protocol, "_UNREAD", 0.3)
@@ -161,6 +194,17 @@ async def test_choices_and_logprobs_at_their_caps(front: Front) -> None:
     prompts = {**most, "prompt": ["a"] * 200, "max_tokens": 500}
     answer, body = await front.post("/v1/completions", prompts)
     assert answer.status == 400 and body["error"]["code"] == "answer_too_large"
+    # The prompts' own count too, and in each choice.
+    long = {"prompt": ["a" * 500] * 128, "n": 8, "max_tokens": 1, "prompt_logprobs": 20}
+    for fields, param in (
+        ({}, "prompt_logprobs"),
+        ({"prompt_logprobs": None, "echo": True, "logprobs": 20}, "logprobs"),
+    ):
+        answer, body = await front.post("/v1/completions", {**long, **fields})
+        assert answer.status == 400 and body["error"]["code"] == "answer_too_large"
+        assert body["error"]["param"] == param
+    answer, _ = await front.post("/v1/completions", {**long, "prompt": "a" * 500})
+    assert answer.status == 200
 
 
 # --- random ------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ async def test_wrong_paths_and_methods(front: Front, method: str, path: str, sta
     async with front.http.request(method, front.url + path) as answer:
         body = await answer.json()
     assert answer.status == status and body["error"]["code"] == code
+    assert body["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")  # as OpenAI
     assert answer.headers["Server"] == "bequest" and answer.headers["X-Request-Id"]
     assert ("Allow" in answer.headers) == (status == 405)
     assert "Access-Control-Allow-Origin" not in answer.headers

@@ -23,6 +23,13 @@ from tests.server.front import Front
 from tests.server.test_serve import Process
 
 BODY = {"prompt": "abc", "max_tokens": 1}
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": BODY,
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a"},
+    "/v1/hidden_states": {"input": "a"},
+    "/v1/embeddings": {"input": "a"},
+}
 
 
 def key_file(folder: Path, text: str) -> str:
@@ -177,10 +184,10 @@ async def test_body_bytes(start: Starter, tmp_path: Path) -> None:
 
 
 async def test_prompt_tokens_timeout_and_priority(start: Starter, tmp_path: Path) -> None:
-    front = await limited(start, tmp_path, "max_prompt_tokens = 6\nmax_timeout = 2\nlowest_priority = 3")
+    front = await limited(start, tmp_path, "max_prompt_tokens = 20\nmax_timeout = 2\nlowest_priority = 3")
     wrong: list[tuple[dict[str, Any], str, str | None]] = [
-        ({"prompt": "abcdef"}, "context_length_exceeded", None),
-        ({"prompt": ["a", "abcdef"]}, "context_length_exceeded", None),
+        ({"prompt": "a" * 20}, "context_length_exceeded", None),
+        ({"prompt": ["a", "a" * 20]}, "context_length_exceeded", None),
         ({"timeout": 2.5}, "invalid_value", "timeout"),
         ({"priority": 2}, "invalid_value", "priority"),
     ]
@@ -188,8 +195,16 @@ async def test_prompt_tokens_timeout_and_priority(start: Starter, tmp_path: Path
         answer, body = await front.post("/v1/completions", {**BODY, "priority": 3, **fields}, headers=bearer("k"))
         assert answer.status == 400 and body["error"]["code"] == code and body["error"]["param"] == param
     assert not front.engine.submitted
-    answer, _ = await front.post("/v1/completions", {**BODY, "prompt": "abcde", "priority": 3}, headers=bearer("k"))
+    answer, _ = await front.post("/v1/completions", {**BODY, "prompt": "a" * 19, "priority": 3}, headers=bearer("k"))
     assert answer.status == 200 and front.engine.submitted[0].deadline is not None
+    # Most clients cannot say what their priority is: it is the best that the key may have.
+    for path, body in ENDPOINTS.items():
+        answer, content = await front.post(path, body, headers=bearer("k"))
+        assert answer.status == 200, content
+        assert front.engine.submitted[-1].priority == 3
+    negative = await limited(start, tmp_path, "lowest_priority = -3")
+    await negative.post("/v1/completions", BODY, headers=bearer("k"))
+    assert negative.engine.submitted[-1].priority == 0
 
 
 @pytest.mark.parametrize("limit", ["max_concurrent = 2", "max_queued = 2"])

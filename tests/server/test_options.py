@@ -74,6 +74,15 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--config", "/nowhere.toml"], "No such file"),
         (["sevre"], "sevre"),
         (["serve", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["serve", "--kv-cache-gb", "0"], "kv_cache_gb must be over 0"),
+        (["serve", "--kv-cache-gb", "nan"], "kv_cache_gb must be a finite number"),
+        (["serve", "--gpu-memory-utilization", "90"], "gpu_memory_utilization must be over 0, at most 1"),
+        (["serve", "--port", "65536"], "port must be from 0 to 65535"),
+        (["serve", "--port", "-1"], "port must be from 0"),
+        (["serve", "--max-body-mb", "inf"], "max_body_mb must be a finite number"),
+        (["serve", "--client-timeout", "0"], "client_timeout must be over 0"),
+        (["serve", "--stored-responses", "-1"], "stored_responses must not be negative"),
+        (["serve", "--sse-keep-alive-interval", "-1"], "sse_keep_alive_interval must not be negative"),
     ):
         with pytest.raises(SystemExit) as ended:
             parse(arguments)

@@ -90,7 +90,12 @@ async def test_a_stream_is_told_again(front: Front, logprobs: bool) -> None:
     assert [event.sequence_number for event in seen] == list(range(6, len(original)))
     async with front.strict().responses.stream(response_id=answer_id) as stream:
         assert (await stream.get_final_response()).output_text == WHOLE
-    for query in ("stream=maybe", "stream=true&starting_after=x", "stream=true&starting_after=-2"):
+    for query in (
+        "stream=maybe",
+        "stream=true&starting_after=x",
+        "stream=true&starting_after=-2",
+        "starting_after=--5",
+    ):
         answer, error = await front.get(f"{PATH}/{answer_id}?{query}")
         assert answer.status == 400 and error["error"]["code"] == "invalid_value"
 
@@ -144,7 +149,7 @@ async def test_input_items(front: Front) -> None:
     assert items[5].id == first.output[0].id
     _, page = await front.get(f"{PATH}/{first.id}/input_items?limit=1&order=asc")
     assert page["object"] == "list" and page["has_more"] and page["first_id"] == page["last_id"] == items[0].id
-    for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=msg_nothing"):
+    for query in ("limit=0", "limit=101", "limit=x", "limit=--5", "order=up", "after=msg_nothing"):
         answer, error = await front.get(f"{PATH}/{first.id}/input_items?{query}")
         assert answer.status == 400 and error["error"]["param"] == query.partition("=")[0]
     answer, _ = await front.get(f"{PATH}/resp_nothing/input_items")

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from server.operation.metrics import Metrics
 from server.serve import serve
 from tests.server.conftest import LEASES
 from tests.server.fakes import FakeEngine, FakeText
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 class Process:
@@ -199,6 +203,30 @@ async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: P
             caplog.clear()
             assert await serve(config, LEASES, load) == 1
             assert message in caplog.text and "Traceback" not in caplog.text
+
+
+_LOADS_FOR_EVER = """
+import asyncio, sys, types
+async def build_engine(config, metrics):
+    print("loading", flush=True)
+    await asyncio.sleep(60)
+sys.modules["engine.build"] = types.SimpleNamespace(build_engine=build_engine)
+from server.__main__ import main
+main(["serve", "--port", "0"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_while_the_model_loads(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _LOADS_FOR_EVER]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGHUP)
+        assert "no --api-key-file" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(20) == -number and process.stderr.read() == ""
 
 
 async def test_while_the_model_loads_live_is_up_and_the_rest_says_loading() -> None:

@@ -235,16 +235,64 @@ async def test_keep_alive_comments(start: Starter) -> None:
     front = await start(sse_keep_alive_interval=0.02)
     front.engine.held = True
     raw = await front.connect(STREAM)
-    await front.settle()
+    await front.until(lambda: bool(front.engine.runs))
     front.engine.advance()
     await raw.head()
-    await raw.chunk()
+    while await raw.chunk() == b": keep-alive\n\n":  # before the first event, which an event ends
+        pass
     assert await raw.chunk() == b": keep-alive\n\n"
     while front.engine.advance():
         pass
     rest = await raw.reader.readuntil(b"\n0\r\n\r\n")
     assert b"[DONE]" in rest
     await raw.close()
+
+
+RESPONSE: dict[str, Any] = {"input": "abc", "stream": True}
+STREAMS = {"/v1/completions": STREAM, "/v1/chat/completions": CHAT, "/v1/responses": RESPONSE}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_keep_alive_comments_before_the_first_event(start: Starter, path: str) -> None:
+    """A long prefill must not look dead to a proxy."""
+    front = await start(sse_keep_alive_interval=0.02)
+    front.engine.held = True
+    raw = await front.connect(STREAMS[path], path)
+    assert b"200 OK" in await raw.head()
+    for _ in range(3):
+        assert await raw.chunk() == b": keep-alive\n\n"
+    while front.engine.advance():
+        pass
+    rest = (await raw.reader.readuntil(b"\n0\r\n\r\n")).decode()
+    assert (rest.count("response.created") == 2) if path == "/v1/responses" else ("[DONE]" in rest)
+    await raw.close()
+    assert front.engine.aborted == []
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_failure_after_a_comment_and_before_the_first_event(start: Starter, path: str) -> None:
+    front = await start(sse_keep_alive_interval=0.02)
+    front.engine.held = True
+    client = front.strict()
+
+    async def texts() -> None:
+        if path == "/v1/responses":
+            stream: Any = await client.responses.create(model="fake/model", input="abc", stream=True)
+        elif path == "/v1/chat/completions":
+            stream = await client.chat.completions.create(model="fake/model", **CHAT)
+        else:
+            stream = await client.completions.create(model="fake/model", **STREAM)
+        kinds = [event.type async for event in stream if path == "/v1/responses"]
+        raise AssertionError(kinds)
+
+    call = asyncio.create_task(texts())
+    await front.until(lambda: len(front.engine.runs) == 1)
+    await asyncio.sleep(0.1)
+    [request] = front.engine.submitted
+    front.engine.runs.pop(request.id).sink(Delta(request.id, error=DeadlineExceeded("Too late.", param="timeout")))
+    with pytest.raises(openai.APIError) as caught:
+        await call
+    assert caught.value.code == "deadline_exceeded" and not isinstance(caught.value, openai.APIStatusError)
 
 
 async def test_an_engine_that_dies_fails_what_is_open(front: Front) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from engine.config import EngineConfig, ServerConfig
@@ -157,6 +158,49 @@ async def test_an_inherited_socket_is_served(monkeypatch: pytest.MonkeyPatch, ca
     assert await process.ended == 0
 
 
+async def test_what_is_inherited_is_what_is_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The flags say 127.0.0.1, where other names are refused, and nobody has to be warned."""
+    listener = socket.create_server(("0.0.0.0", 0))
+    port = listener.getsockname()[1]
+    monkeypatch.setattr(systemd, "_FIRST_SOCKET", listener.detach())
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    process = Process(caplog)
+    assert await process.url() == f"http://0.0.0.0:{port}"
+    assert "listening on 0.0.0.0 without keys" in caplog.text
+    async with aiohttp.ClientSession(headers={"Host": "model.example"}) as http:
+        assert (await http.get(f"http://127.0.0.1:{port}/v1/models")).status == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await process.ended == 0
+
+
+async def test_a_unix_socket_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "bequest.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    monkeypatch.setattr(systemd, "_FIRST_SOCKET", listener.detach())
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    process = Process(caplog)
+    process.engine.held = False
+    for _ in range(1000):
+        if "ready on" in caplog.text:
+            break
+        await asyncio.sleep(0.001)
+    assert f"ready on unix:{path} in" in caplog.text and "without keys" not in caplog.text
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), headers={"Host": "model.example"}) as http,
+        http.post("http://unix/v1/completions", json={"prompt": "a", "stream": True}) as answer,
+    ):
+        assert answer.status == 200 and (await answer.read()).endswith(b"[DONE]\n\n")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await process.ended == 0
+
+
 def test_sockets_that_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"LISTEN_PID": str(os.getpid())}
     assert inherited_socket({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
@@ -195,6 +239,11 @@ def test_install_service(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert "TimeoutStopSec=120s\n" in service and "WatchdogSec=90s\n" in service
     assert "ListenStream=[::1]:81\n" in (tmp_path / "bequest.socket").read_text()
     assert "systemctl enable --now bequest.socket" in capsys.readouterr().out
+    (tmp_path / "c.toml").write_text("port = 82")
+    paths = ["--api-key-file=keys.toml", "--config", "c.toml", "--served-model-name", "c.toml"]
+    assert install_service([*paths, "--print"]) == 0
+    expected = f"serve --api-key-file={tmp_path}/keys.toml --config {tmp_path}/c.toml --served-model-name c.toml\n"
+    assert expected in capsys.readouterr().out
     assert install_service(["--directory", str(tmp_path / "nowhere")]) == 1
     assert "No such file" in capsys.readouterr().err
     assert install_service(["--print"]) == 0 and "[Service]" in capsys.readouterr().out

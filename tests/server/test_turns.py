@@ -108,6 +108,24 @@ async def test_a_thread_is_not_lost_with_those_who_leave() -> None:
     pool.shutdown()
 
 
+async def test_a_place_is_free_when_its_thread_is_not_when_its_caller_left() -> None:
+    pool, work = FairPool(1, "test"), Work()
+    left = asyncio.ensure_future(pool.run("heavy", work.job("left")))
+    await asyncio.sleep(0)
+    heavy = asyncio.ensure_future(pool.run("heavy", work.job("heavy")))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    light = asyncio.ensure_future(pool.run("light", work.job("light")))
+    await asyncio.sleep(0)
+    assert left.cancelled() and pool._idle == 0 and pool._threads._work_queue.empty(), (
+        "nobody stands behind a busy thread"
+    )
+    work.go.set()
+    assert await asyncio.gather(heavy, light) == ["heavy", "light"] and work.done == ["left", "heavy", "light"]
+    pool.shutdown()
+
+
 async def test_one_that_leaves_as_it_is_called_gives_the_thread_on() -> None:
     pool, work = FairPool(1, "test"), Work()
     first = asyncio.ensure_future(pool.run("a", work.job("first")))

@@ -1,0 +1,229 @@
+// Two row tiles × the two panels of a strip are summed in four tiles while k runs, so that each load of a
+// tile serves two products. k is cut twice:
+//
+//   part     its weights of a strip stay in L1 while all row tiles of the item pass over them
+//   stretch  its rows of the item stay in L2 while all strips of the item pass over them
+//
+// Meanwhile each pass asks for its share of the weights that come next.
+#include "ops/linear_amx.h"
+
+#include "core/amx_tiles.h"
+#include "ops/quick_activations.h"
+
+namespace bequest::amx {
+namespace {
+
+constexpr int64_t kSumsInTile = kTileSide * kTileSide;
+constexpr int64_t kStripSums = kItemRowTiles * 2 * kSumsInTile;
+constexpr int64_t kPartTiles = 16;                   // of k: 32 KiB of a strip
+constexpr int64_t kStretchTiles = 1024;              // of rows: 1 MiB
+constexpr int64_t kStepLines = 2 * kTileBytes / 64;  // cache lines of a strip per tile of k
+
+// One or two row tiles over a part of a strip.
+struct Pass {
+  const BFloat16* rows;  // the part's tiles of the first
+  int64_t row_stride;    // values to the next row tile
+  int64_t row_step;      // values to the next k tile
+  const BFloat16* weights;
+  int64_t k_tiles;
+  bool resumes;         // starts from `sums`
+  const char* ahead;    // what to ask for meanwhile
+  int64_t ahead_lines;  // per tile of k
+  float* sums;          // [row tiles, 2, 16, 16]
+};
+
+template <int RowTiles, class F>
+[[gnu::always_inline]] inline void each_sum(F f) {
+  f.template operator()<0>();
+  f.template operator()<1>();
+  if constexpr (RowTiles == 2) {
+    f.template operator()<2>();
+    f.template operator()<3>();
+  }
+}
+
+template <int RowTiles>
+void multiply(Pass pass) {
+  if (pass.resumes) {
+    each_sum<RowTiles>([&]<int C>() { load_tile<C>(pass.sums + C * kSumsInTile, kTileRowBytes); });
+  } else {
+    each_sum<RowTiles>([]<int C>() { zero_tile<C>(); });
+  }
+  for (int64_t k = 0; k < pass.k_tiles; ++k) {
+    load_tile<4>(pass.rows, kTileRowBytes);
+    load_tile<6>(pass.weights, kTileRowBytes);
+    load_tile<7>(pass.weights + kTileValues, kTileRowBytes);
+    multiply_tiles<0, 4, 6>();
+    multiply_tiles<1, 4, 7>();
+    if constexpr (RowTiles == 2) {
+      load_tile<5>(pass.rows + pass.row_stride, kTileRowBytes);
+      multiply_tiles<2, 5, 6>();
+      multiply_tiles<3, 5, 7>();
+    }
+    for (int64_t line = 0; line < pass.ahead_lines; ++line, pass.ahead += 64)
+      __builtin_prefetch(pass.ahead, 0, 2);
+    pass.rows += pass.row_step;
+    pass.weights += 2 * kTileValues;
+  }
+  each_sum<RowTiles>([&]<int C>() { store_tile<C>(pass.sums + C * kSumsInTile, kTileRowBytes); });
+}
+
+__mmask16 first_lanes(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1; }
+
+struct Identity {
+  static VecF apply(VecF x) { return x; }
+};
+
+// Two vectors of a row of a strip's sums and biases, as f of them, or what they gate.
+template <class F>
+struct PlainResults {
+  VecF bias[2];
+
+  PlainResults(const LinearParams& p, int64_t column) {
+    for (int i = 0; i < 2; ++i, column += kLanes)
+      bias[i] = p.bias ? (VecF)_mm512_maskz_loadu_ps(first_lanes(p.out_features - column), p.bias + column)
+                       : VecF{};
+  }
+  VecF operator()(const float* sums, int i) const { return F::apply(load(sums + i * kSumsInTile) + bias[i]); }
+};
+template <class F>
+struct GatedResults {
+  VecF gate_bias[2], up_bias[2];
+  int64_t to_up;  // from the gate's sums to those of the other half
+
+  GatedResults(const LinearParams& p, int64_t column, int64_t up) : to_up(up) {
+    for (int i = 0; i < 2; ++i, column += kLanes) {
+      gate_bias[i] = p.bias ? load(p.bias + column) : VecF{};
+      up_bias[i] = p.bias ? load(p.bias + p.out_features / 2 + column) : VecF{};
+    }
+  }
+  VecF operator()(const float* sums, int i) const {
+    const float* gate = sums + i * kSumsInTile;
+    return F::apply(load(gate) + gate_bias[i]) * (load(gate + to_up) + up_bias[i]);
+  }
+};
+
+// Where results go: columns of the output, or a tile of the rows of the next product.
+void write(const TiledProduct& product, int64_t row_tile, int64_t strip, const float* sums, auto results) {
+  const LinearParams& p = product.params;
+  const int64_t row = row_tile * kTileSide;
+  const int64_t rows = p.num_tokens - row < kTileSide ? p.num_tokens - row : kTileSide;
+  if (product.inner != nullptr) {
+    BFloat16* to =
+        product.inner + (row_tile * product.strips() + strip) * product.rows_in_tile() * kTileDepth;
+    for (int64_t r = 0; r < rows; ++r, sums += kTileSide)
+      _mm512_store_si512(to + r * kTileDepth, round_to_bfloat16(results(sums, 0), results(sums, 1)));
+    return;
+  }
+  const int64_t width = p.gated() ? p.out_features / 2 : p.out_features, column = strip * kStripWidth;
+  const __mmask16 low = first_lanes(width - column), high = first_lanes(width - column - kLanes);
+  float* out = p.out + row * width + column;
+  for (int64_t r = 0; r < rows; ++r, sums += kTileSide, out += width) {
+    _mm512_mask_storeu_ps(out, low, results(sums, 0));
+    _mm512_mask_storeu_ps(out + kLanes, high, results(sums, 1));
+  }
+}
+
+// Writes what a row tile's sums [2, 16, 16] of a strip are for.
+void finish_tile(const TiledProduct& product, int64_t row_tile, int64_t strip, const float* sums,
+                 int64_t to_up) {
+  const LinearParams& p = product.params;
+  const int64_t column = strip * kStripWidth;
+  if (p.finish == Finish::kSum)
+    return write(product, row_tile, strip, sums, PlainResults<Identity>(p, column));
+  with_quick_activation(p.activation, [&]<class F>() {
+    p.gated() ? write(product, row_tile, strip, sums, GatedResults<F>(p, column, to_up))
+              : write(product, row_tile, strip, sums, PlainResults<F>(p, column));
+  });
+}
+
+struct Span {
+  int64_t begin, end;
+};
+
+// Part `index` of [0, count) cut into `parts` that differ by one at most.
+Span part_of(int64_t count, int64_t parts, int64_t index) {
+  return {count * index / parts, count * (index + 1) / parts};
+}
+
+// The item's row tiles over a stretch of a strip, whose sums go to `sums`. `next` is the strip's successor.
+// f(row tile, its sums) when they are whole.
+template <class F>
+void multiply_stretch(const TiledProduct& product, Span row_tiles, const BFloat16* weights, Span stretch,
+                      const BFloat16* next, float* sums, F f) {
+  const int64_t row_step = product.rows_in_tile() * kTileDepth, k_tiles = product.k_tiles();
+  const int64_t depth = stretch.end - stretch.begin, parts = (depth + kPartTiles - 1) / kPartTiles;
+  const int64_t passes = (row_tiles.end - row_tiles.begin + 1) / 2;
+  for (int64_t part = 0; part < parts; ++part) {
+    const Span k = part_of(depth, parts, part);
+    const int64_t first = stretch.begin + k.begin, last = stretch.begin + k.end;
+    Pass pass{
+        .rows = nullptr,
+        .row_stride = k_tiles * row_step,
+        .row_step = row_step,
+        .weights = weights + first * 2 * kTileValues,
+        .k_tiles = last - first,
+        .resumes = first > 0,
+        .ahead = reinterpret_cast<const char*>(part + 1 < parts ? weights + last * 2 * kTileValues : next),
+        .ahead_lines = (kStepLines + passes - 1) / passes,
+        .sums = sums};
+    for (int64_t tile = row_tiles.begin; tile < row_tiles.end; tile += 2) {
+      const int64_t tiles = row_tiles.end - tile < 2 ? 1 : 2;
+      pass.rows = product.rows + tile * pass.row_stride + first * row_step;
+      tiles == 2 ? multiply<2>(pass) : multiply<1>(pass);
+      if (last == k_tiles)
+        for (int64_t i = 0; i < tiles; ++i) f(tile + i, pass.sums + i * 2 * kSumsInTile);
+      pass.sums += tiles * 2 * kSumsInTile;
+      pass.ahead += pass.k_tiles * pass.ahead_lines * 64;
+    }
+  }
+}
+
+}  // namespace
+
+void round_rows(const TiledProduct& product, int64_t begin, int64_t end) {
+  const LinearParams& p = product.params;
+  const int64_t k_tiles = product.k_tiles(), rows_in_tile = product.rows_in_tile();
+  BFloat16* to = product.rows + begin * rows_in_tile * kTileDepth;
+  for (int64_t tile = begin; tile < end; ++tile) {
+    const int64_t first_row = tile / k_tiles * kTileSide, k = tile % k_tiles * kTileDepth;
+    const __mmask16 low = first_lanes(p.in_features - k), high = first_lanes(p.in_features - k - kLanes);
+    for (int64_t row = first_row; row < first_row + rows_in_tile; ++row, to += kTileDepth) {
+      const float* x = p.x + row * p.in_features + k;
+      const __m512i values = row < p.num_tokens ? round_to_bfloat16(_mm512_maskz_loadu_ps(low, x),
+                                                                    _mm512_maskz_loadu_ps(high, x + kLanes))
+                                                : _mm512_setzero_si512();
+      _mm512_store_si512(to, values);
+    }
+  }
+}
+
+void multiply_strips(const TiledProduct& product, const TiledItem& item, float* sums) {
+  TileSizes sizes;
+  for (int tile = 0; tile < 6; ++tile) sizes.rows[tile] = static_cast<uint8_t>(product.rows_in_tile());
+  const TileScope scope(sizes);
+  const int64_t k_tiles = product.k_tiles(), to_other_half = product.strips();
+  const int64_t halves = product.params.gated() ? 2 : 1, strips = item.strip_end - item.strip_begin;
+  const int64_t stretch_tiles = kStretchTiles / (item.row_end - item.row_begin);
+  const int64_t stretches = (k_tiles + stretch_tiles - 1) / stretch_tiles;
+  const auto weights = [&](int64_t i, int64_t k) {  // of the item's strip number i, both halves counted
+    const int64_t strip = item.strip_begin + i % strips + i / strips * to_other_half;
+    return static_cast<const BFloat16*>(product.params.weight) + (strip * k_tiles + k) * 2 * kTileValues;
+  };
+  for (int64_t s = 0; s < stretches; ++s) {
+    const Span stretch = part_of(k_tiles, stretches, s);
+    for (int64_t i = 0; i < halves * strips; ++i) {
+      const bool last = i + 1 == halves * strips;
+      const BFloat16* next = last ? weights(0, stretch.end) : weights(i + 1, stretch.begin);
+      if (last && s + 1 == stretches) next = weights(i, k_tiles);  // where this thread probably goes on
+      multiply_stretch(product, {item.row_begin, item.row_end}, weights(i, 0), stretch, next,
+                       sums + i * kStripSums, [&](int64_t tile, const float* of_tile) {
+                         if (i / strips + 1 < halves) return;  // a gate waits for what it gates
+                         const int64_t to_up = (halves - 1) * strips * kStripSums;
+                         finish_tile(product, tile, item.strip_begin + i % strips, of_tile - to_up, to_up);
+                       });
+    }
+  }
+}
+
+}  // namespace bequest::amx

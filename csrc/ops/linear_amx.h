@@ -1,0 +1,61 @@
+// Products of bfloat16 by the chip's matrix units, over weights in tiles (ops/linear.h). The rows of x are
+// rounded to bfloat16 once per product, into tiles of their own:
+//
+//   [ceil(T / 16), ceil(K / 32), R, 32]    R = 16 rows in a tile, or T where there are fewer; zeros past K
+//
+// Each output is one chain of tile products over k = 0, 32, 64, …, started at zero, in float32; a part of the
+// chain may be stored and taken up again. So here too bits depend on a row of x and one of the weight alone.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "ops/feed_forward.h"
+#include "ops/linear.h"
+
+namespace bequest {
+
+// linear() for WeightFormat::kTiles. Throws on a chip without matrix units, as does the next one.
+void linear_amx(const LinearParams& p);
+
+// feed_forward() over tiles: the inner values go from one product to the other in tiles, and where rows are
+// many, in blocks of rows that stay in a core's L2.
+void feed_forward_amx(const FeedForwardParams& p);
+
+struct TiledProduct {
+  LinearParams params;
+  BFloat16* rows;   // x in tiles
+  BFloat16* inner;  // the tiles of a product that follows, which then has the results instead of params.out;
+                    // or null
+
+  int64_t rows_in_tile() const { return params.num_tokens < kTileSide ? params.num_tokens : kTileSide; }
+  int64_t row_tiles() const { return (params.num_tokens + kTileSide - 1) / kTileSide; }
+  int64_t k_tiles() const { return num_k_tiles(params.in_features); }
+  int64_t row_bytes() const {
+    return row_tiles() * k_tiles() * rows_in_tile() * kTileDepth * int64_t{sizeof(BFloat16)};
+  }
+  // Strips that items are made of: those of a gate stand for those of the other half too.
+  int64_t strips() const { return num_strips(params.out_features) / (params.gated() ? 2 : 1); }
+};
+
+// What one thread multiplies: some strips of columns for a block of row tiles.
+struct TiledItem {
+  int64_t row_begin, row_end;      // tiles, at most kItemRowTiles
+  int64_t strip_begin, strip_end;  // at most kItemStrips, both halves of a gated product counted
+};
+
+inline constexpr int64_t kItemRowTiles = 16;
+inline constexpr int64_t kItemStrips = 8;
+// A thread's memory for the sums of an item.
+inline constexpr int64_t kItemSumBytes =
+    kItemStrips * kItemRowTiles * 2 * kTileSide * kTileSide * int64_t{sizeof(float)};
+
+namespace amx {
+
+// Writes tiles [begin, end) of the rows.
+void round_rows(const TiledProduct& product, int64_t begin, int64_t end);
+// sums: kItemSumBytes at a multiple of 64.
+void multiply_strips(const TiledProduct& product, const TiledItem& item, float* sums);
+
+}  // namespace amx
+}  // namespace bequest
