@@ -300,7 +300,7 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
     [(8, 704, 32, False), (32, 704, 64, True), (64, 320, 128, True), (32, 1024, 128, False)],
 )
 def test_wide_tiles_are_small_while_there_are_workers(count: int, keys: int, rows: int, narrow: bool) -> None:
-    """33 workers, of which 22 may have wide tiles. Tails are narrow if they are more than workers, and states are few."""
+    """33 workers, of which 22 may have wide tiles. Tails are narrow if they outnumber workers and states are few."""
     lens = [(1, keys + 40)] * count
     found = build(Shape(), lens, shared_tables(np.random.default_rng(0), lens, [keys] * count))
     wide = [worker for worker in found.workers if any(item.num_tokens > 1 for item in worker)]
