@@ -34,6 +34,9 @@ class Event:
         if (left := self._at - time.perf_counter()) > 0:
             time.sleep(left)
 
+    def wait(self, stream: object = None) -> None:
+        pass
+
     def elapsed_time(self, other: Event) -> float:
         return 1e3 * (other._at - self._at)
 
@@ -95,7 +98,7 @@ def install() -> None:
         cuda_row_update_bytes=144,
         cuda_sampler_row_bytes=128,
         **dict.fromkeys(("cuda_update_rows", "cuda_sample", "cuda_copy_blocks", "cuda_logprobs"), _nothing),
-        **dict.fromkeys(("cuda_late_copy", "cuda_publish"), _nothing),
+        **dict.fromkeys(("cuda_late_copy", "cuda_publish", "cuda_wait_for_flag"), _nothing),
     )
     vars(torch._C).update(
         _cuda_getCurrentRawStream=lambda device: 0,

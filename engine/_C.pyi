@@ -401,7 +401,10 @@ def cuda_embedding(
 def cuda_copy_blocks(
     cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
 ) -> None: ...
-def cuda_late_copy(flag: int, value: int, source: int, destination: int, num_bytes: int, stream: int) -> None: ...
+def cuda_late_copy(
+    flag: int, value: int, source: int, destination: int, num_bytes: int, arrived: int, stream: int
+) -> None: ...
+def cuda_wait_for_flag(flag: int, value: int, stream: int) -> None: ...
 def cuda_publish(flag: int, value: int) -> None: ...
 def cuda_copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> None:
     """Between pinned host memory and the device's, or inside it; asynchronous."""
@@ -724,6 +727,7 @@ class AttentionWork:
         num_multiprocessors: int,
         max_sequences: int,
         max_tokens: int,
+        prefill_blocks_per_sm: int,
     ) -> None: ...
     @property
     def size(self) -> int:
@@ -737,7 +741,8 @@ class AttentionWork:
     @property
     def max_merges(self) -> tuple[int, int]:
         """Of decode tiles, of prefill tiles."""
-    ticket_ints: int
+    @property
+    def ticket_ints(self) -> int: ...
     @property
     def sections(self) -> tuple[int, int, int]:
         """Where merges, decode items and prefill items begin."""
@@ -753,6 +758,7 @@ class AttentionWork:
     ) -> tuple[int, int, int]:
         """(decode items, prefill items, merges); block_tables may be null."""
 
+def prefill_blocks_per_sm(head_dim: int, kv_dtype: int) -> int: ...
 def can_attend_token(work: AttentionWork) -> bool: ...
 def cuda_attend_token(
     work: AttentionWork,

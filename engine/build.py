@@ -102,6 +102,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                     int(config.extraction_mb * 2**20),
                     prepared.states_rows,
                     prepared.max_num_tokens_extracting,
+                    prepared.short_extractions,
                     queues_steps=prepared.max_num_tokens_extracting is None,
                 ),
                 prepared.max_num_encoder_tokens,

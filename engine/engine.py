@@ -315,12 +315,14 @@ class AsyncEngine:
             self._die(error)
 
     def _deliver(self, group: Group) -> None:
-        if group.request.output is OutputMode.FINAL and not group.finished:
+        finished = group.finished
+        if not finished and group.request.output is OutputMode.FINAL:
             return
         first = not group.delivered
         choices = group.take_deltas(first)
-        finished = group.finished
-        if not choices and not finished:
+        if not finished and not first:  # nearly always
+            if choices:
+                self._send(group, Delta(group.request.id, choices))
             return
         prompt_logprobs = None
         if first and group.request.params.prompt_logprobs is not None:

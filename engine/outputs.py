@@ -32,6 +32,7 @@ class ChoiceOutput:
             else None
         )
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._plain = request.output is OutputMode.DELTA and not params.stop and params.logprobs is None
         self._num_tokens = 0
         self._undecoded: list[int] = []
         self._text: list[str] = []
@@ -116,6 +117,8 @@ class ChoiceOutput:
 
     def take(self, always: bool) -> ChoiceDelta | None:
         """What to deliver now, or None when there is nothing new and not `always`."""
+        if self._plain and self.finish_reason is None and not always:
+            return self._take_plain()
         if self._stops is None:
             self._decode()
         ended = self.finish_reason is not None and not self._announced
@@ -142,6 +145,16 @@ class ChoiceOutput:
         else:
             self._text = [text]
         return delta
+
+    def _take_plain(self) -> ChoiceDelta | None:
+        """The same in the middle of a stream of which nothing but its tokens and their text is wanted."""
+        if not self._tokens:
+            return None
+        token_ids = tuple(self._tokens)
+        self._tokens.clear()
+        text = "" if self._decoder is None else self._decoder.steps(self._undecoded)
+        self._undecoded.clear()
+        return ChoiceDelta(self.index, text, token_ids)
 
     def _decode(self) -> str | None:
         """Decodes what is waiting; returns the stop string that it completed, if any."""

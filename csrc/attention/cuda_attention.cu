@@ -25,6 +25,9 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.decode_items);
   a.num_items = p.work_list + offsetof(WorkListHeader, num_decode_items) / sizeof(int32_t);
   a.tickets = reinterpret_cast<TicketCounter*>(p.tickets);
+  static_assert(kDrawnTickets * sizeof(int32_t) == sizeof(TicketCounter));
+  a.counters = p.tickets + kDrawnTickets;
+  a.merges = reinterpret_cast<const int4*>(p.work_list + p.lists.merges);
   a.state_values = p.state_values;
   a.state_scales = reinterpret_cast<float2*>(p.state_scales);
   a.q_stride = p.q_stride;
@@ -93,10 +96,11 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     if (launches.prefill) launch_prefill_any<D, Cache>(p, a, scores, stream);
+    a.follows_prefill = launches.prefill;
     if (launches.decode) launch_decode<D, Cache>(a, p.lists.workers, scores, stream);
   });
   const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
-  if (merge_blocks > 0) launch_merge(a, p.work_list + p.lists.merges, merge_blocks, stream);
+  if (merge_blocks > 0) launch_merge(a, merge_blocks, stream);
 }
 
 void check_params(const CudaAttentionParams& p) {
@@ -110,6 +114,11 @@ void check_params(const CudaAttentionParams& p) {
 }
 
 }  // namespace
+
+int prefill_blocks_per_sm(int head_dim, DType kv_dtype) {
+  const bool wgmma = head_dim <= 128 && kv_dtype == DType::kBF16 && is_hopper();
+  return wgmma ? 1 : attention_blocks_per_sm(head_dim);
+}
 
 void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
                           cudaStream_t stream) {

@@ -24,8 +24,6 @@ struct AttentionLaunches {
   int max_merges;  // 0: no merge
 };
 
-inline constexpr int kTicketInts = 2;
-
 struct CudaAttentionParams {
   const void* q;         // [T, NQ, D], rows q_stride apart, 16-byte aligned
   int64_t q_stride;      // elements
@@ -52,8 +50,11 @@ struct CudaAttentionParams {
   WorkListLayout lists;
   float* state_values;  // [state_rows, NKV, D]: o of the partial states
   float* state_scales;  // [state_rows, NKV, 2]: {m, d}, m in powers of two
-  int32_t* tickets;     // [kTicketInts], zero before the first call; every call leaves it so
+  int32_t* tickets;     // [lists.ticket_ints], zero before the first call; every call leaves it so
 };
+
+// What the list has to know of the kernel that prefill goes to, on the current device, without a bias.
+int prefill_blocks_per_sm(int head_dim, DType kv_dtype);
 
 // Throws on a shape no kernel serves or a failed launch.
 void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,

@@ -28,6 +28,9 @@ struct AttentionArgs {
   const int4* items;         // of the kernel's section
   const int32_t* num_items;  // likewise
   TicketCounter* tickets;    // of the prefill kernel
+  int32_t* counters;         // of wide tiles, [wide tiles, NKV]
+  const int4* merges;        // where joins are, too
+  bool follows_prefill;      // the grid ahead is the prefill kernel, which began when all before it had ended
   float* state_values;
   float2* state_scales;
   int64_t q_stride;
@@ -54,6 +57,14 @@ __device__ inline WorkItem load_item(const int4* items, int index) {
   const int4 a = __ldg(items + 2 * index);
   const int4 b = __ldg(items + 2 * index + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+// Until the grid ahead has ended and all it wrote can be seen.
+__device__ inline void wait_for_grid_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The same, for what decode reads first: queries, keys and values. The prefill kernel changes none of them.
+__device__ inline void wait_for_inputs(const AttentionArgs& a) {
+  if (!a.follows_prefill) wait_for_grid_ahead();
 }
 
 // The worker that this block of a decode grid (workers, NKV) is a part of. A multiprocessor has two blocks,
@@ -147,6 +158,6 @@ template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
                           cudaStream_t stream);
 void launch_f32(const AttentionArgs& a, DType cache, int blocks, cudaStream_t stream);
-void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream);
+void launch_merge(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream);
 
 }  // namespace bequest

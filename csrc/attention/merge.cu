@@ -121,11 +121,10 @@ __device__ bool is_small(const MergeEntry& entry) {
 // The small entries, a warp per row: the first entry of a warp is known before states are.
 class SmallEntries {
  public:
-  __device__ SmallEntries(const AttentionArgs& a, const int4* merges)
-      : merges_(merges),
-        count_(__ldg(a.work_list) * a.group),
+  __device__ explicit SmallEntries(const AttentionArgs& a)
+      : count_(__ldg(a.work_list) * a.group),
         index_(static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) {
-    if (index_ < count_) entry_ = load_entry(merges, index_ / a.group);
+    if (index_ < count_) entry_ = load_entry(a.merges, index_ / a.group);
   }
 
   template <int D>
@@ -135,34 +134,33 @@ class SmallEntries {
       const int row = index_ % a.group;
       if (is_small(entry_)) write_row<D>(a, entry_, row, merge_row<D>(a, entry_, row, 0, 1, lane), lane);
       index_ += static_cast<int>(gridDim.x) * kWarps;
-      if (index_ < count_) entry_ = load_entry(merges_, index_ / a.group);
+      if (index_ < count_) entry_ = load_entry(a.merges, index_ / a.group);
     }
   }
 
  private:
-  const int4* const merges_;
   const int count_;
   int index_;
   MergeEntry entry_{};
 };
 
 template <int D>
-__global__ void __launch_bounds__(kWarps * 32)
-    merge_kernel(const __grid_constant__ AttentionArgs a, const int4* merges) {
+__global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ LaneState<D> shared[kWarps][32];
   __shared__ MergeEntry first_entry;  // read before states are there, like those of the warps
   // The product that follows may ask for its weights meanwhile.
   asm volatile("griddepcontrol.launch_dependents;");
   const int num_merges = __ldg(a.work_list);
-  SmallEntries small(a, merges);
+  SmallEntries small(a);
   if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) < num_merges)
-    first_entry = load_entry(merges, blockIdx.x);
+    first_entry = load_entry(a.merges, blockIdx.x);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   asm volatile("griddepcontrol.wait;" ::: "memory");
   small.merge<D>(a);
   __syncthreads();
   for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
-    const MergeEntry entry = index == static_cast<int>(blockIdx.x) ? first_entry : load_entry(merges, index);
+    const MergeEntry entry =
+        index == static_cast<int>(blockIdx.x) ? first_entry : load_entry(a.merges, index);
     if (is_small(entry)) continue;
     for (int first = 0; first < entry.num_tokens * a.group; first += kWarps)
       merge_rows<D>(a, entry, first, shared);
@@ -170,23 +168,22 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 template <int D>
-void launch(const AttentionArgs& a, const int4* merges, int blocks_per_head, cudaStream_t stream) {
+void launch(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream) {
   launch_kernel(
       Launch{merge_kernel<D>, dim3(blocks_per_head, a.num_kv_heads), kWarps * 32, 0, Overlap::kPrevious},
-      stream, a, merges);
+      stream, a);
 }
 
 }  // namespace
 
-void launch_merge(const AttentionArgs& a, const int32_t* merges, int blocks_per_head, cudaStream_t stream) {
-  const auto* entries = reinterpret_cast<const int4*>(merges);
+void launch_merge(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream) {
   switch (a.head_dim) {
     case 64:
-      return launch<64>(a, entries, blocks_per_head, stream);
+      return launch<64>(a, blocks_per_head, stream);
     case 128:
-      return launch<128>(a, entries, blocks_per_head, stream);
+      return launch<128>(a, blocks_per_head, stream);
     case 256:
-      return launch<256>(a, entries, blocks_per_head, stream);
+      return launch<256>(a, blocks_per_head, stream);
   }
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }

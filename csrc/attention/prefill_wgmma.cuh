@@ -195,11 +195,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if constexpr (kIsHopper) {
     extern __shared__ __align__(1024) uint8_t shared[];
     auto& buffers = *reinterpret_cast<PrefillBuffers<D>*>(shared);
-    asm volatile("griddepcontrol.launch_dependents;");
     if (threadIdx.x == 0) {
       prefetch_map(map);
       buffers.control.init();
     }
+    wait_for_grid_ahead();
+    // Not before: decode counts on it that all before this grid has ended.
+    asm volatile("griddepcontrol.launch_dependents;");
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
@@ -217,7 +219,8 @@ void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int bl
                           cudaStream_t stream) {
   const auto kernel = scores == Scores::kPlain ? prefill_wgmma_kernel<D, Scores::kPlain>
                                                : prefill_wgmma_kernel<D, Scores::kSoftCap>;
-  launch_kernel(Launch{kernel, dim3(blocks), kWgmmaThreads, sizeof(PrefillBuffers<D>)}, stream, a, map);
+  launch_kernel(Launch{kernel, dim3(blocks), kWgmmaThreads, sizeof(PrefillBuffers<D>), Overlap::kPrevious},
+                stream, a, map);
 }
 
 }  // namespace bequest

@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention/decode.cuh"
+#include "attention/decode_warp.cuh"
 #include "attention/hopper.cuh"
 #include "attention/single_token.h"
 #include "ops/qkv_heads.cuh"

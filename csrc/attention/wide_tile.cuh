@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "attention/device_args.cuh"
+#include "attention/join.cuh"
 #include "attention/kv_formats.cuh"
 #include "attention/tensor_core.cuh"
 
@@ -262,7 +263,7 @@ __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int hea
   const uint32_t shared = shared_address(memory);
   for (;;) {
     const WideReader<D, Cache> reader(a, item);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_inputs(a);
     reader.read(a, item, head, shared);
     if constexpr (S::kRows > 64) {
       if (item.num_tokens * a.group > 64)
@@ -272,6 +273,7 @@ __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int hea
     } else {
       attend_wide<D, Cache, kScores, 1>(a, item, head, shared);
     }
+    count_piece(a, item, head);
     if (item.next < 0) return;
     item = load_item(a.items, item.next);
     __syncthreads();  // before the next unit overwrites this one

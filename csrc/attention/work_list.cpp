@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/work_tiles.h"
 #include "core/check.h"
 
 namespace bequest {
@@ -11,7 +12,8 @@ namespace {
 constexpr int kItemInts = sizeof(WorkItem) / sizeof(int32_t);
 constexpr int kMergeInts = sizeof(MergeEntry) / sizeof(int32_t);
 constexpr int kHeaderInts = sizeof(WorkListHeader) / sizeof(int32_t);
-static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts == 4,
+static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts == 8 &&
+                  sizeof(JoinEntry) == sizeof(MergeEntry),
               "the kernels read these as 16-byte vectors");
 
 // Costs in quarters of a unit.
@@ -21,146 +23,44 @@ constexpr int64_t kSnap = 32;     // a decode cut closer to a tile's edge than s
 constexpr int64_t kMinPrefillUnits = 4;  // a state costs more to store and merge than shorter pieces gain
 constexpr int kPrefillPiecesPerShare = 2;
 constexpr int64_t kPrefillGrains = 8;  // of a worker's share: what items are sorted by
-// A shared tile costs its sharers a state each, which fewer units do not pay for.
-constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
-// Where workers have fewer units each, what they wait for is not bytes: sharing would only add states.
-constexpr int64_t kLeastShare = 4;
-constexpr int64_t kLeastWideShare = 2;  // the same where the units of all runs are wide tiles
-constexpr int kWideUnits = 2;           // of a worker, at most
-// From so many units each on, reading shared keys again for every 16 rows costs more than a kernel of its
-// own.
-constexpr int64_t kPrefillShare = 8;
+constexpr int64_t kNarrowUnits = 2;    // of a tail that one warp attends to, at most
+// A tail that waits for shared states reads them by itself: for more of them than this for each worker it is
+// done sooner by a kernel of its own.
+constexpr int64_t kJoinsPerWorker = 2;
 
-// What a sequence shares: its first keys, and the states that a shared tile leaves for its rows.
-struct Share {
-  int32_t num_keys = 0;
-  int32_t state_row = -1;
-  int32_t num_states = 0;
-  int32_t stride = 0;  // rows between two states
-};
+// Writes the entries of tails that join shared states to their own. They fill the section of merges from its
+// end.
+class JoinWriter {
+ public:
+  JoinWriter(int32_t* section, const WorkListLayout& layout)
+      : entries_(reinterpret_cast<JoinEntry*>(section)),
+        next_(layout.max_decode_merges + layout.max_prefill_merges),
+        num_readers_(layout.wide_workers) {}
 
-struct Tile {
-  int32_t sequence;
-  int32_t first_token;
-  int32_t num_tokens;
-  int32_t first_position;
-  int32_t kv_begin;
-  int32_t kv_end;
-  const Share* share = nullptr;  // of a tail
-  Share* sharers = nullptr;      // of a shared tile: the shares of its tokens' sequences, to be filled in
-
-  int32_t first_unit_key() const { return kv_begin / kUnitKeys * kUnitKeys; }
-  int64_t units() const { return (kv_end - first_unit_key() + kUnitKeys - 1) / kUnitKeys; }
-  bool leaves_state() const { return share != nullptr || sharers != nullptr; }
-};
-
-// Who has a tile.
-enum class Section { kDecode, kWide, kPrefill };
-
-// A step on its way into a list.
-struct Step {
-  const WorkShape& shape;
-  const WorkListLayout& layout;
-  const BlockTableRows& batch;
-  std::vector<SharedRun> runs{};
-  std::vector<Share> shares{};  // [S], or none if there are no runs
-  bool wide = false;            // whether what decode tiles would share becomes wide tiles
-};
-
-bool is_decode(const Step& step, int32_t query_len) {
-  return step.shape.dtype == DType::kF32 || query_len <= step.layout.decode_tokens;
-}
-
-// Whether a run's keys are read by prefill tiles.
-bool is_for_prefill(const Step& step, const SharedRun& run) {
-  const WorkListLayout& layout = step.layout;
-  if (layout.prefill_tokens == 0 || run.count * step.shape.group() <= kDecodeRows) return false;
-  const int64_t tiles = (run.count + layout.decode_tokens - 1) / layout.decode_tokens;
-  return layout.decode_tokens < 2 || tiles * (run.num_keys / kUnitKeys) >= kPrefillShare * layout.workers;
-}
-
-int32_t wide_tokens(const WorkShape& shape) { return prefill_tile_rows(shape.head_dim) / shape.group(); }
-
-// Units of wide tiles if all runs that are not for prefill had them; 0: one has no more rows than a decode
-// tile.
-int64_t num_wide_units(const Step& step) {
-  const int32_t tile_tokens = wide_tokens(step.shape);
-  int64_t units = 0;
-  for (const SharedRun& run : step.runs) {
-    if (is_for_prefill(step, run)) continue;
-    if (run.count * step.shape.group() <= kDecodeRows) return 0;
-    units += (run.count + tile_tokens - 1) / tile_tokens * (run.num_keys / kUnitKeys);
+  // Returns the entry's index.
+  int32_t add(const Share& share) {
+    entries_[--next_] = {share.state_row, share.num_states, share.stride, share.wide_tile, 0, {}};
+    if (share.wide_tile >= 0) ++num_readers_[share.wide_tile];
+    added_.push_back(next_);
+    return next_;
   }
-  return units;
-}
 
-Section reader_of(const Step& step, const SharedRun& run) {
-  if (is_for_prefill(step, run)) return Section::kPrefill;
-  return step.wide ? Section::kWide : Section::kDecode;
-}
-
-int64_t num_decode_units(const Step& step) {
-  int64_t keys = 0;
-  for (int64_t s = 0; s < step.batch.num_sequences; ++s)
-    if (is_decode(step, step.batch.query_start[s + 1] - step.batch.query_start[s]))
-      keys += step.batch.seq_lens[s];
-  return keys / kUnitKeys;
-}
-
-void find_shares(Step& step) {
-  if (step.shape.dtype == DType::kF32 || !step.shape.causal || step.shape.window > 0) return;
-  const int64_t num_units = step.layout.decode_tokens == 0 ? 0 : num_decode_units(step);
-  const int workers = step.layout.workers;
-  if (num_units < std::min(kLeastShare, kLeastWideShare) * workers) return;
-  step.runs = find_shared_runs(step.batch, kUnitKeys);
-  std::erase_if(step.runs, [&](const SharedRun& run) {
-    return run.num_keys < kMinSharedKeys || (step.layout.decode_tokens < 2 && !is_for_prefill(step, run));
-  });
-  const int64_t wide_units = step.shape.wide_tiles ? num_wide_units(step) : 0;
-  step.wide = wide_units > 0 && wide_units <= kWideUnits * step.layout.wide_workers;
-  if (num_units < kLeastShare * workers && !step.wide) step.runs.clear();
-  if (step.runs.empty()) return;
-  step.shares.resize(step.batch.num_sequences);
-  for (const SharedRun& run : step.runs)
-    for (int32_t i = 0; i < run.count; ++i) step.shares[run.first + i].num_keys = run.num_keys;
-}
-
-int32_t tile_tokens_of(const Step& step, Section section) {
-  if (section == Section::kWide) return wide_tokens(step.shape);
-  return section == Section::kDecode ? step.layout.decode_tokens : step.layout.prefill_tokens;
-}
-
-// Calls f(tile) for the tiles of one section: the shared ones, then the others in the order of the sequences.
-template <class F>
-void for_each_tile(Step& step, Section section, F&& f) {
-  const auto& [shape, layout, batch, runs, shares, wide] = step;
-  const int32_t tile_tokens = tile_tokens_of(step, section);
-  for (const SharedRun& run : runs) {
-    if (reader_of(step, run) != section) continue;
-    for (int32_t done = 0; done < run.count; done += tile_tokens) {
-      const int32_t s = run.first + done;
-      f(Tile{s, batch.query_start[s], std::min(tile_tokens, run.count - done), run.num_keys, 0, run.num_keys,
-             nullptr, &step.shares[s]});
+  // When all are added: tells tails how many of them wait for the same tile, and tiles that nobody waits.
+  void finish(WorkItem* items, int32_t num_items) const {
+    for (const int32_t index : added_)
+      if (entries_[index].counter >= 0) entries_[index].num_readers = num_readers_[entries_[index].counter];
+    for (int32_t i = 0; i < num_items; ++i) {
+      int32_t& position = items[i].first_position;
+      if (position >= kFarPosition && num_readers_[position - kFarPosition] == 0) position = items[i].kv_end;
     }
   }
-  if (section == Section::kWide) return;
-  const bool decode = section == Section::kDecode;
-  for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const int32_t query_len = batch.query_start[s + 1] - batch.query_start[s];
-    const int32_t seq_len = batch.seq_lens[s];
-    if (query_len == 0 || seq_len == 0 || is_decode(step, query_len) != decode) continue;
-    const Share* share = shares.empty() || shares[s].num_keys == 0 ? nullptr : &shares[s];
-    for (int32_t done = 0; done < query_len; done += tile_tokens) {
-      const int32_t tokens = std::min(tile_tokens, query_len - done);
-      const int32_t position = seq_len - query_len + done + (shape.causal ? 0 : kFarPosition);
-      const int32_t kv_end = std::min(seq_len, position + tokens);
-      int32_t kv_begin = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
-      if (share != nullptr) kv_begin = share->num_keys;
-      f(Tile{static_cast<int32_t>(s), batch.query_start[s] + done, tokens, position, kv_begin, kv_end,
-             share});
-    }
-  }
-}
+
+ private:
+  JoinEntry* const entries_;
+  int32_t next_;
+  std::vector<int32_t> num_readers_;  // of each wide tile
+  std::vector<int32_t> added_;
+};
 
 // Writes the pieces of tiles, and the merges of those that are cut.
 class PieceWriter {
@@ -168,18 +68,26 @@ class PieceWriter {
   PieceWriter(WorkItem* items, MergeEntry* merges, WorkListHeader* header, int group)
       : items_(items), merges_(merges), header_(header), group_(group) {}
 
+  // From now on whole tails join the states of wide and prefill tiles to their own.
+  void set_joins(JoinWriter* joins) { joins_ = joins; }
+
   // Item `index`: the units [begin, end) of a tile. Pieces come in order, the last ends at tile.units().
   void write(int32_t index, const Tile& tile, int64_t begin, int64_t end) {
     const int32_t rows = tile.num_tokens * group_;
     const int64_t units = tile.units();
-    const bool whole = begin == 0 && end == units && !tile.leaves_state();
+    const bool uncut = begin == 0 && end == units;
+    const bool joins = uncut && joins_ != nullptr && tile.share != nullptr && tile.share->joins;
+    const bool whole = joins || (uncut && !tile.leaves_state());
     if (begin == 0) num_pieces_ = 0;
-    const int32_t state_row = whole ? -1 : header_->num_state_rows + num_pieces_++ * rows;
+    const int32_t state_row = joins   ? -2 - joins_->add(*tile.share)
+                              : whole ? -1
+                                      : header_->num_state_rows + num_pieces_++ * rows;
     const int32_t origin = tile.first_unit_key();
+    const bool counts = joins_ != nullptr && tile.number >= 0;
     items_[index] = {tile.sequence,
                      tile.first_token,
                      tile.num_tokens,
-                     tile.first_position,
+                     counts ? kFarPosition + tile.number : tile.first_position,
                      std::max(tile.kv_begin, static_cast<int32_t>(origin + begin * kUnitKeys)),
                      std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
                      state_row,
@@ -211,6 +119,8 @@ class PieceWriter {
       tile.sharers[i].state_row = header_->num_state_rows + i * group_;
       tile.sharers[i].num_states = num_pieces_;
       tile.sharers[i].stride = tile.num_tokens * group_;
+      tile.sharers[i].wide_tile = tile.number;
+      tile.sharers[i].joins = tile.section != Section::kDecode;
     }
   }
 
@@ -218,6 +128,7 @@ class PieceWriter {
   MergeEntry* const merges_;
   WorkListHeader* const header_;
   const int32_t group_;
+  JoinWriter* joins_ = nullptr;
   int32_t num_pieces_ = 0;  // of the current tile
 };
 
@@ -318,14 +229,35 @@ class DecodeDealer {
   int32_t num_items_;
 };
 
-int32_t write_decode(Step& step, PieceWriter writer) {
-  WideDealer wide(step.wide ? num_wide_units(step) : 0, step.layout, writer);
-  for_each_tile(step, Section::kWide, [&](const Tile& tile) { wide.add(tile); });
+// The tails, one after another. Returns the length of the section.
+int32_t write_narrow(Step& step, const WideDealer& wide, WorkListHeader& header, PieceWriter& writer) {
+  int32_t count = wide.num_items();
+  header.first_narrow_item = count;
+  header.first_narrow_worker = wide.num_workers();
+  for (int32_t w = wide.num_workers(); w < step.layout.workers; ++w) writer.write_empty(w);
+  for_each_tile(step, Section::kDecode,
+                [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
+  header.num_narrow_items = count - header.first_narrow_item;
+  return count;
+}
+
+int32_t write_decode(Step& step, JoinWriter& joins, WorkListHeader& header, PieceWriter writer) {
   int64_t tiles = 0, units = 0;
+  bool narrow = step.wide_units > 0;  // all are short tails, which may wait for the wide tiles
   for_each_tile(step, Section::kDecode, [&](const Tile& tile) {
     ++tiles;
     units += tile.units();
+    narrow = narrow && tile.share != nullptr && tile.units() <= kNarrowUnits;
   });
+  WideDealer wide(step.wide_units, step.layout, writer);
+  const int64_t workers = step.layout.workers - wide.num_workers();
+  const bool few_states = std::none_of(step.runs.begin(), step.runs.end(), [&](const SharedRun& run) {
+    return reader_of(step, run) == Section::kWide && run.num_keys > kMostJoined * kUnitKeys;
+  });
+  narrow = narrow && few_states && tiles > workers && tiles <= kNarrowPerWorker * workers;
+  if (narrow || (few_states && tiles <= kJoinsPerWorker * workers)) writer.set_joins(&joins);
+  for_each_tile(step, Section::kWide, [&](const Tile& tile) { wide.add(tile); });
+  if (narrow) return write_narrow(step, wide, header, writer);
   DecodeDealer dealer(tiles, units, wide.num_workers(), step.layout.workers, wide.num_items(), writer);
   for_each_tile(step, Section::kDecode, [&](const Tile& tile) { dealer.add(tile); });
   return dealer.finish();
@@ -346,9 +278,10 @@ int32_t write_prefill(Step& step, PieceWriter writer) {
     all_shared = all_shared && tile.sharers != nullptr;
   });
   // Shared tiles have no diagonal: equal pieces take equal times, and fewer leave fewer states.
-  const int pieces_per_share = all_shared ? 1 : kPrefillPiecesPerShare;
-  const int64_t longest =
-      std::max(kMinPrefillUnits, (total_units - 1) / (pieces_per_share * step.layout.workers) + 1);
+  const int64_t pieces_at_once = std::max(
+      1, step.shape.num_multiprocessors * step.shape.prefill_blocks_per_sm / step.shape.num_kv_heads);
+  const int64_t wanted = all_shared ? pieces_at_once : kPrefillPiecesPerShare * step.layout.workers;
+  const int64_t longest = std::max(kMinPrefillUnits, (total_units - 1) / wanted + 1);
   int32_t count = 0;
   for_each_tile(step, Section::kPrefill, [&](const Tile& tile) {
     const int64_t units = tile.units();
@@ -402,6 +335,8 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   layout.blocks = shape.num_multiprocessors * attention_blocks_per_sm(shape.head_dim);
   layout.workers = std::max(1, layout.blocks / shape.num_kv_heads);
   layout.wide_workers = f32 || !shape.wide_tiles ? 0 : 2 * layout.workers / 3;
+  static_assert(kMinSharedKeys >= kWideUnits * kUnitKeys, "no more wide tiles than workers for them");
+  layout.ticket_ints = kDrawnTickets + layout.wide_workers * shape.num_kv_heads;
   layout.decode_tokens = f32 ? std::max(1, kDecodeRows / group) : kDecodeRows / group;
   const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
   layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;
@@ -446,8 +381,13 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
   }
   auto* decode_items = reinterpret_cast<WorkItem*>(buffer + layout.decode_items);
   const PieceWriter decode(decode_items, merges, &header, shape.group());
-  header.num_decode_items =
-      shape.dtype == DType::kF32 ? write_uncut(step, decode) : write_decode(step, decode);
+  if (shape.dtype == DType::kF32) {
+    header.num_decode_items = write_uncut(step, decode);
+  } else {
+    JoinWriter joins(buffer + layout.merges, layout);
+    header.num_decode_items = write_decode(step, joins, header, decode);
+    if (!step.runs.empty()) joins.finish(decode_items, header.num_decode_items);
+  }
   *reinterpret_cast<WorkListHeader*>(buffer) = header;
   return header;
 }

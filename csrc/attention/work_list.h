@@ -28,9 +28,14 @@
 // those of the shared tile too. Who reads a shared tile depends on how many keys there are:
 //   few    "wide" tiles of the decode section, cut into single units: as many rows as a prefill tile has, but
 //          latency is all that counts. They are the only items of the first workers, the line is dealt to
-//          the others;
+//          the others. Many tails of few units are "narrow" items then, dealt to warps;
 //   more   prefill tiles, where the keys would be read so often that this costs more than a kernel;
 //   else   decode tiles, whose rows are then all in use.
+//
+// Where tails are few (or narrow), no merge is needed: whoever attends to a tail waits for the states of the
+// wide or prefill tile, joins them to its own, which never leaves the chip, and writes the rows. The pieces
+// of a wide tile count themselves on a counter of the tile; those of a prefill tile are there when its kernel
+// has ended. Wide tiles wait for nobody, so nobody waits in a circle.
 #pragma once
 
 #include <cstdint>
@@ -46,13 +51,14 @@ inline constexpr int kUnitKeys = 64;
 inline constexpr int kFarPosition = 1 << 28;
 
 struct WorkItem {
-  int32_t sequence;     // whose block table holds the keys
-  int32_t first_token;  // query tokens [first_token, first_token + num_tokens) of the step
-  int32_t num_tokens;   // 0: a worker without work
-  int32_t first_position;
-  int32_t kv_begin;  // keys [kv_begin, kv_end) of the sequence; kv_begin lies in the piece's first unit
+  int32_t sequence;        // whose block table holds the keys
+  int32_t first_token;     // query tokens [first_token, first_token + num_tokens) of the step
+  int32_t num_tokens;      // 0: a worker without work
+  int32_t first_position;  // kFarPosition + i: a piece of a wide tile, whose readers wait for counter i
+  int32_t kv_begin;        // keys [kv_begin, kv_end) of the sequence; kv_begin lies in the piece's first unit
   int32_t kv_end;
-  int32_t state_row;  // where the rows of its partial state begin; -1: the result goes to the output
+  int32_t state_row;  // where the rows of its partial state begin; -1: the result goes to the output;
+                      // -2 - i: so it does, joined to the states that JoinEntry i names
   int32_t next;       // decode: the worker's next item; -1: none. The first item of worker w is item w.
 };
 
@@ -69,11 +75,31 @@ struct MergeEntry {
   int32_t unused;
 };
 
+// The states that a tail joins to its own: num_states of them, the i-th at state_row + i * stride. In the
+// section of the merges, but not counted among them.
+struct JoinEntry {
+  int32_t state_row;
+  int32_t num_states;
+  int32_t stride;
+  int32_t counter;      // that counts them; -1: they are there when the grid ahead has ended
+  int32_t num_readers;  // tails that wait for the same counter; the last of them sets it back
+  int32_t unused[3];
+};
+
+// Tickets that the prefill kernel draws, before the counters of wide tiles.
+inline constexpr int kDrawnTickets = 2;
+
 struct WorkListHeader {
   int32_t num_merges;
   int32_t num_decode_items;  // with the empty ones of workers without work; 0: no work at all
   int32_t num_prefill_items;
   int32_t num_state_rows;
+  // Items that a single warp attends to, one after another in the decode section, for the warps of the
+  // workers from first_narrow_worker on, in turns; these have no other work.
+  int32_t first_narrow_item;
+  int32_t num_narrow_items;
+  int32_t first_narrow_worker;
+  int32_t unused;
 };
 
 // What is fixed when an engine starts. Everything about the buffer's size follows from it.
@@ -88,7 +114,8 @@ struct WorkShape {
   int num_multiprocessors;
   int64_t max_sequences;
   int64_t max_tokens;
-  bool wide_tiles = true;  // whether the decode kernel knows them
+  int prefill_blocks_per_sm = 2;  // thread blocks of the prefill kernel that are under way at once
+  bool wide_tiles = true;         // whether the decode kernel knows them
 
   int group() const { return num_q_heads / num_kv_heads; }
 };
@@ -99,7 +126,8 @@ struct WorkListLayout {
   int workers;         // of them per kv head
   int decode_tokens;   // most query tokens of a decode tile; 0: a single token has too many rows
   int prefill_tokens;  // likewise; 0: no prefill tile can be
-  int wide_workers;    // most workers that have wide tiles
+  int wide_workers;    // most workers that have wide tiles; there are no more such tiles
+  int ticket_ints;     // int32 of counters: kDrawnTickets, then [wide tiles, NKV]
   int max_decode_merges;
   int max_prefill_merges;
   int64_t merges;

@@ -128,10 +128,18 @@ void attend_one(const AttentionWork& self, Address qkv, Address out, Address kv_
 void bind_cuda_attention(py::module_& m) {
   py::class_<AttentionWork>(m, "AttentionWork")
       .def(py::init([](int num_q_heads, int num_kv_heads, int head_dim, int dtype, bool causal, int window,
-                       int num_multiprocessors, int64_t max_sequences, int64_t max_tokens) {
-        const WorkShape shape{
-            num_q_heads,         num_kv_heads,  head_dim,  static_cast<DType>(dtype), causal, window,
-            num_multiprocessors, max_sequences, max_tokens};
+                       int num_multiprocessors, int64_t max_sequences, int64_t max_tokens,
+                       int prefill_blocks_per_sm) {
+        const WorkShape shape{.num_q_heads = num_q_heads,
+                              .num_kv_heads = num_kv_heads,
+                              .head_dim = head_dim,
+                              .dtype = static_cast<DType>(dtype),
+                              .causal = causal,
+                              .window = window,
+                              .num_multiprocessors = num_multiprocessors,
+                              .max_sequences = max_sequences,
+                              .max_tokens = max_tokens,
+                              .prefill_blocks_per_sm = prefill_blocks_per_sm};
         return AttentionWork{shape, work_list_layout(shape)};
       }))
       .def_property_readonly("size", [](const AttentionWork& self) { return self.layout.size; })
@@ -144,7 +152,7 @@ void bind_cuda_attention(py::module_& m) {
                                return std::tuple(self.layout.max_decode_merges,
                                                  self.layout.max_prefill_merges);
                              })
-      .def_property_readonly_static("ticket_ints", [](const py::object&) { return kTicketInts; })
+      .def_property_readonly("ticket_ints", [](const AttentionWork& self) { return self.layout.ticket_ints; })
       .def_property_readonly("sections",
                              [](const AttentionWork& self) {
                                return std::tuple(self.layout.merges, self.layout.decode_items,
@@ -153,6 +161,9 @@ void bind_cuda_attention(py::module_& m) {
       // With the GIL: the list takes less time than to get it back.
       .def("write", &write_list);
 #ifdef BEQUEST_WITH_CUDA
+  m.def("prefill_blocks_per_sm", [](int head_dim, int kv_dtype) {
+    return prefill_blocks_per_sm(head_dim, static_cast<DType>(kv_dtype));
+  });
   m.def("can_attend_token", [](const AttentionWork& self) { return can_attend_token(self.shape); });
   m.def("cuda_attend_token", &attend_one, py::call_guard<py::gil_scoped_release>());
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>());

@@ -183,10 +183,13 @@ void bind_blocks(py::module_& m) {
 
 void bind_late_copy(py::module_& m) {
   m.def("cuda_late_copy", [](Address flag, uint32_t value, Address source, Address destination,
-                             int64_t num_bytes, Address stream) {
-    cuda::late_copy(
-        {pointer<uint32_t>(flag), value, pointer<void>(source), pointer<void>(destination), num_bytes},
-        stream_of(stream));
+                             int64_t num_bytes, Address arrived, Address stream) {
+    cuda::late_copy({pointer<uint32_t>(flag), value, pointer<void>(source), pointer<void>(destination),
+                     num_bytes, pointer<uint32_t>(arrived)},
+                    stream_of(stream));
+  });
+  m.def("cuda_wait_for_flag", [](Address flag, uint32_t value, Address stream) {
+    cuda::wait_for_flag(pointer<uint32_t>(flag), value, stream_of(stream));
   });
   m.def("cuda_publish", [](Address flag, uint32_t value) { cuda::publish(pointer<uint32_t>(flag), value); });
 }

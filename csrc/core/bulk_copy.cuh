@@ -1,4 +1,5 @@
-// Copies by the copy engine of a multiprocessor (Hopper and later) and the barriers they complete on.
+// What copies by the copy engine of a multiprocessor (Hopper and later) need: the barriers that they complete
+// on, and how long their bytes stay in the L2.
 #pragma once
 
 #include <cstdint>
@@ -54,17 +55,6 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
-}
-
-// Global to shared memory; `arrived` gets the bytes. REQUIRES: addresses and bytes are multiples of 16.
-__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes,
-                                          const PhaseBarrier& arrived, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-      "[%3], "
-      "%4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(arrived.address()), "l"(policy)
-      : "memory");
 }
 
 }  // namespace bequest::cuda

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <atomic>
 
 #include "core/cuda.cuh"
@@ -7,9 +6,7 @@
 namespace bequest::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 32;  // enough for what a bus brings
-constexpr unsigned kPauseNanoseconds = 500;
+constexpr unsigned kPauseNanoseconds = 200;
 
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
   uint32_t value;
@@ -17,27 +14,25 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
   return value;
 }
 
-__global__ void __launch_bounds__(kThreads) late_copy_kernel(const LateCopyParams p) {
-  if (threadIdx.x == 0)
-    while (load_acquire(p.flag) != p.value) __nanosleep(kPauseNanoseconds);
-  __syncthreads();
-  const auto* from = static_cast<const uint4*>(p.source);
-  auto* to = static_cast<uint4*>(p.destination);
-  const int64_t count = p.num_bytes / int64_t{sizeof(uint4)};
-  // Never from a cache: the place was read before, with what an earlier step had there.
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads)
-    to[i] = __ldcv(from + i);
+// One thread: other work goes on beside it.
+__global__ void __launch_bounds__(1) wait_kernel(const uint32_t* flag, uint32_t value) {
+  while (load_acquire(flag) != value) __nanosleep(kPauseNanoseconds);
+}
+
+void copy_in(void* to, const void* from, size_t num_bytes, Stream stream) {
+  check_cuda(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, stream));
 }
 
 }  // namespace
 
 void late_copy(const LateCopyParams& p, Stream stream) {
-  check(p.num_bytes > 0 && p.num_bytes % int64_t{sizeof(uint4)} == 0 && is_aligned(p.source, sizeof(uint4)) &&
-            is_aligned(p.destination, sizeof(uint4)),
-        "late_copy: not whole vectors of 16 bytes");
-  const int64_t blocks = ceil_div(p.num_bytes, int64_t{kThreads * sizeof(uint4)});
-  launch(late_copy_kernel, {static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads}, stream, p);
+  wait_for_flag(p.flag, p.value, stream);
+  copy_in(p.destination, p.source, static_cast<size_t>(p.num_bytes), stream);
+  copy_in(p.arrived, p.flag, sizeof(uint32_t), stream);
+}
+
+void wait_for_flag(const uint32_t* flag, uint32_t value, Stream stream) {
+  launch(wait_kernel, {1, 1}, stream, flag, value);
 }
 
 void publish(uint32_t* flag, uint32_t value) {

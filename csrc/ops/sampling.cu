@@ -71,18 +71,32 @@ __device__ void edit(RowCluster& logits, const SamplerRow& row) {
   __syncthreads();
 }
 
-// Logits into the slice, without those that the row or the step's mask (null: none) does not allow; the range
-// of what was read, of this thread's part.
 template <class T>
-__device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
-                          const uint8_t* step_mask) {
+struct Input {
+  const T* logits;  // [V]
+  bool aligned;
+  RowDrawKey key;
+  const uint8_t* mask;  // the step's, a bit for each token; null: none
+
+  __device__ Input(const SampleParams& p, int64_t item, const SamplerRow& row)
+      : logits(static_cast<const T*>(p.logits) + item * p.stride),
+        aligned(p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0),
+        key{row.seed, static_cast<uint32_t>(p.positions[item]), row.choice},
+        mask(p.masks ? reinterpret_cast<const uint8_t*>(p.masks + item * ceil_div(p.vocab_size, 32))
+                     : nullptr) {}
+};
+
+// Logits into the slice, without those that the row or the step's mask does not allow; the range of what was
+// read, of this thread's part.
+template <class T>
+__device__ RowRange stage(RowCluster& logits, const Input<T>& in, const SamplerRow& row) {
   const auto* allowed =
       row.allowed >= 0 ? reinterpret_cast<const uint8_t*>(row.storage + row.allowed) : nullptr;
   RowRange range;
   const auto keep = [&](float (&x)[kUnit], int unit) {
     const int first = logits.begin() + unit * kUnit;
     unsigned mask = row.rule ? 0 : allowed ? allowed[first / kUnit] : 0xffu;
-    if (step_mask) mask &= step_mask[first / kUnit];
+    if (in.mask) mask &= in.mask[first / kUnit];
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       if (first + i < logits.end()) range.add(x[i]);
@@ -90,7 +104,7 @@ __device__ RowRange stage(RowCluster& logits, const T* from, bool aligned, const
     }
     logits.store_unit(unit, x);
   };
-  logits.for_each_loaded(from, aligned, keep, [] {});
+  logits.for_each_loaded(in.logits, in.aligned, keep, [] {});
   __syncthreads();
   return range;
 }
@@ -128,23 +142,24 @@ __device__ int all_best(RowCluster& logits, uint64_t best) {
   return ranked_id(logits.all_reduce(best, larger));
 }
 
-// No edits and no filters: one pass over the logits in device memory.
-template <class T, bool kDraws>
-__device__ Choice choose_streaming(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
-                                   const RowDrawKey& key) {
+// No edits and no filters, but for the step's mask: one pass over the logits in device memory.
+template <class T, bool kDraws, bool kMasked>
+__device__ Choice choose_streaming(RowCluster& logits, const Input<T>& in, const SamplerRow& row) {
   float max = -INFINITY;
   bool broken = false;
   uint64_t best = 0;
-  Draw draw(logits.shared(), row.inverse_temperature, key);
+  Draw draw(logits.shared(), row.inverse_temperature, in.key);
   if constexpr (kDraws) draw.start();
   const RowCutoff everything{-INFINITY, INT_MAX};
-  const auto offer = [&](const float (&x)[kUnit], int unit) {
+  const auto offer = [&](float (&x)[kUnit], int unit) {
     const int first = logits.begin() + unit * kUnit;
+    const unsigned allowed = kMasked ? in.mask[first / kUnit] : 0xffu;
     float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
+      broken |= !(x[i] < INFINITY);
+      if (kMasked && (allowed >> i & 1) == 0) x[i] = -INFINITY;
       most = fmaxf(most, x[i]);
-      broken |= x[i] != x[i];
     }
     if constexpr (kDraws) {
       draw.offer(x, first, everything);
@@ -155,7 +170,7 @@ __device__ Choice choose_streaming(RowCluster& logits, const T* from, bool align
     }
     max = fmaxf(max, most);
   };
-  logits.for_each_loaded(from, aligned, offer, [&] {
+  logits.for_each_loaded(in.logits, in.aligned, offer, [&] {
     if constexpr (kDraws) draw.publish();
   });
   uint64_t parts[2] = {warp_reduce(kDraws ? draw.best() : best, larger),
@@ -163,8 +178,7 @@ __device__ Choice choose_streaming(RowCluster& logits, const T* from, bool align
                            __reduce_max_sync(kAllLanes, ordered(max))};
   logits.combine(parts, larger);
   const float row_max = from_ordered(static_cast<uint32_t>(parts[1]));
-  const bool finite = parts[1] >> 32 == 0 && row_max > -INFINITY && row_max < INFINITY;
-  return {ranked_id(parts[0]), !finite};
+  return {ranked_id(parts[0]), parts[1] >> 32 != 0 || row_max == -INFINITY};
 }
 
 __device__ bool limits_number(const SamplerRow& row, int vocab) { return row.top_k > 0 && row.top_k < vocab; }
@@ -230,12 +244,11 @@ __device__ RowCutoff find_kept(RowCluster& logits, const SamplerRow& row, const 
 }
 
 template <class T>
-__device__ Choice choose_staged(RowCluster& logits, const T* from, bool aligned, const SamplerRow& row,
-                                const RowDrawKey& key, int vocab, const uint8_t* step_mask) {
-  RowRange mine = stage(logits, from, aligned, row, step_mask);
-  if (step_mask || edits(row)) {
+__device__ Choice choose_staged(RowCluster& logits, const Input<T>& in, const SamplerRow& row, int vocab) {
+  RowRange mine = stage(logits, in, row);
+  if (in.mask || edits(row)) {
     if (!logits.all_reduce(mine).finite()) return {0, true};
-    if (row.rule != nullptr) admit_next_of_item(logits, from, row);
+    if (row.rule != nullptr) admit_next_of_item(logits, in.logits, row);
     edit(logits, row);
     mine = logits.scan();
   }
@@ -256,10 +269,11 @@ __device__ Choice choose_staged(RowCluster& logits, const T* from, bool aligned,
                                row.top_k);
     const int n = search.try_sort_head(vocab);
     // Only rank 0 has it, and only rank 0 needs it.
-    if (n > 0) return {logits.leads() ? draw_from_sorted(logits.shared(), row, range.max, key, n) : 0, false};
+    if (n > 0)
+      return {logits.leads() ? draw_from_sorted(logits.shared(), row, range.max, in.key, n) : 0, false};
   }
   const RowCutoff kept = find_kept(logits, row, range, vocab);
-  Draw draw(logits.shared(), row.inverse_temperature, key);
+  Draw draw(logits.shared(), row.inverse_temperature, in.key);
   draw.start();
   for (unsigned base = 0; base < logits.units(); base += kRowThreads) {
     const unsigned unit = base + threadIdx.x;
@@ -322,18 +336,6 @@ __device__ void finish(const SampleParams& p, RowCluster& logits, int64_t item, 
   }
 }
 
-template <class T>
-struct Input {
-  const T* logits;  // [V]
-  bool aligned;
-  RowDrawKey key;
-
-  __device__ Input(const SampleParams& p, int64_t item, const SamplerRow& row)
-      : logits(static_cast<const T*>(p.logits) + item * p.stride),
-        aligned(p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0),
-        key{row.seed, static_cast<uint32_t>(p.positions[item]), row.choice} {}
-};
-
 __device__ bool is_open(const SampleParams& p, int row_id) {
   return row_id >= 0 && row_id < p.num_rows && p.rows[row_id].state != RowState::kClosed;
 }
@@ -352,7 +354,7 @@ __device__ void copy_row(const SamplerRow& from, SamplerRow& to) {
 }
 
 // The rows that need no staging, and those that are not open.
-template <class T>
+template <class T, bool kMasked>
 __global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SampleParams p) {
   __shared__ ClusterShared shared;
   const int vocab = static_cast<int>(p.vocab_size);
@@ -366,14 +368,14 @@ __global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SamplePara
     }
     return;
   }
-  if (p.masks || needs_staging(p.rows[row_id], vocab)) return;
+  if (needs_staging(p.rows[row_id], vocab)) return;
   __shared__ SamplerRow row;
   copy_row(p.rows[row_id], row);
   const Input<T> in(p, item, row);
   if (row.state == RowState::kDraws)
-    finish(p, logits, item, choose_streaming<T, true>(logits, in.logits, in.aligned, row, in.key));
+    finish(p, logits, item, choose_streaming<T, true, kMasked>(logits, in, row));
   else
-    finish(p, logits, item, choose_streaming<T, false>(logits, in.logits, in.aligned, row, in.key));
+    finish(p, logits, item, choose_streaming<T, false, kMasked>(logits, in, row));
 }
 
 // The rows that need staging, taken in turn by as many clusters as fit on the device: a batch without such
@@ -389,12 +391,9 @@ __global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParam
   for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
     const int row_id = p.row_ids[item];
     if (!is_open(p, row_id)) continue;
-    if (!p.masks && !needs_staging(p.rows[row_id], vocab)) continue;
+    if (!needs_staging(p.rows[row_id], vocab)) continue;
     copy_row(p.rows[row_id], row);
-    const Input<T> in(p, item, row);
-    const auto* step_mask =
-        p.masks ? reinterpret_cast<const uint8_t*>(p.masks + item * ceil_div(vocab, 32)) : nullptr;
-    finish(p, logits, item, choose_staged(logits, in.logits, in.aligned, row, in.key, vocab, step_mask));
+    finish(p, logits, item, choose_staged(logits, Input<T>(p, item, row), row, vocab));
   }
 }
 
@@ -423,7 +422,8 @@ void sample(const SampleParams& p, Stream stream) {
     unsigned size = kClusterSize;
     while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
     const auto num = static_cast<unsigned>(p.num);
-    launch(stream_kernel<T>, {num * size, kRowThreads, 0, size}, stream, p);
+    launch(p.masks ? stream_kernel<T, true> : stream_kernel<T, false>, {num * size, kRowThreads, 0, size},
+           stream, p);
     constexpr unsigned kStagedClusters = 32;
     const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
     launch(stage_kernel<T>,

@@ -12,7 +12,8 @@
 //
 // It cannot hang: CTAs wait for CTAs of the same launch alone; there are no more than the chip has room for
 // at once; whatever else holds that room (attention before it, other streams) ends without them, and kernels
-// behind it are let in when all of them have begun. Should that ever be untrue, waiting ends in a trap.
+// behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
+// trap.
 #include "ops/skinny_chain.cuh"
 #include "ops/skinny_chain_results.cuh"
 #include "ops/skinny_chain_rows.cuh"
@@ -166,7 +167,7 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_
   extern __shared__ __align__(1024) uint8_t shared[];
   const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
-  let_next_start();
+  if (a.lets_next_in_early) let_next_start();
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
     for (int i = 0; i < a.stages; ++i) {
@@ -183,6 +184,7 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_
     Reader reader(a, fixed.ring, shared_offset(shared));
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
+    let_next_start();
     return;
   }
 #pragma unroll 1

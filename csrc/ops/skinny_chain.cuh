@@ -1,29 +1,25 @@
 // The sizes of skinny_chain.cu, its arguments and its shared memory.
 #pragma once
 
-#include <cuda.h>
-
-#include "core/bulk_copy.cuh"
 #include "core/cuda.cuh"
 #include "ops/skinny_chain_cuda.h"
+#include "ops/skinny_stage.cuh"
 
 namespace bequest::cuda::chain {
 
 inline constexpr int kWarps = 8;  // that multiply
 inline constexpr int kConsumers = kWarps * kWarp;
 inline constexpr int kThreads = kConsumers + kWarp;
-inline constexpr int kTile = 8;                         // rows of W in a stage
+inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
-inline constexpr int kSteps = 4;                        // units in a stage
-inline constexpr int kLine = 64;  // of k: 128 bytes, the period of the copy engine's pattern
-inline constexpr int kStageLines = kSteps * kUnit / kLine;
-inline constexpr int kStageBytes = kTile * kSteps * kUnit * 2;
+inline constexpr int kSteps = kStageDepth / kUnit;
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
 inline constexpr int kMostStages = 12;
 inline constexpr int kMostPhases = 4;
+static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };
@@ -33,6 +29,15 @@ struct alignas(8) Word {
   uint32_t values;  // two bfloat16
   uint32_t launch;
 };
+
+// Words lie in sectors of the L2, apart from each other: all CTAs read all of them at once, and so more of
+// the L2 answers.
+inline constexpr int kSectorWords = 4, kSectorPitch = 64;  // bytes
+static_assert(kSectorWords * sizeof(Word) == 32);
+template <class Index>
+__host__ __device__ constexpr Index place_of_word(Index word) {
+  return word / kSectorWords * kSectorPitch + word % kSectorWords * static_cast<Index>(sizeof(Word));
+}
 
 // How many launches there are with this one. Made of the number before when it is needed: who adds to it
 // waits for it to come from memory, and the compiler would add at once.
@@ -59,8 +64,8 @@ struct Phase {
   float eps;
   const void* gain;  // [K] bfloat16 of the norm of x, or null
   const void* bias;  // [N] bfloat16, or null
-  const Word* from;  // [T, K / 2]: x; null: the first phase, whose x is `attended`
-  Word* to;          // [T, outputs / 2]: what the next phase reads, or null
+  const Word* from;  // [T, K / 2] in sectors: x; null: the first phase, whose x is `attended`
+  Word* to;          // [T, outputs / 2] in sectors: what the next phase reads, or null
   BFloat16* out;     // [T, outputs], or null
 };
 
@@ -68,6 +73,7 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   Phase phases[kMostPhases];
   int num_phases, num_tokens, stages, in_flight, row_pitch, gain_bytes;
+  bool lets_next_in_early;
   const void* attended;
   Activation activation;
   HiddenTap tap;       // of the results of phase 2

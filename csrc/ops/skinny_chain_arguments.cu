@@ -1,7 +1,6 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
 
-#include "core/tensor_map.cuh"
 #include "ops/skinny_chain.cuh"
 #include "ops/skinny_linear.cuh"
 
@@ -18,10 +17,13 @@ constexpr int kFewestStages = 4;
 // How much of the weights is on its way, and how much waits in shared memory for its rows.
 struct Depth {
   int stages, in_flight;
+  bool lets_next_in_early;  // or when all weights have been asked for, so that those of the next come behind
+                            // them
 };
 // Small layers are a chain of latencies: what is asked for early comes in the way of rows of x, and a ring
-// that is larger in that of attention, whose blocks take their place beside it. Large ones are a stream.
-constexpr Depth kSmallLayer{8, 2}, kLargeLayer{10, 3};
+// that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
+// a stream.
+constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 
 int padded_bytes(int64_t depth) { return padded_units(static_cast<int>(depth / kUnit)) * kUnit * 2; }
@@ -32,26 +34,8 @@ Depth depth_of(const Arguments& a) {
     share += (a.phases[i].tiles_each + 1) * ceil_div(a.phases[i].units, kSteps);
   const Depth wish = share < kLargeShare ? kSmallLayer : kLargeLayer;
   const int beside = Places(0, a.num_tokens, a.row_pitch, a.gain_bytes).total;
-  return {std::min(wish.stages, (kMostSharedBytes - beside) / kStageBytes), wish.in_flight};
-}
-
-// W [N, K] as boxes of kTile rows by kStageLines lines of 64, which arrive line by line, each with its rows;
-// of a gated product half of the rows are the gate's and half are up's.
-CUtensorMap weight_map(const ChainProduct& product, bool gated) {
-  const auto k = static_cast<cuuint64_t>(product.in_features), halves = cuuint64_t{gated ? 2u : 1u};
-  const cuuint64_t rows = static_cast<cuuint64_t>(product.out_features) / halves;
-  const cuuint64_t sizes[] = {kLine, rows, halves, k / kLine};
-  const cuuint64_t strides[] = {k * 2, rows * k * 2, kLine * 2};
-  const cuuint32_t box[] = {kLine, static_cast<cuuint32_t>(kTile / halves), static_cast<cuuint32_t>(halves),
-                            kStageLines};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(product.weight), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS, "skinny_chain: the driver refused the tensor map of a weight");
-  return map;
+  return {std::min(wish.stages, (kMostSharedBytes - beside) / kStageBytes), wish.in_flight,
+          wish.lets_next_in_early};
 }
 
 Phase phase_of(const ChainProduct& product, Kind kind, int64_t grid) {
@@ -75,15 +59,21 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
   const int64_t hidden = p.output.out_features, inner = p.down.in_features;
   const bool goes_on = p.next_qkv.weight != nullptr;
   auto* launches = static_cast<uint32_t*>(p.scratch);
-  auto* after_output = reinterpret_cast<Word*>(launches + kMostBlocks);  // [kMostChainedRows, H / 2]
-  Word* gated = after_output + kMostChainedRows * hidden / 2;            // [kMostChainedRows, I / 2]
-  Word* after_down = gated + kMostChainedRows * inner / 2;               // [kMostChainedRows, H / 2]
+  auto* words = reinterpret_cast<uint8_t*>(launches + kMostBlocks);
+  const auto rows_of_words = [&](int64_t width) {  // [kMostChainedRows, width / 2] in sectors
+    auto* rows = reinterpret_cast<Word*>(words);
+    words += place_of_word(kMostChainedRows * width / 2);
+    return rows;
+  };
+  Word *after_output = rows_of_words(hidden), *gated = rows_of_words(inner),
+       *after_down = rows_of_words(hidden);
   Arguments a{};
   const ChainProduct* products[] = {&p.output, &p.gate_up, &p.down, &p.next_qkv};
   constexpr Kind kKinds[] = {Kind::kAdd, Kind::kGate, Kind::kAdd, Kind::kStore};
   a.num_phases = goes_on ? 4 : 3;
   for (int i = 0; i < a.num_phases; ++i) {
-    a.weights[i] = weight_map(*products[i], kKinds[i] == Kind::kGate);
+    a.weights[i] = weight_map(products[i]->weight, products[i]->out_features, products[i]->in_features,
+                              kKinds[i] == Kind::kGate);
     a.phases[i] = phase_of(*products[i], kKinds[i], grid);
   }
   a.phases[0].out = a.phases[2].out = static_cast<BFloat16*>(p.residual);
@@ -107,6 +97,7 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
   const Depth depth = depth_of(a);
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
+  a.lets_next_in_early = depth.lets_next_in_early;
   a.attended = p.attended;
   a.activation = p.activation;
   a.launches = launches;
@@ -133,7 +124,7 @@ void check_params(const SkinnyChainParams& p) {
 bool can_chain(int64_t attended, int64_t hidden, int64_t inner) {
   using namespace chain;
   const auto scratch = kMostBlocks * sizeof(uint32_t) +
-                       kMostChainedRows * static_cast<size_t>(2 * hidden + inner) / 2 * sizeof(Word);
+                       static_cast<size_t>(place_of_word(kMostChainedRows * (2 * hidden + inner) / 2));
   for (const int64_t depth : {attended, hidden, inner})
     if (depth < kUnit || depth % kUnit != 0) return false;
   const int pitch = padded_bytes(std::max({attended, hidden, inner})) + kRowPad;

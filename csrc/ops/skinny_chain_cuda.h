@@ -13,7 +13,7 @@
 namespace bequest::cuda {
 
 inline constexpr int kMostChainedRows = 4;
-inline constexpr size_t kChainScratchBytes = 1 << 20;
+inline constexpr size_t kChainScratchBytes = 2 << 20;
 
 struct ChainProduct {
   const void* weight;  // [N, K] bfloat16, contiguous, aligned to 16 bytes

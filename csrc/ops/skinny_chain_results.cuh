@@ -45,7 +45,7 @@ class Element {
               !(gated && row >= kTile / 2);
     const int at = token_ * view.outputs + output_;
     out_ = exists_ && view.out != nullptr ? view.out + at : nullptr;
-    to_ = exists_ && view.to != nullptr && output_ % 2 == 0 ? view.to + at / 2 : nullptr;
+    to_ = exists_ && view.to != nullptr && output_ % 2 == 0 ? word_at(view.to, at / 2) : nullptr;
     if (!exists_) return;
     if (view.bias != nullptr) {
       bias_ = view.bias[output_];

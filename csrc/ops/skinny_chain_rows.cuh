@@ -15,6 +15,10 @@ __device__ __forceinline__ uint4 load_words(const uint8_t* p) {
           static_cast<uint32_t>(high >> 32)};
 }
 
+__device__ __forceinline__ Word* word_at(Word* words, int word) {
+  return reinterpret_cast<Word*>(reinterpret_cast<uint8_t*>(words) + place_of_word(word));
+}
+
 __device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t launch) {
   const uint64_t word = uint64_t{launch} << 32 | values;
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(word) : "memory");
@@ -93,7 +97,7 @@ class RowStager {
     const uint32_t launch = number.get();
     const int lane_unit = lane_ / 8, slice = warp_ * chunks * (kSteps * kSliceBytes);
     const uint8_t* from = reinterpret_cast<const uint8_t*>(x) + lane_unit * kUnitBytes +
-                          warp_ * (kUnitBytes / kWarps) + lane_ % 8 * 16;
+                          warp_ * (kUnitBytes / kWarps) + lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
     // Of its 16 bytes an even lane has the first two words, an odd one the others.
     uint8_t* to = rows_ + slice + lane_ / 2 * 16 + lane_ % 2 * 4;
     const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
@@ -127,7 +131,7 @@ class RowStager {
  private:
   static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
   static constexpr int kMostTries = 1 << 24;                  // seconds: nothing takes as long
-  static constexpr int kUnitBytes = kUnit / 2 * sizeof(Word);
+  static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
   // Two words of each group and token; what lies beyond the last unit stays zero.
   __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,

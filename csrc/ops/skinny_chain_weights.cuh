@@ -8,29 +8,6 @@
 
 namespace bequest::cuda::chain {
 
-// A place in the ring and the parity of its phase.
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
-// A stage: kTile rows of W from `row` on (of a gated product half as many of each half), kStageLines lines
-// from `line` on.
-__device__ __forceinline__ void copy_stage(const CUtensorMap& map, uint32_t to, const PhaseBarrier& arrived,
-                                           int row, int line, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(&map), "r"(0), "r"(row), "r"(0), "r"(line), "r"(arrived.address()), "l"(policy)
-      : "memory");
-}
-
 // Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
 // than keeps the memory busy: rows of x would wait behind it. By one thread.
 class Reader {
@@ -53,9 +30,7 @@ class Reader {
       arrived_.advance(a_.stages);
     }
     if (asked_ >= a_.stages) ring_.empty[at_.stage].wait(at_.parity ^ 1);
-    PhaseBarrier& full = ring_.full[at_.stage];
-    full.arrive_expecting(kStageBytes);
-    copy_stage(map, ring_at_ + at_.stage * kStageBytes, full, row, line, policy_);
+    copy_stage(map, ring_at_ + at_.stage * kStageBytes, ring_.full[at_.stage], row, line, policy_);
     at_.advance(a_.stages);
     ++asked_;
   }
@@ -67,25 +42,6 @@ class Reader {
   Cursor at_, arrived_;
   int asked_ = 0;
 };
-
-__device__ __forceinline__ uint4 load_shared(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
-  return v;
-}
-
-// The row of a tile that a lane reads. Lanes are served eight at a time, two rows of a line; rows four apart
-// lie in different banks, as the copy engine places them.
-__device__ __forceinline__ int row_of_lane(int lane) { return lane / 8 | (lane / 4 % 2) << 2; }
-
-// A lane's place in a stage: 16 bytes along k of its row; further steps follow at kStepBytes.
-inline constexpr int kStepBytes = kUnit / kLine * kTile * kLine * 2;
-__device__ __forceinline__ uint32_t lane_in_stage(int warp, int lane) {
-  const int row = row_of_lane(lane), piece = warp % 2 * 4 + lane % 4;
-  return (warp / 2 * kTile + row) * (kLine * 2) + (piece ^ row) * 16;
-}
 
 // A lane's weights of a stage, on their way from the ring into the tensor cores.
 struct Weights {
@@ -104,7 +60,7 @@ class RingEnd {
     ring_.full[at_.stage].wait(at_.parity);
     const uint32_t from = lane_at_ + at_.stage * kStageBytes;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) w.of[s] = load_shared(from + s * kStepBytes);
+    for (int s = 0; s < kSteps; ++s) w.of[s] = load_weights(from + s * kStepBytes);
     at_.advance(stages_);
   }
 

@@ -1,9 +1,9 @@
 // Up to four rows: a stream of weights through a ring in shared memory, one CTA on each multiprocessor.
 //
-// A warp of its own asks the copy engine for the weights: stages of 8 rows of W by 1024 of k. It begins
-// before the predecessor has ended, because weights depend on nothing, and a ring holds what the memory
-// brings in the time that the end of one kernel and the start of the next take; in a small model it holds all
-// of a CTA's weights. So kernels follow each other without the memory ever being idle.
+// A thread of its own asks the copy engine for the weights (skinny_stage.cuh). It begins before the
+// predecessor has ended, because weights depend on nothing, and a ring holds what the memory brings in the
+// time that the end of one kernel and the start of the next take; in a small model it holds all of a CTA's
+// weights. So kernels follow each other without the memory ever being idle.
 //
 // Eight warps multiply. They divide k: of each 256, a warp has 32. Tensor cores take 16 rows of W, those of
 // two stages, against 8 rows of x. A sum does not care for the order of its terms, so a lane takes 8
@@ -30,6 +30,11 @@ struct Division {
   int tiles_each, longer;
 };
 
+// Stages of the ring, and how many of them are on their way at once.
+struct Depth {
+  int stages, in_flight;
+};
+
 // The tiles of a CTA, and the stages they come in: all tiles of a round for one chunk of k, then the next.
 struct Share {
   int first, end;  // tiles
@@ -39,25 +44,13 @@ struct Share {
     const int block = static_cast<int>(blockIdx.x);
     first = block * division.tiles_each + min(block, division.longer);
     end = first + division.tiles_each + (block < division.longer ? 1 : 0);
-    chunks = (static_cast<int>(p.in_features) + kChunk - 1) / kChunk;
+    chunks = (static_cast<int>(p.in_features) + kStageDepth - 1) / kStageDepth;
   }
 };
 
 struct Ring {
   PhaseBarrier full[kMostStages];   // the bytes of a stage are there
   PhaseBarrier empty[kMostStages];  // all warps have read them
-};
-
-// A place in the ring and the parity of its phase.
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int stages) {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
 };
 
 // The stages of a share in order: of each pair of tiles a chunk of the first, then of the second.
@@ -86,57 +79,54 @@ class StageOrder {
 // --- the copies
 // -------------------------------------------------------------------------------------------------------
 
+// By one thread.
 class Reader {
  public:
-  __device__ Reader(const SkinnyLinearParams& p, const Share& share, Ring& ring, uint32_t ring_at, int stages)
-      : p_(p),
+  __device__ Reader(const SkinnyLinearParams& p, const CUtensorMap& map, const Share& share, Ring& ring,
+                    uint32_t ring_at, const Depth& depth)
+      : map_(map),
+        tile_rows_(p.result == SkinnyResult::kGate ? kTileRows / 2 : kTileRows),
         order_(share),
         ring_(ring),
         ring_at_(ring_at),
-        stages_(stages),
+        depth_(depth),
         policy_(evict_first_policy()) {}
 
-  // The first round of the ring, as soon as its barriers are there. A copy takes a warp 50 ns to ask for, so
-  // that each of the warps that multiply asks for one row of every stage.
-  __device__ void begin(int warp, int lane) {
+  // As much as is on its way at once.
+  __device__ void begin() {
 #pragma unroll 1
-    for (int i = 0; i < stages_ && !order_.done(); ++i) {
-      if (lane == 0 && warp < kWarps) copy_row(i, warp);
-      order_.advance();
-    }
+    while (asked_ < depth_.in_flight && !order_.done()) copy();
   }
 
-  // The rest, by the reading warp: a stage when all have read what was in its place.
-  __device__ void finish(int lane) {
-    Cursor at;
+  // The rest.
+  __device__ void finish() {
 #pragma unroll 1
     while (!order_.done()) {
-      ring_.empty[at.stage].wait(at.parity);
-      if (lane < kTileRows) copy_row(at.stage, lane);
-      order_.advance();
-      at.advance(stages_);
+      ring_.full[arrived_.stage].wait(arrived_.parity);
+      arrived_.advance(depth_.stages);
+      if (asked_ >= depth_.stages) ring_.empty[at_.stage].wait(at_.parity ^ 1);
+      copy();
     }
   }
 
  private:
-  __device__ uint32_t bytes() const {
-    return static_cast<uint32_t>(min(kChunk, static_cast<int>(p_.in_features) - order_.chunk() * kChunk)) * 2;
+  __device__ __forceinline__ void copy() {
+    copy_stage(map_, ring_at_ + at_.stage * kStageBytes, ring_.full[at_.stage], order_.tile() * tile_rows_,
+               order_.chunk() * kStageLines, policy_);
+    order_.advance();
+    at_.advance(depth_.stages);
+    ++asked_;
   }
 
-  // Who asks for bytes announces them: a stage is full after an arrival for each of its rows.
-  __device__ void copy_row(int stage, int row) {
-    ring_.full[stage].arrive_expecting(bytes());
-    const BFloat16* from = static_cast<const BFloat16*>(p_.weight) +
-                           weight_row(p_, order_.tile(), row) * p_.in_features + order_.chunk() * kChunk;
-    bulk_copy(ring_at_ + stage * kStageBytes + row * kStagePitch, from, bytes(), ring_.full[stage], policy_);
-  }
-
-  const SkinnyLinearParams& p_;
+  const CUtensorMap& map_;
+  const int tile_rows_;
   StageOrder order_;
   Ring& ring_;
   const uint32_t ring_at_;
-  const int stages_;
+  const Depth depth_;
   const uint64_t policy_;
+  Cursor at_, arrived_;
+  int asked_ = 0;
 };
 
 // --- the warps that multiply
@@ -146,14 +136,6 @@ template <int kTokenTiles>
 struct PairSum {
   float of[kTokenTiles][2][4] = {};  // two sums each, so that a product need not wait for the one before it
 };
-
-__device__ __forceinline__ uint4 load_shared(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
-  return v;
-}
 
 // Adds the products of two tiles' stages, of at most `steps` steps; without a second tile its rows are zero.
 template <int kTokenTiles>
@@ -167,8 +149,8 @@ __device__ __forceinline__ void multiply_pair(uint32_t low, uint32_t high, bool 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       a[i] = b[i] = make_uint4(0, 0, 0, 0);
-      if (begin + i < steps) a[i] = load_shared(low + (begin + i) * kSkinnyDepthUnit * 2);
-      if (begin + i < steps && both) b[i] = load_shared(high + (begin + i) * kSkinnyDepthUnit * 2);
+      if (begin + i < steps) a[i] = load_weights(low + (begin + i) * kStepBytes);
+      if (begin + i < steps && both) b[i] = load_weights(high + (begin + i) * kStepBytes);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
@@ -277,7 +259,7 @@ __device__ __forceinline__ void store_parts(const PairSum<kTokenTiles>& sum, int
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = t * kTokenTile + lane % 4 * 2 + i % 2;
-      const int output = first * kTileRows + i / 2 * kTileRows + lane / 4;
+      const int output = first * kTileRows + i / 2 * kTileRows + row_of_lane(lane);
       if (token < num_tokens)
         parts[(warp * num_tokens + token) * kPartPitch<kTokenTiles> + output] =
             sum.of[t][0][i] + sum.of[t][1][i];
@@ -289,8 +271,7 @@ __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const 
                          const RowVectors& mine, Ring& ring, int stages, uint8_t* shared) {
   constexpr int kTiles = kRoundTiles<kTokenTiles>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t lane_at = shared_offset(shared) + lane / 4 * kStagePitch +
-                           (warp * (kSkinnyDepthUnit / kWarps) + lane % 4 * kSkinnyWidth) * 2;
+  const uint32_t lane_at = shared_offset(shared) + lane_in_stage(warp, lane);
   const int steps = static_cast<int>(p.in_features) / kSkinnyDepthUnit;
   const Rows<kTokenTiles, kStaged> x(p, places, shared);
   auto* parts = reinterpret_cast<float*>(shared + places.parts);
@@ -349,41 +330,44 @@ __global__ __launch_bounds__(kThreads,
                              : kTokenTiles == 1 || kStaged
                                  ? 2
                                  : 1) void skinny_stream_kernel(const __grid_constant__ SkinnyLinearParams p,
-                                                                Division division, int stages) {
-  extern __shared__ __align__(128) uint8_t shared[];
+                                                                const __grid_constant__ CUtensorMap map,
+                                                                Division division, Depth depth) {
+  extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Ring ring;
-  const Places places(p, kStaged, kPartPitch<kTokenTiles>, stages);
+  const Places places(p, kStaged, kPartPitch<kTokenTiles>, depth.stages);
   const Share share(p, division);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   let_next_start();
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
-    for (int i = 0; i < stages; ++i) {
-      ring.full[i].init(kTileRows);
+    for (int i = 0; i < depth.stages; ++i) {
+      ring.full[i].init(1);
       ring.empty[i].init(kWarps);
     }
     publish_barriers();
   }
   __syncthreads();
-  Reader reader(p, share, ring, shared_offset(shared), stages);
-  reader.begin(warp, lane);
   if (warp == kWarps) {
+    Reader reader(p, map, share, ring, shared_offset(shared), depth);
+    if (lane == 0) reader.begin();
     if (p.tap.ring_rows != nullptr) {
+      __syncwarp();
       wait_for_previous();
       tap_rows(p, lane);
     }
-    return reader.finish(lane);
+    if (lane == 0) reader.finish();
+    return;
   }
   stage_gain(p, reinterpret_cast<uint4*>(shared + places.gain));
   const RowVectors mine(p);
   wait_for_previous();
-  multiply<kTokenTiles, kStaged>(p, share, places, mine, ring, stages, shared);
+  multiply<kTokenTiles, kStaged>(p, share, places, mine, ring, depth.stages, shared);
 }
 
 template <int kTokenTiles, bool kStaged>
 void launch_stream(const SkinnyLinearParams& p, Stream stream) {
   const int64_t tiles = skinny_tiles(p), grid = std::min<int64_t>(tiles, multiprocessors());
-  const int64_t stages_of_share = ceil_div(tiles, grid) * ceil_div(p.in_features, kChunk);
+  const int64_t stages_of_share = ceil_div(tiles, grid) * ceil_div(p.in_features, kStageDepth);
   const int beside = Places(p, kStaged, kPartPitch<kTokenTiles>, 0).total;
   const int beside_another = (kSharedBytes - beside) / kStageBytes,
             alone = (kMostSharedBytes - beside) / kStageBytes;
@@ -396,7 +380,10 @@ void launch_stream(const SkinnyLinearParams& p, Stream stream) {
       .shared_bytes = static_cast<size_t>(Places(p, kStaged, kPartPitch<kTokenTiles>, stages).total),
       .overlaps_previous = true};
   const Division division{static_cast<int>(tiles / grid), static_cast<int>(tiles % grid)};
-  launch(skinny_stream_kernel<kTokenTiles, kStaged>, shape, stream, p, division, stages);
+  const Depth depth{stages, std::min(stages, kMostInFlight)};
+  const CUtensorMap map =
+      weight_map(p.weight, p.out_features, p.in_features, p.result == SkinnyResult::kGate);
+  launch(skinny_stream_kernel<kTokenTiles, kStaged>, shape, stream, p, map, division, depth);
 }
 
 bool is_staged(int num_tokens, int64_t in_features) {

@@ -3,21 +3,21 @@
 
 #include "core/cuda.cuh"
 #include "ops/skinny_linear.cuh"
+#include "ops/skinny_stage.cuh"
 
 namespace bequest::cuda {
 
 inline constexpr int kWarps = 8;  // that multiply
 inline constexpr int kConsumers = kWarps * kWarp;
 inline constexpr int kThreads = kConsumers + kWarp;
-inline constexpr int kTileRows = kSkinnyTile;  // rows of W in a stage
-inline constexpr int kSteps = 4;               // of kSkinnyDepthUnit in a stage
-inline constexpr int kChunk = kSteps * kSkinnyDepthUnit;
-inline constexpr int kRowPad = 64;  // bytes: two rows that are read at once then lie in different banks
-inline constexpr int kStagePitch = kChunk * 2 + kRowPad;
-inline constexpr int kStageBytes = kTileRows * kStagePitch;
+inline constexpr int kTileRows = kStageRows;
+static_assert(kTileRows == kSkinnyTile && kWarps == kStageWarps);
+inline constexpr int kSteps = kStageDepth / kSkinnyDepthUnit;
+inline constexpr int kRowPad = 64;  // bytes: two rows of x that are read at once then lie in different banks
 inline constexpr int kMostStages = 12;
 inline constexpr int kFewestStages = 4;
 inline constexpr int kStagesAlone = 8;
+inline constexpr int kMostInFlight = 3;  // stages: more come in the way of each other
 // Two kernels share a multiprocessor, the one that works and the one that has begun to read.
 // Where rows take so much of it that a ring would be short, one kernel has it all.
 inline constexpr int kSharedBytes = 112 * 1024, kMostSharedBytes = 220 * 1024;

@@ -321,14 +321,20 @@ class LateCopy:
     def __init__(self, source: Tensor, destination: Tensor) -> None:
         assert source.is_pinned() and source.is_contiguous() and source.dtype == torch.int32
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._arrived = torch.zeros(1, dtype=torch.int32, device=destination.device)
         self._kept = (source, destination)
         self._num_words = source.numel()
         self._addresses = (source.data_ptr(), address_of(destination, torch.int32, source.numel()))
 
     def queue(self, num_words: int, value: int) -> None:
-        """Queues the copy of the first `num_words`, a multiple of 4, for when `value` is published."""
-        assert num_words <= self._num_words and num_words % 4 == 0
-        _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, _stream())
+        """Queues the copy of the first `num_words` on the current stream, for when `value` is published."""
+        assert num_words <= self._num_words
+        arrived = self._arrived.data_ptr()
+        _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, arrived, _stream())
+
+    def wait(self, value: int) -> None:
+        """What is queued next on the current stream, another than that of the copy, waits until it is done."""
+        _C.cuda_wait_for_flag(self._arrived.data_ptr(), value, _stream())
 
     def publish(self, value: int) -> None:
         """What this thread has written to the source may be copied. Any thread."""

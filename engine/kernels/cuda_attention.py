@@ -32,7 +32,8 @@ class WorkCounts:
 class CudaAttentionWorkspace:
     """What is fixed about attention when an engine starts; see AttentionPlan for `causal` and `window`.
 
-    `dtype` is that of queries and results; the cache has the same, or is fp8. bf16 serves head_dim 64, 128 and 256 and
+    `dtype` is that of queries and results; the cache has the same, or is fp8: `kv_dtype`, which how work is cut depends
+    on, but no result beyond its last bits. bf16 serves head_dim 64, 128 and 256 and
     block sizes that are powers of two from 8 on; float32 any head_dim up to 256. `max_sequences` and `max_tokens` bound
     one step; they size the list and nothing else. With a `block_size` sequences that share their first blocks read them
     once, if they are causal, bf16 and without a window.
@@ -60,6 +61,7 @@ class CudaAttentionWorkspace:
         max_sequences: int,
         max_tokens: int,
         dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
         causal: bool = True,
         window: int = 0,
         block_size: int | None = None,
@@ -80,11 +82,12 @@ class CudaAttentionWorkspace:
             multiprocessors,
             max_sequences,
             max_tokens,
+            _C.prefill_blocks_per_sm(head_dim, KV_DTYPE_CODES[kv_dtype or dtype]),
         )
         rows = self._work.state_rows
         self.states = torch.empty(rows, num_kv_heads, head_dim, dtype=torch.float32, device=self.device)
         self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
-        self.tickets = torch.zeros(_C.AttentionWork.ticket_ints, dtype=torch.int32, device=self.device)
+        self.tickets = torch.zeros(self._work.ticket_ints, dtype=torch.int32, device=self.device)
 
     def share_scratch(self, other: CudaAttentionWorkspace) -> None:
         """Takes the scratch of a workspace of larger steps for its own. Calls of both must be in one stream order."""

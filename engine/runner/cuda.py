@@ -125,6 +125,7 @@ class CudaRunner:
             max_sequences=max_tokens,
             max_tokens=max_tokens,
             dtype=self._dtype,
+            kv_dtype=self._kv_cache.dtype,
             causal=causal,
             window=window,
             block_size=self._kv_cache.shape[4] if causal else None,

@@ -1,6 +1,7 @@
-"""The masks of a step on their way to the device: queued with the step, they are made while it runs.
+"""The masks of a step on their way to the device: queued with the step, they are made and sent while it runs.
 
-The copy of a plain step waits on the device, so that the thread that launches steps can go on with the next one.
+The copy of a plain step waits on the device, so that the thread that launches steps can go on with the next one; on a
+stream of its own beside the forward, so that sampling finds the masks where it needs them.
 While it waits, nothing may be asked of the driver that waits for the device: the first use of a kernel, for example, or
 memory. So whoever is about to do more than to replay a graph lets the masks come first (`settle`).
 """
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from engine.constraints.masks import StepMasks, mask_words
 from engine.kernels import cuda as kernels
-from engine.kernels.streams import record
+from engine.kernels.streams import StreamScope, record, wait_for
 from engine.types import IntArray
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
-_VECTOR = 4  # words of what is copied at once
+# Rows whose masks are copied behind the forward, not beside it: the products of so few need every multiprocessor
+# (csrc/ops/skinny_chain.cu), and whoever waits on one of them beside the forward holds all of it up.
+_FEW = 4
 
 
 class DeviceMasks:
@@ -49,27 +52,40 @@ class DeviceMasks:
 
 
 class _Buffers:
-    """Pinned memory that takes turns, and the place on the device that all of it goes to."""
+    """Pinned memory and places on the device, which take turns, and the stream of their copies."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._shape = shape
-        size = -(-shape[0] * shape[1] // _VECTOR) * _VECTOR
-        self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
-        pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
-        self._arrays: list[IntArray] = [buffer.numpy() for buffer in pinned]
-        self._copies = [kernels.LateCopy(buffer, self._on_device) for buffer in pinned]
+        words = shape[0] * shape[1]
+        places = [torch.zeros(words, dtype=torch.int32, device=device) for _ in range(_TURNS)]
+        pinned = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._places = [place.view(shape) for place in places]
+        self._arrays: list[IntArray] = [buffer.view(shape).numpy() for buffer in pinned]
+        self._copies = [kernels.LateCopy(*pair) for pair in zip(pinned, places, strict=True)]
         self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
-        self._count = 0
+        self._passed = [torch.cuda.Event() for _ in range(_TURNS)]  # what reads the place of the turn before
+        self._scope = StreamScope(torch.cuda.Stream(device, priority=-1))
+        self._count = 0  # of the sends: what a flag is set to
+        self._turn = 0
+        record(self._passed[0])  # from here on the places are these masks', and zero
 
     def send(self, masks: StepMasks) -> Tensor:
         self._count = self._count % (2**31 - 1) + 1
-        turn = self._count % _TURNS
+        before, self._turn = self._turn, (self._turn + 1) % _TURNS
+        turn = self._turn
         if not self._copied[turn].query():  # mostly it is: to wait would give the interpreter's lock away
             self._copied[turn].synchronize()
-        words = masks.num_rows * self._shape[1]
-        copy = self._copies[turn]
-        place = self._arrays[turn][:words].reshape(masks.num_rows, self._shape[1])
-        masks.send_to(place, partial(copy.publish, self._count))
-        copy.queue(-(-words // _VECTOR) * _VECTOR, self._count)
+        masks.send_to(self._arrays[turn][: masks.num_rows], partial(self._copies[turn].publish, self._count))
+        record(self._passed[turn])
+        if masks.num_rows <= _FEW:
+            self._queue(turn, masks.num_rows)
+        else:
+            with self._scope:
+                wait_for(self._passed[before])  # the last reader of this place was queued before that
+                self._queue(turn, masks.num_rows)
+            self._copies[turn].wait(self._count)
+        return self._places[turn][: masks.num_rows]
+
+    def _queue(self, turn: int, num_rows: int) -> None:
+        self._copies[turn].queue(num_rows * self._shape[1], self._count)
         record(self._copied[turn])
-        return self._on_device[:words].view(masks.num_rows, self._shape[1])

@@ -23,6 +23,7 @@ from engine.kernels.kv_format import FP8
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
 from engine.models.load import LoadedModel, load_model
 from engine.runner.cpu import CpuRunner
+from engine.runner.cuda_sizes import mixed_ladder
 from engine.runner.memory import (
     GIB,
     CachePlan,
@@ -45,6 +46,7 @@ _CPU_BATCHED_TOKENS = 256
 _CPU_TOKENS_ALONE = 512
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
 _CPU_TOKENS_EXTRACTING = 64
+_CPU_SHORT_EXTRACTIONS = (4, 8, 16, 32)
 # The same on a GPU, in multiply-adds: sixteen milliseconds of an H200. Shorter steps of a large model cost throughput.
 _CUDA_WORK_EXTRACTING = 5.4e12
 _CUDA_LEAST_EXTRACTING = 256
@@ -78,6 +80,7 @@ class Prepared:
     max_num_tokens_alone: int | None = None  # as in SchedulerLimits
     max_num_tokens_extracting: int | None = None  # as in ExtractionLimits.max_step_tokens
     max_num_encoder_tokens: int = 0  # likewise
+    short_extractions: tuple[int, ...] = ()  # as in ExtractionLimits.short_steps
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -146,6 +149,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         alone,
         _CPU_TOKENS_EXTRACTING,
         config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
+        _CPU_SHORT_EXTRACTIONS,
     )
 
 
@@ -216,6 +220,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
             count = runner.capture()
         log.info("graphs: %d sizes", count)
     info = _info(config, path, loaded, plan, loaded.dtype)
+    extracting = _tokens_extracting(loaded, tokens)
     return Prepared(
         runner,
         info,
@@ -224,7 +229,8 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         plan.num_lease_blocks,
         tokens,
         states,
-        max_num_tokens_extracting=_tokens_extracting(loaded, tokens),
+        max_num_tokens_extracting=extracting,
+        short_extractions=tuple(size for size in mixed_ladder(tokens) if size < extracting),
         max_num_encoder_tokens=encoder_tokens,
     )
 

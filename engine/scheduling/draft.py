@@ -123,6 +123,15 @@ class Draft:
         self.num_beams += sequence.group.search is not None  # the first of a group: it may be ranked in this step
         sequence.group.account.served += count
 
+    def add_token(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
+        """The sequence computes its next position, of which no hidden states are wanted. It is no search."""
+        self.copies += copies
+        self.chunks.append(Chunk(sequence, sequence.num_computed, 1))
+        self.used.add(sequence)
+        self.budget -= 1
+        sequence.num_computed += 1
+        sequence.group.account.served += 1
+
     def add_beams(self, leader: Sequence, num_beams: int, copies: IntArray) -> None:
         """Every beam of a group computes its next token. A group wider than the budget has a step to itself."""
         if len(copies):

@@ -28,6 +28,7 @@ class Applied:
 def apply_result(
     scheduler: Scheduler, launch: Launch, result: StepResult, eos_token_ids: tuple[int, ...], now: float
 ) -> Applied:
+    scheduler.extractions.ran(launch, result.device_seconds)
     for group, arrays in zip(launch.prompt_logprobs, result.prompt_logprobs, strict=True):
         if not group.closed:
             _extend_prompt_logprobs(group, arrays)

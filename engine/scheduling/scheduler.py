@@ -36,7 +36,7 @@ from engine.scheduling.sequence import Group, Sequence, Status
 from engine.scheduling.shares import SlotShares
 from engine.scheduling.step import BlockMoves, Launch, StepMaker
 from engine.states.capture import EncoderCapture, capture_of
-from engine.states.extraction import Extractions
+from engine.states.extraction import Extractions, Room
 from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
 
 
@@ -54,6 +54,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._placer = Placer(cache)
+        self._block_size = cache.pool.block_size
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class Scheduler:
             due = self._level_slots(draft, shares)
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
         extracted = self.extractions.begin(draft, fill)
-        self._schedule(draft, decoding)
+        self._schedule_decoding(draft, decoding)
         if due is not None and not draft.short and draft.budget > 0:
             draft.short = not self._admit(draft, due)
         if prefilling and not draft.short:
@@ -170,8 +171,10 @@ class Scheduler:
         self._schedule(draft, prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
-        alone = all(s.extracts for s in self._running) and (not behind or self.limits.extraction.queues_steps)
-        self.extractions.end(draft, fill, extracted, most=most, alone=alone, extracting=bool(extracting))
+        generating = not all(s.extracts for s in self._running)
+        queued = not behind or self.limits.extraction.queues_steps
+        room = Room(most, extracted, generating=generating, queued=queued, extracting=bool(extracting))
+        self.extractions.end(draft, fill, room)
         self.cache.end_plan()
         if not draft.chunks and not draft.encoders:
             return None
@@ -183,7 +186,7 @@ class Scheduler:
         sequence.accept(token_id)
         if self.limits.prefix_caching and sequence.status is Status.RUNNING:
             known = min(sequence.num_computed, sequence.num_prompt + sequence.num_output)
-            if known % self.pool.block_size == 0:
+            if known % self._block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.charged_output:
             self.retention.leases.extend(sequence.group)
@@ -252,6 +255,21 @@ class Scheduler:
                 return
             if sequence.status is Status.RUNNING and sequence not in draft.used:  # not a victim of one before it
                 self._schedule_chunk(draft, sequence)
+
+    def _schedule_decoding(self, draft: Draft, sequences: list[Sequence]) -> None:
+        """The same of sequences that need one token: in most steps all there are, and most have its place already."""
+        for sequence in sequences:
+            if draft.budget == 0:
+                return
+            if sequence.status is not Status.RUNNING or sequence in draft.used:
+                continue
+            group, begin = sequence.group, sequence.num_computed
+            if group.search is None and group.beams is None and sequence.capture is None:
+                pairs = sequence.table.try_prepare_write(begin, begin + 1)
+                if pairs is not None:
+                    draft.add_token(sequence, pairs)
+                    continue
+            self._schedule_chunk(draft, sequence)
 
     def _schedule_chunk(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence its next chunk, preempting others if it must. False: it is not in this step."""

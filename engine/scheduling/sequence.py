@@ -257,4 +257,7 @@ class Group:
         """What its choices have to deliver now."""
         if self.answer is not None:
             return self.answer.deltas(self.sequences[0].output)
+        if len(self.sequences) == 1:
+            delta = self.sequences[0].output.take(first)
+            return () if delta is None else (delta,)
         return tuple([d for s in self.sequences if (d := s.output.take(first)) is not None])

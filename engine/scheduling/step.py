@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
@@ -25,8 +26,7 @@ BlockPairs = list[tuple[int, int]]
 NO_SLOT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Positions [begin, begin + count) of a sequence, to be computed; of a group of beams, one position of each."""
 
     sequence: Sequence
@@ -79,6 +79,7 @@ class Launch:
     masked: tuple[GrammarMatcher, ...] = ()  # as plan.masks
     tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
     encoded: tuple[tuple[Group, Indices], ...] = ()  # as plan.taps.encoders, likewise
+    extracts_only: bool = False  # no generation is in it
 
 
 @dataclass(slots=True)
@@ -166,6 +167,7 @@ class StepMaker:
             masked,
             tuple(outcome.tapped),
             tuple((run.group, run.tapped) for run in read if run.tapped is not None),
+            all(chunk.sequence.extracts for chunk in chunks),
         )
 
     def _conclude(self, outcome: _Outcome, chunk: Chunk, start: int) -> None:
@@ -191,7 +193,7 @@ class StepMaker:
             outcome.beam_tokens[sequence.group] = range(last, start + chunk.num_tokens)
             sequence.group.forked = True
             return
-        choices = self._part_ways(sequence)
+        choices = [sequence] if sequence.group.forked else self._part_ways(sequence)
         if not sequence.wants_sample:
             outcome.ended.append(sequence.group)
             return

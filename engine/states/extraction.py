@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 from engine.errors import AnswerTooLarge, QueueFull
 from engine.scheduling.fairness import FairQueue
 from engine.scheduling.sequence import Group, Sequence
+from engine.states.step_lengths import StepLengths
 from engine.states.values import ITEM_BYTES
 from engine.types import ModelInfo, Request
 
 if TYPE_CHECKING:
     from engine.scheduling.draft import Draft
+    from engine.scheduling.step import Launch
 
 Fill = Callable[["Draft"], None]
 Schedule = Callable[["Draft", list[Sequence]], None]
 Admit = Callable[["Draft", Sequence], bool]
+
+_ANY = 1 << 30  # tokens: as many as a step has
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,22 @@ class ExtractionLimits:
     max_request_bytes: int = 1 << 30  # of the states of one request
     max_bytes: int = 4 << 30  # of all that are collected or being sent
     max_step_rows: int = 1 << 16  # states, of one token and one layer each, that a step stores
-    # Of steps of nothing else, which a generation that comes meanwhile waits for: their tokens, and whether one is
-    # queued while another step runs.
+    # Of steps of nothing else, which a generation that comes meanwhile waits for: their tokens, what these may be cut
+    # to where generations come and go (ascending), and whether one is queued while another step runs.
     max_step_tokens: int | None = None
+    short_steps: tuple[int, ...] = ()
     queues_steps: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a step has for extractions when all others have what they need."""
+
+    most: int  # tokens of the step
+    extracted: int  # theirs already
+    generating: bool  # a generation runs, in this step or before it
+    queued: bool  # they may be alone in a step that is queued where this one is
+    extracting: bool  # some run
 
 
 class ShareOfTokens:
@@ -66,6 +82,17 @@ class Extractions:
         self.waiting = FairQueue()
         self.memory = StatesMemory(limits)
         self._share = ShareOfTokens(limits.share)
+        self._lengths = StepLengths((*limits.short_steps, limits.max_step_tokens or _ANY))
+
+    def ran(self, launch: Launch, seconds: float) -> None:
+        """A step took the device so long; 0: nobody knows."""
+        plan = launch.plan
+        if not seconds or plan.encoders:
+            return
+        if launch.extracts_only:
+            self._lengths.extracted(plan.num_tokens, seconds)
+        elif plan.num_tokens == len(launch.sampled) and not launch.num_prompt_tokens and plan.taps is None:
+            self._lengths.decoded(seconds)
 
     def begin(self, draft: Draft, fill: Fill) -> int:
         """Their share, before generations take what they need: what they cannot use is these' again.
@@ -82,17 +109,18 @@ class Extractions:
         draft.short = short  # where an extraction finds no blocks, a generation may
         return extracted
 
-    def end(self, draft: Draft, fill: Fill, extracted: int, *, most: int, alone: bool, extracting: bool) -> None:
-        """All that is left of a step of `most` tokens, if they are `alone` on the device and in it. `extracting`: some
-        run."""
-        generated = most - draft.budget - extracted
-        if generated == 0 and alone:
-            draft.budget = max(0, min(draft.budget, (self.limits.max_step_tokens or most) - extracted))
+    def end(self, draft: Draft, fill: Fill, room: Room) -> None:
+        """All that is left of a step, if they are alone in it and on the device."""
+        generated = room.most - draft.budget - room.extracted
+        if room.generating:
+            self._lengths.generates(draft.now)
+        if generated == 0 and not room.generating and room.queued:
+            draft.budget = max(0, min(draft.budget, self._lengths.most_tokens(draft.now) - room.extracted))
             fill(draft)
             self._share.forget()  # what nobody else could have used is no debt
         else:
-            self._share.settle(generated, extracted + draft.overdrawn, most)
-        if not extracting and not len(self.waiting):
+            self._share.settle(generated, room.extracted + draft.overdrawn, room.most)
+        if not room.extracting and not len(self.waiting):
             self._share.forget()
 
     def fill(self, draft: Draft, running: list[Sequence], schedule: Schedule, admit: Admit) -> None:

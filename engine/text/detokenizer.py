@@ -66,9 +66,15 @@ class _ByteStream:
     def step(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
-        return self._strip(self._decode(self._bytes[token_id]))
+        spelled = self._bytes[token_id]
+        if self._decoder.buffer or not spelled.isascii():
+            return self._strip(self._decode(spelled))
+        text = spelled.decode("ascii")  # the quick way to the same
+        return self._strip(text) if self._strip_space else text
 
     def steps(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) == 1:
+            return self.step(token_ids[0])
         return self._strip(self._decode(self._shown_bytes(token_ids)))
 
     def wholes(self, answers: Sequence[Sequence[int]]) -> list[str]:

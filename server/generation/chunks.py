@@ -38,14 +38,14 @@ class Chunks:
         return [self._opening + (self.plain_prefix % index).encode() for index in self._indices]
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
+        if opening is None and ending is None:
+            return self._middle(choices)
         if opening is not None:
             logprobs = opening.prompt_logprobs
             objects = [self.choice(choice, True, logprobs) for choice in choices]
             beside = {**self.extras(logprobs), **self._report.continuation(opening)}
-        elif ending is not None:
-            objects, beside = [self.choice(choice, False, None) for choice in choices if self._visible(choice)], {}
         else:
-            return self._middle(choices)
+            objects, beside = [self.choice(choice, False, None) for choice in choices if self._visible(choice)], {}
         if ending is not None:
             beside.update(self._report.retained(ending))
         if not objects and not beside:

@@ -112,23 +112,24 @@ class Source:
 
     def __call__(self, delta: Delta) -> None:
         try:
-            self._take(delta)
+            stream = self._stream
+            if self._held or not self._begun or delta.usage is not None or delta.error is not None or stream.blocked:
+                self._take(delta)
+            else:
+                stream.write(self._chunks.event(delta.choices))
         except Exception:
             # The engine's loop must not suffer from a bug here, nor may the client take half an answer for a whole.
             _log.exception("stream %s", delta.request_id)
             self._stream.fail(internal(delta.request_id))
 
     def _take(self, delta: Delta) -> None:
+        """One that cannot be written now, or that is the last."""
         stream = self._stream
+        self._hold(delta)
         if delta.usage is None and delta.error is None:
-            if self._begun and not self._held and not stream.blocked:
-                stream.write(self._chunks.event(delta.choices))
-            else:
-                self._hold(delta)
-                stream.wake()
+            stream.wake()
             return
         self.finished = True
-        self._hold(delta)
         if delta.error is not None:
             stream.fail(from_engine(delta.error))
         else:

@@ -21,7 +21,8 @@ class LineWriter(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._waiting: queue.Queue[bytes] = queue.Queue(max_waiting)
-        self._lost = 0
+        self._lost = 0  # of all lines; written where they are logged, which is one thread at a time
+        self._told = 0  # of these, how many the log says; written by the writing thread alone
         threading.Thread(target=self._write_lines, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -43,9 +44,10 @@ class LineWriter(logging.Handler):
     def _write_lines(self) -> None:
         while True:
             self._write(self._waiting.get())
-            if self._lost and self._waiting.empty():
-                lost, self._lost = self._lost, 0
-                self._write(b"%d log lines were lost: nobody read them\n" % lost)
+            lost = self._lost
+            if lost > self._told and self._waiting.empty():
+                self._write(b"%d log lines were lost: nobody read them\n" % (lost - self._told))
+                self._told = lost
             self._waiting.task_done()
 
     def _write(self, line: bytes) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
@@ -48,6 +49,12 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Most streams of a step have waited equally long."""
+        for value, count in Counter(values).items():
+            self.counts[bisect_left(self.bounds, value)] += count
+            self.total += count * value
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it) as the exposition format wants them."""
@@ -109,8 +116,7 @@ class Metrics(Collector):
         self._iteration_tokens.observe(stats.prompt_tokens + stats.generated_tokens)
         for seconds in stats.first_token_seconds:
             self._first_token.observe(seconds)
-        for seconds in stats.inter_token_seconds:
-            self._inter_token.observe(seconds)
+        self._inter_token.observe_all(stats.inter_token_seconds)
 
     def on_finish(self, stats: RequestStats) -> None:
         self._finished[stats.reason] += 1

@@ -69,7 +69,13 @@ class Shape:
             draw.choice([1, 5, 32, 512]),
             draw.random() < 0.7,
             draw.choice([None, 7, 64]),
-            ExtractionLimits(draw.choice([0.0, 0.1, 0.6]), max_step_rows=draw.choice([6, 20, 1000])),
+            ExtractionLimits(
+                draw.choice([0.0, 0.1, 0.6]),
+                max_step_rows=draw.choice([6, 20, 1000]),
+                max_step_tokens=draw.choice([None, 1, 24]),
+                short_steps=draw.choice([(), (2, 8, 16)]),
+                queues_steps=draw.random() < 0.5,
+            ),
         )
         if most_encoder:
             limits = replace(limits, max_num_encoder_tokens=draw.choice([1, 20, 64, 1000]))
@@ -243,7 +249,7 @@ class World:
     def launch(self) -> bool:
         if len(self.launched) >= self.shape.depth:
             return False
-        launch = self.scheduler.plan(self.now)
+        launch = self.scheduler.plan(self.now, behind=bool(self.launched))
         self.check_promises()
         if launch is None:
             return False
@@ -263,7 +269,7 @@ class World:
         if not self.launched:
             return
         launch = self.launched.popleft()
-        result = self.runner.launch(launch.plan)
+        result = replace(self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1]))
         applied = apply_result(self.scheduler, launch, result, (EOS,), self.now)
         for group, _ in applied.failed:
             assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]

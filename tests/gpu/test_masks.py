@@ -116,6 +116,29 @@ def test_a_copy_waits_on_the_device_for_what_the_host_has_yet_to_write() -> None
     assert [told.tolist() for told in seen] == [list(range(value, value + 40)) for value in (8, 9, 10)]
 
 
+def test_another_stream_waits_for_a_copy_that_is_late() -> None:
+    source = torch.zeros(40, dtype=torch.int32, pin_memory=True)
+    destination = torch.zeros(40, dtype=torch.int32, device=DEVICE)
+    copy, beside = cuda.LateCopy(source, destination), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    seen = []
+    for value in (1, 2, 3):
+        if value == 1:
+            copy.publish(value)  # the first time loads the kernel
+        with torch.cuda.stream(beside):
+            copy.queue(40, value)
+        copy.wait(value)
+        seen.append(destination.clone())
+        queued = torch.cuda.Event()
+        queued.record()
+        if value > 1:
+            assert not queued.query()
+            source[:] = torch.arange(value, value + 40)
+            copy.publish(value)
+        queued.synchronize()
+    assert [told.tolist() for told in seen] == [[0] * 40, *(list(range(value, value + 40)) for value in (2, 3))]
+
+
 async def test_an_engine_that_stops_does_not_leave_the_device_waiting(tiny_model: Callable[[str], Path]) -> None:
     shape = {"dtype": "bfloat16", "max_model_len": 160}
     built = await build_engine(config(tiny_model("llama-head-64"), **shape))

@@ -68,6 +68,25 @@ def test_thousands_of_sharers() -> None:
     check_shared(Case(sharers(1500, 704), num_q_heads=16, num_kv_heads=8), [704] * 1500)
 
 
+@pytest.mark.parametrize(
+    ("count", "keys", "own"),
+    [(32, 704, 40), (8, 704, 200), (64, 320, 100), (33, 1024, 130), (32, 2048, 7), (40, 9000, 3)],
+)
+def test_it_does_not_matter_who_is_first(count: int, keys: int, own: int) -> None:
+    """Tails that wait for the states of others: the same bits each time, and counters as they were."""
+    case = Case(((1, keys + own),) * count, num_q_heads=32, num_kv_heads=8)
+    step = make_step(case, common=[keys] * count)
+    workspace = workspace_of(case)
+    plan = workspace.plan(step.query_start, step.seq_lens, step.block_tables)
+    first = run(case, step, plan).clone()
+    check_rows(case, step, first)
+    for _ in range(20):
+        workspace.states.fill_(float("nan"))
+        workspace.scales.fill_(float("nan"))
+        assert torch.equal(run(case, step, plan), first)
+    assert not workspace.tickets.any()
+
+
 @pytest.mark.parametrize("most", [1, 64])
 def test_a_graph_serves_steps_with_and_without_groups(most: int) -> None:
     """One graph, captured on an empty list. `most`: queries of a sequence that the graph is made for."""

@@ -13,6 +13,7 @@ from engine import _C
 F32, BF16 = 0, 1
 CANARY = -7
 BLOCK_SIZE = 16
+FAR = 1 << 28  # a position behind every key; from there on, the counters of wide tiles
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Shape:
     causal: bool = True
     window: int = 0
     multiprocessors: int = 132
+    prefill_blocks: int = 1  # at once on each
 
     def work(self, max_sequences: int, max_tokens: int) -> _C.AttentionWork:
         return _C.AttentionWork(
@@ -36,6 +38,7 @@ class Shape:
             self.multiprocessors,
             max_sequences,
             max_tokens,
+            self.prefill_blocks,
         )
 
 
@@ -52,10 +55,20 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Join:
+    state_row: int
+    num_states: int
+    stride: int
+    counter: int
+    num_readers: int
+
+
+@dataclass(frozen=True)
 class WorkList:
     workers: list[list[Item]]  # of the decode section
     prefill: list[Item]
     merges: list[tuple[int, ...]]
+    joins: dict[int, Join]  # by the token of the tail
 
     @property
     def decode(self) -> list[Item]:
@@ -85,7 +98,13 @@ def build(shape: Shape, lens: list[tuple[int, int]], tables: np.ndarray | None =
     prefill = items_of(buffer[prefill_at : work.size], counts[1])
     assert len(merges) <= sum(work.max_merges)
     workers = [decode] if shape.dtype == F32 else [chain(decode, w) for w in range(work.workers if decode else 0)]
-    return WorkList(workers, prefill, merges)
+    if buffer[5]:
+        deal_narrow(workers, decode, *map(int, buffer[4:7]))
+    entries = buffer[merges_at:decode_at].reshape(-1, 8)
+    tails = [item for worker in workers for item in worker if item.state_row < -1]
+    assert len({item.state_row for item in tails}) == len(tails) <= len(entries) - len(merges)
+    joins = {item.first_token: Join(*map(int, entries[-2 - item.state_row, :5])) for item in tails}
+    return WorkList(workers, prefill, merges, joins)
 
 
 def items_of(section: np.ndarray, count: int) -> list[Item]:
@@ -100,6 +119,14 @@ def chain(items: list[Item], worker: int) -> list[Item]:
         found.append(items[index])
         index = items[index].next
     return found if found[0].num_tokens else []
+
+
+def deal_narrow(workers: list[list[Item]], items: list[Item], first: int, count: int, first_worker: int) -> None:
+    """Narrow items, dealt to the workers from first_worker on, a warp of four at a time: tails that join states."""
+    assert not any(workers[first_worker:]) and 0 < first_worker < len(workers) and first + count == len(items)
+    for place, item in enumerate(items[first:]):
+        assert item.next == -1 and item.state_row < -1 and item.kv_end - item.kv_begin // 64 * 64 <= 128
+        workers[first_worker + place // 4 % (len(workers) - first_worker)].append(item)
 
 
 def check_states(shape: Shape, found: WorkList) -> None:
@@ -119,7 +146,38 @@ def check_states(shape: Shape, found: WorkList) -> None:
         for first, row in itertools.product(firsts, range(rows)):
             assert first + row not in merged
             merged[first + row] = first_token * group + row
+    for token, join in found.joins.items():
+        for i, row in itertools.product(range(join.num_states), range(group)):
+            state = join.state_row + i * join.stride + row
+            assert state not in merged
+            merged[state] = token * group + row
     assert merged == left
+    check_counters(shape, found)
+
+
+def check_counters(shape: Shape, found: WorkList) -> None:
+    """A counter counts the pieces of one tile, whose states the tails that wait for it are told of; nobody else does.
+
+    Tails that wait for no counter join states of prefill tiles.
+    """
+    group = shape.num_q_heads // shape.num_kv_heads
+    pieces: dict[int, list[Item]] = {}
+    for item in found.decode if shape.causal else []:
+        if item.first_position >= FAR:
+            pieces.setdefault(item.first_position - FAR, []).append(item)
+    readers: dict[int, int] = {}
+    for token, join in found.joins.items():
+        if join.counter >= 0:
+            readers[join.counter] = readers.get(join.counter, 0) + 1
+            tile = pieces[join.counter]
+            assert all(item.first_token <= token < item.first_token + item.num_tokens for item in tile)
+        else:
+            tile = [item for item in found.prefill if item.first_token <= token < item.first_token + item.num_tokens]
+        assert len(tile) == join.num_states > 0
+        firsts = {item.state_row + (token - item.first_token) * group for item in tile}
+        assert firsts == {join.state_row + i * join.stride for i in range(join.num_states)}
+    assert set(pieces) == set(readers) and max(readers, default=-1) < len(found.workers)
+    assert all(join.num_readers == readers[join.counter] for join in found.joins.values() if join.counter >= 0)
 
 
 def check_wide(shape: Shape, found: WorkList) -> None:
@@ -219,7 +277,10 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
     found = build(shape, lens, tables)
     check_cover(shape, lens, found, tables)
     whole_units = keys // 64 * 64
-    shared = [item for item in found.decode + found.prefill if item.first_position == whole_units]
+    far = FAR if shape.causal else 2 * FAR
+    shared = [
+        item for item in found.decode + found.prefill if item.first_position in (whole_units, *range(far, far + 9))
+    ]
     group = shape.num_q_heads // shape.num_kv_heads
     workers = max(1, shape.multiprocessors * (1 if shape.head_dim > 128 else 2) // shape.num_kv_heads)
     units = sum(seq_len for query_len, seq_len in lens if query_len <= 16 // group) // 64
@@ -229,7 +290,32 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
         return
     assert not wide or wide == shared
     tile = (128 if shape.head_dim < 256 else 64) if wide or shared[0] in found.prefill else 16
+    if wide and max(item.num_tokens for item in wide) * group <= 64:
+        tile = 64
     assert sum(item.kv_end - item.kv_begin for item in shared) == whole_units * -(-count // (tile // group))
+
+
+@pytest.mark.parametrize(
+    ("count", "keys", "rows", "narrow"),
+    [(8, 704, 32, False), (32, 704, 64, True), (64, 320, 128, True), (32, 1024, 128, False)],
+)
+def test_wide_tiles_are_small_while_there_are_workers(count: int, keys: int, rows: int, narrow: bool) -> None:
+    """33 workers, of which 22 may have wide tiles. Tails are narrow if they outnumber workers and states are few."""
+    lens = [(1, keys + 40)] * count
+    found = build(Shape(), lens, shared_tables(np.random.default_rng(0), lens, [keys] * count))
+    wide = [worker for worker in found.workers if any(item.num_tokens > 1 for item in worker)]
+    assert max(item.num_tokens * 4 for worker in wide for item in worker) == rows
+    others = found.workers[len(wide) :]
+    assert sum(map(len, others)) == count
+    assert ([item.first_token for item in others[0][:4]] == [0, 1, 2, 3]) == narrow
+
+
+@pytest.mark.parametrize(("blocks", "pieces"), [(1, 16), (2, 32)])
+def test_a_long_prefix_has_as_many_pieces_as_are_attended_at_once(blocks: int, pieces: int) -> None:
+    lens = [(1, 16424)] * 32
+    found = build(Shape(prefill_blocks=blocks), lens, shared_tables(np.random.default_rng(0), lens, [16384] * 32))
+    assert len(found.prefill) == pieces and not found.merges
+    assert all(join.num_states == pieces and join.counter == -1 for join in found.joins.values())
 
 
 def test_runs_spare_as_many_keys_as_they_can() -> None:
@@ -243,7 +329,7 @@ def test_runs_spare_as_many_keys_as_they_can() -> None:
     check_cover(shape, lens, found, tables)
     shared = {}
     for item in found.decode:
-        if item.first_position < 1099:
+        if item.first_position != 1099:
             shared[item.first_token] = max(item.kv_end, shared.get(item.first_token, 0))
     assert shared == {0: 1024, 4: 1024, 7: 320}
 

@@ -1,0 +1,141 @@
+"""How long steps of nothing but extractions are, beside generations that come and go, on a counted clock."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engine.build import CacheSizes, make_scheduler
+from engine.outputs import ChoiceOutput
+from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.results import apply_result
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Group
+from engine.scheduling.step import Launch
+from engine.states.extraction import ExtractionLimits
+from engine.states.hidden import HiddenStatesParams
+from engine.states.step_lengths import StepLengths
+from engine.types import Request, SamplingParams
+from tests.engine.harness import request
+from tests.engine.paged_fake import NUM_LAYERS, PagedFakeRunner
+
+SIZES = (16, 64, 256, 1024)
+
+
+def device(fixed: float, per_token: float, num_tokens: int) -> float:
+    """Seconds of a step: memory's time, or the arithmetic's."""
+    return max(fixed, per_token * num_tokens)
+
+
+def settle(lengths: StepLengths, fixed: float, per_token: float, now: float, steps: int = 50) -> list[int]:
+    """The sizes of the next steps on such a device, with generations that have just been there."""
+    lengths.generates(now)
+    taken = []
+    for _ in range(steps):
+        lengths.decoded(fixed)
+        taken.append(lengths.most_tokens(now))
+        lengths.extracted(taken[-1], device(fixed, per_token, taken[-1]))
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "expected"),
+    [
+        (0.004, 25e-6, 256),  # two steps of generations are 8 ms: 320 tokens
+        (0.004, 1e-6, 1024),  # nothing is too long
+        (0.009, 1.2e-3, 16),  # 15 tokens, and there is no smaller size
+        (0.0004, 4e-6, 256),  # a millisecond is nothing
+    ],
+)
+def test_steps_become_as_long_as_two_of_generations(fixed: float, per_token: float, expected: int) -> None:
+    taken = settle(StepLengths(SIZES), fixed, per_token, 0.0)
+    assert taken[0] == SIZES[-1] and set(taken[3:]) == {expected}
+
+
+def test_where_nobody_generates_they_are_as_long_as_ever() -> None:
+    lengths = StepLengths(SIZES)
+    assert lengths.most_tokens(0.0) == 1024, "nobody was there"
+    assert settle(lengths, 0.004, 25e-6, 10.0)[-1] == 256
+    assert lengths.most_tokens(12.0) == 256 and lengths.most_tokens(16.0) == 1024
+    lengths.generates(16.0)
+    assert lengths.most_tokens(16.1) == 256, "what was learnt is known still"
+
+
+def test_before_a_step_of_generations_is_known_nothing_is_too_long() -> None:
+    lengths = StepLengths(SIZES)
+    lengths.generates(0.0)
+    lengths.extracted(1024, 1.0)
+    assert lengths.most_tokens(0.0) == 1024
+
+
+def test_a_size_that_was_slow_once_gets_another_chance() -> None:
+    lengths = StepLengths(SIZES)
+    lengths.extracted(256, 0.2)  # somebody else had the machine
+    taken = settle(lengths, 0.004, 25e-6, 0.0, steps=2000)
+    assert taken[10] == 16 and taken.count(256) > 1000
+
+
+def test_steps_that_say_nothing_of_a_size() -> None:
+    lengths = StepLengths(SIZES)
+    lengths.generates(0.0)
+    lengths.decoded(0.004)
+    lengths.extracted(1024, 0.025)
+    lengths.extracted(100, 0.002)  # not the most that 256 take
+    lengths.extracted(4000, 9.0)
+    assert lengths.most_tokens(0.0) == 256
+
+
+class Clocked:
+    """A scheduler over a device of the first kind above."""
+
+    def __init__(self, extraction: ExtractionLimits) -> None:
+        self.scheduler: Scheduler = make_scheduler(
+            SchedulerLimits(4, 512, True, extraction=extraction), CacheSizes(16, 1000), ()
+        )
+        self.runner = PagedFakeRunner(1000, 16)
+        self.now = 100.0
+        self.arrivals = 0
+
+    def add(self, asked: Request) -> Group:
+        self.arrivals += 1
+        group = Group(asked, lambda delta: None, 0, self.arrivals, arrived_at=self.now)
+        self.scheduler.retention.open(group, b"")
+        self.scheduler.add(group, ChoiceOutput(asked, 0, None))
+        return group
+
+    def step(self) -> Launch | None:
+        launch = self.scheduler.plan(self.now)
+        if launch is not None:
+            seconds = device(0.004, 25e-6, launch.plan.num_tokens)
+            result = dataclasses.replace(self.runner.launch(launch.plan), device_seconds=seconds)
+            self.now += seconds
+            apply_result(self.scheduler, launch, result, (), self.now)
+        return launch
+
+
+def test_the_steps_of_an_engine() -> None:
+    """Long before the first generation, none beside it but for their share, short after it, and long again."""
+    clocked = Clocked(ExtractionLimits(share=0.1, max_step_tokens=512, short_steps=(64, 256)))
+    wanted = HiddenStatesParams((NUM_LAYERS,), "all")
+    for i in range(20):
+        prompt = [20 + i] * 400
+        clocked.add(request(prompt, SamplingParams(max_tokens=0), hidden_states=wanted))
+
+    def extracted() -> int:
+        launch = clocked.step()
+        assert launch is not None and launch.extracts_only
+        return launch.plan.num_tokens
+
+    assert extracted() == 512
+    generation = clocked.add(request([7] * 30, SamplingParams(max_tokens=20, temperature=0)))
+    beside = 0
+    while not generation.finished:
+        launch = clocked.step()
+        assert launch is not None and not launch.extracts_only
+        beside += launch.plan.num_tokens - len(launch.sampled)
+    assert beside - 29 <= 6, "their share of fifty tokens"
+    assert extracted() == 256
+    assert extracted() == 256
+    clocked.now += 10
+    assert extracted() == 512
