@@ -114,8 +114,15 @@ class Load:
         seen.sent += 1
         prompt = [self._draw_prompts.randrange(1000, 30000) for _ in range(self._shape.prompt)]
         count = self._draw.randint(*self._shape.answer)
-        body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
-        sent, events, first = time.monotonic(), [], b""
+        body = {
+            "prompt": prompt,
+            "max_tokens": count,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent, events, lines = time.monotonic(), [], []
         try:
             async with self._session.post(
                 f"{self._url}/v1/completions", json=body, headers={"Authorization": f"Bearer {self._key}"}
@@ -129,14 +136,16 @@ class Load:
                 async for line in answer.content:
                     if line.startswith(b'data: {"id"'):
                         events.append(time.monotonic())
-                        first = first or line
+                        lines.append(line)
         except (aiohttp.ClientError, TimeoutError) as error:
             seen.faults.append(repr(error))
             return False
-        if len(events) < count // 2:  # a client that lags gets several tokens in one event
-            seen.faults.append(f"{len(events)} events")
+        # An event may hold several tokens: those of a client that lags, and bytes that make a character together.
+        chunks = [json.loads(line[6:]) for line in lines]
+        if not chunks or (chunks[-1]["usage"] or {}).get("completion_tokens") != count:
+            seen.faults.append(f"{len(chunks)} events for {count} tokens")
             return False
-        seen.answers.append(Answer(json.loads(first[6:])["id"], sent, tuple(events)))
+        seen.answers.append(Answer(chunks[0]["id"], sent, tuple(events[:-1])))
         return True
 
     async def closed(self, clients: int, seconds: float) -> None:
