@@ -338,9 +338,8 @@ def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | No
 
 
 def _storage(loaded: LoadedModel) -> str:
-    if loaded.kv_dtype is loaded.dtype:
-        return f"weights and cache in {_name(loaded.dtype)}"
-    return f"weights in {_name(loaded.dtype)}, cache in {_name(loaded.kv_dtype)}"
+    weights, cache = " and ".join(loaded.formats), _name(loaded.kv_dtype)
+    return f"weights and cache in {cache}" if weights == cache else f"weights in {weights}, cache in {cache}"
 
 
 def _products(loaded: LoadedModel) -> str:
