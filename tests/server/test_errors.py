@@ -62,6 +62,8 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
         ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
         ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"bad_words": ["a"] * 1025}, "bad_words", "invalid_value"),
+        ({"bad_words": ["a", "b" * 1025]}, "bad_words[1]", "invalid_value"),
         ({"min_tokens": 17}, "min_tokens", "invalid_value"),
         ({"min_tokens": -1}, "min_tokens", "invalid_value"),
         ({"stop": ""}, "stop", "invalid_value"),
