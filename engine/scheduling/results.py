@@ -127,12 +127,12 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
         return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
     excludes = params.min_tokens > 0 or bool(params.bad_words)
-    narrow = params.allowed_token_ids is not None or params.grammar is not None
-    if params.catalogue is None and not (narrow and excludes):
+    allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]
+    if params.catalogue is None and len(allows) < 2 and not (allows and excludes):
         return InternalError("The model produced NaN for this request; it was stopped.")
     return InvalidRequest(
-        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, `min_tokens` or "
-        "`bad_words` exclude.",
+        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, one of the others, "
+        "`min_tokens` or `bad_words` exclude.",
         param=_narrowest(params),
     )
 
