@@ -161,11 +161,8 @@ def template_use(
 ) -> TemplateUse:
     """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
     rendered as it was `before`, unless the client says otherwise."""
-    encoder = context.engine.info.encoder
-    if encoder is not None and isinstance(body, ChatBody):
-        audio = encoder.takes == "audio"
-        where = "a recording to /v1/audio/transcriptions" if audio else "its input as `prompt` to /v1/completions"
-        raise invalid(f"`messages` cannot be used with an encoder-decoder model: send {where}.", "messages")
+    if isinstance(body, ChatBody):
+        check_converses(context, "messages")
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
     choice = body.tool_choice if isinstance(body, ChatBody) else None
     tools: Sequence[Mapping[str, Any]] | None = chat_tools(body.tools, choice, None).for_template()
@@ -188,6 +185,15 @@ def template_use(
     if continued and last_role != "assistant":
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
     return TemplateUse(template, source, kwargs, opened, continued, tools)
+
+
+def check_converses(context: Context, param: str) -> None:
+    """Refuses a conversation, in the field `param`, with a model that reads one input."""
+    encoder = context.engine.info.encoder
+    if encoder is not None:
+        audio = encoder.takes == "audio"
+        where = "a recording to /v1/audio/transcriptions" if audio else "its input as `prompt` to /v1/completions"
+        raise invalid(f"`{param}` cannot be used with an encoder-decoder model: send {where}.", param)
 
 
 async def rendered_chat(

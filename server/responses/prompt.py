@@ -20,7 +20,7 @@ from server.continuation.extension import Conversation, extend
 from server.errors import ApiError, from_engine, invalid, missing
 from server.generation.generation import Prompt, check_not_empty
 from server.generation.messages import text_length
-from server.generation.prompts import TemplateUse, check_length, off_loop, template_kwargs
+from server.generation.prompts import TemplateUse, check_converses, check_length, off_loop, template_kwargs
 from server.responses.items import Item, input_items, messages_of
 from server.responses.store import StoredResponse
 from server.structured.tools import Tools
@@ -42,6 +42,7 @@ class ResponsePrompt:
 async def response_prompt(
     context: Context, tenant: str, body: ResponseBody, tools: Tools, deadline: float | None
 ) -> ResponsePrompt:
+    check_converses(context, "input")
     items = input_items(body.input)
     parent = None
     if body.previous_response_id is not None:
