@@ -81,8 +81,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
       if (is_wide)
         attend_wide_items<D, Cache, kScores>(a, item, head, true, shared);
       else
-        attend_narrow_item<D, Cache, kScores>(a, work, head,
-                                              shared + warp * (kNarrowBytes<D, Cache> / kDecodeWarps));
+        attend_narrow_items<D, Cache, kScores>(a, work, head, shared);
       joiner.join();
       return;
     }

@@ -100,17 +100,14 @@ class TailReader {
   int left_;
 };
 
-// This warp's tail, if it has one. `memory` is the warp's own: kNarrowBytes / kDecodeWarps.
+// A tail, with `memory` of kNarrowBytes / kDecodeWarps. By a warp.
 template <int D, class Cache, Scores kScores>
-__device__ void attend_narrow_item(const AttentionArgs& a, const SharedWork& work, int head,
+__device__ void attend_narrow_item(const AttentionArgs& a, const SharedWork& work, int tail, int head,
                                    uint8_t* memory) {
   using S = DecodeShape<D, Cache>;
   constexpr int kSteps = kNarrowSteps<D, Cache>;
   const int lane = threadIdx.x % 32;
   const uint32_t stages = shared_address(memory);
-  const int tail =
-      (worker_of_block() - work.num_wide_workers) * kDecodeWarps + static_cast<int>(threadIdx.x) / 32;
-  if (tail >= work.num_narrow_items) return wait_for_inputs(a);
   WorkItem item = load_item(a.items, work.first_narrow_item + tail);
   item.num_tokens = 1;  // the compiler is to know it
   const JoinOfTail join(a, tail);
@@ -134,6 +131,21 @@ __device__ void attend_narrow_item(const AttentionArgs& a, const SharedWork& wor
     reader.read();
   }
   state.send(a, head, join.entry().tail_row, a.group);
+}
+
+// The tails of this block's warps, each for itself.
+template <int D, class Cache, Scores kScores>
+__device__ void attend_narrow_items(const AttentionArgs& a, const SharedWork& work, int head,
+                                    uint8_t* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int stride = (static_cast<int>(gridDim.x) - work.num_wide_workers) * kDecodeWarps;
+  int tail = (worker_of_block() - work.num_wide_workers) * kDecodeWarps + warp;
+  if (tail >= work.num_narrow_items) return wait_for_inputs(a);
+  for (; tail < work.num_narrow_items; tail += stride) {
+    attend_narrow_item<D, Cache, kScores>(a, work, tail, head,
+                                          shared + warp * (kNarrowBytes<D, Cache> / kDecodeWarps));
+    __syncwarp();
+  }
 }
 
 }  // namespace bequest

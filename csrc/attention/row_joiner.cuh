@@ -46,17 +46,15 @@ class RowJoiner {
   }
 
  private:
-  static constexpr int kTail = kMostJoined;  // the tail's part; those of the wide tile are before it
-  static constexpr int kParts = kTail + 1;
-  static constexpr int kLanes = 16;      // each with the scales of a part
+  static constexpr int kBatch = 16;      // parts in flight
   static constexpr int kWords = D / 64;  // of a part, for a lane
-  static_assert(kParts <= kLanes);
+  static_assert(kMostMailed <= 32, "a lane has the scales of one part");
 
   __device__ int tail() const { return min(row_, num_rows_ - 1) / a_.group; }
 
   __device__ void enter(const JoinEntry& entry) {
     const int row = row_ - tail() * a_.group;
-    num_shared_ = entry.num_states;
+    num_parts_ = entry.num_states;
     stride_ = entry.stride;
     first_place_ = mail_place(a_, head_, entry.state_row + row);
     tail_place_ = mail_place(a_, head_, entry.tail_row + row);
@@ -64,72 +62,88 @@ class RowJoiner {
            (static_cast<int64_t>(entry.token) * a_.num_q_heads + head_ * a_.group + row) * D;
   }
 
-  __device__ bool has_part(int part) const { return part < num_shared_ || part == kTail; }
-  __device__ int64_t place_of(int part) const {
-    return part == kTail ? tail_place_ : first_place_ + part * stride_;
-  }
-  __device__ uint32_t* words_of(int part) const { return mail_words<D>(a_, place_of(part)) + lane_ * kWords; }
-  __device__ uint32_t* scales_of(int part) const { return mail_scales(a_, place_of(part)); }
+  // Part `part` of those that the wide tile has sent.
+  __device__ int64_t place_of(int part) const { return first_place_ + part * stride_; }
+  __device__ uint32_t* words_at(int64_t place) const { return mail_words<D>(a_, place) + lane_ * kWords; }
 
   __device__ void join_row() {
-    const int own_part = lane_ % kLanes;  // whose scales this lane has
-    uint32_t words[kParts][kWords];
-    uint32_t scales[2];
-#pragma unroll
-    for (int s = 0; s < kParts; ++s) fill(words[s], has_part(s) ? kEmpty : 0);
+    uint32_t batch[kBatch][kWords], tail[kWords], tail_scales[2], scales[2];
+    fill(tail, kEmpty);
+    fill(tail_scales, kEmpty);
     fill(scales, kEmpty);
-    if (!has_part(own_part)) scales[0] = __float_as_uint(-INFINITY), scales[1] = 0;
-    for (int asked = 0;; ++asked) {
-      if (!has_come(scales)) look_for_mail(scales, scales_of(own_part));
-#pragma unroll
-      for (int s = 0; s < kParts; ++s)
-        if (!has_come(words[s])) look_for_mail(words[s], words_of(s));
-      bool all = has_come(scales);
-#pragma unroll
-      for (int s = 0; s < kParts; ++s) all = all && has_come(words[s]);
-      if (__all_sync(0xffffffffu, all)) break;
-      if (asked == kMostAsked) __trap();
-    }
-    write(words, weigh(__uint_as_float(scales[0]), __uint_as_float(scales[1])));
-    empty();
-  }
-
-  // What the part with the scales {m, d} counts for in the result.
-  __device__ float weigh(float m, float d) const {
-    float highest = m;
-#pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2)
-      highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, distance));
-    const float factor = exp2f(m - finite_or_zero(highest));
-    float sum = factor * d;
-#pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    return factor * (a_.value_scale / sum);  // with the tail's own keys the sum is positive
-  }
-
-  // `weight`: of part lane % kLanes.
-  __device__ void write(const uint32_t (&words)[kParts][kWords], float weight) const {
+    const bool has_part = lane_ < num_parts_;
+    if (!has_part) scales[0] = __float_as_uint(-INFINITY), scales[1] = 0;
+    ask(batch, 0, [&] {
+      if (!has_come(scales)) look_for_mail(scales, mail_scales(a_, place_of(lane_)));
+      if (!has_come(tail_scales)) look_for_mail(tail_scales, mail_scales(a_, tail_place_));
+      if (!has_come(tail)) look_for_mail(tail, words_at(tail_place_));
+      return has_come(scales) && has_come(tail_scales) && has_come(tail);
+    });
+    const float tail_m = __uint_as_float(tail_scales[0]), m = __uint_as_float(scales[0]);
+    const float highest = finite_or_zero(fmaxf(tail_m, warp_max(m)));
+    const float tail_factor = exp2f(tail_m - highest), factor = exp2f(m - highest);
+    const float sum =
+        tail_factor * __uint_as_float(tail_scales[1]) + warp_sum(factor * __uint_as_float(scales[1]));
+    const float inverse = a_.value_scale / sum;  // with the tail's own keys the sum is positive
     float2 o[kWords] = {};
+    add(o, tail, tail_factor * inverse);
+    for (int first = 0;;) {
 #pragma unroll
-    for (int s = 0; s < kParts; ++s) {
-      const float factor = __shfl_sync(0xffffffffu, weight, s);
-#pragma unroll
-      for (int i = 0; i < kWords; ++i)
-        o[i] = {o[i].x + __uint_as_float(words[s][i] << 16) * factor,
-                o[i].y + __uint_as_float(words[s][i] & 0xffff0000u) * factor};
+      for (int s = 0; s < kBatch; ++s)
+        add(o, batch[s], __shfl_sync(0xffffffffu, factor * inverse, first + s));
+      first += kBatch;
+      if (first >= num_parts_) break;
+      ask(batch, first, [] { return true; });
     }
 #pragma unroll
     for (int i = 0; i < kWords; ++i)
       *reinterpret_cast<uint32_t*>(out_ + mail_column(lane_ * kWords + i)) = pack(o[i].x, o[i].y);
+    empty();
+  }
+
+  // Asks for the parts from `first` on, and whatever else `ask_more` asks for, until all are there.
+  template <class AskMore>
+  __device__ void ask(uint32_t (&batch)[kBatch][kWords], int first, AskMore&& ask_more) const {
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) fill(batch[s], first + s < num_parts_ ? kEmpty : 0);
+    for (int asked = 0;; ++asked) {
+#pragma unroll
+      for (int s = 0; s < kBatch; ++s)
+        if (!has_come(batch[s])) look_for_mail(batch[s], words_at(place_of(first + s)));
+      bool all = ask_more();
+#pragma unroll
+      for (int s = 0; s < kBatch; ++s) all = all && has_come(batch[s]);
+      if (__all_sync(0xffffffffu, all)) return;
+      if (asked == kMostAsked) __trap();
+    }
+  }
+
+  __device__ static void add(float2 (&o)[kWords], const uint32_t (&words)[kWords], float factor) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      o[i] = {o[i].x + __uint_as_float(words[i] << 16) * factor,
+              o[i].y + __uint_as_float(words[i] & 0xffff0000u) * factor};
   }
 
   // When all lanes have what they asked for.
   __device__ void empty() const {
-    empty_mail<kWords>(words_of(kTail));
+    empty_mail<kWords>(words_at(tail_place_));
 #pragma unroll 4
-    for (int s = 0; s < num_shared_; ++s) empty_mail<kWords>(words_of(s));
-    if (lane_ < kParts && has_part(lane_)) empty_mail<2>(scales_of(lane_));
+    for (int s = 0; s < num_parts_; ++s) empty_mail<kWords>(words_at(place_of(s)));
+    if (lane_ < num_parts_) empty_mail<2>(mail_scales(a_, place_of(lane_)));
+    if (lane_ == 0) empty_mail<2>(mail_scales(a_, tail_place_));
+  }
+
+  __device__ static float warp_max(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+  }
+  __device__ static float warp_sum(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
   }
 
   template <int kCount>
@@ -142,7 +156,7 @@ class RowJoiner {
   const int head_, lane_, num_rows_;
   int row_;
   JoinOfTail join_;
-  int num_shared_, stride_;
+  int num_parts_, stride_;
   int64_t first_place_, tail_place_;
   bf16* out_;
 };

@@ -264,12 +264,15 @@ int32_t write_decode(Step& step, JoinWriter& joins, WorkListHeader& header, Piec
   const int64_t workers = step.layout.workers - wide.num_workers();
   const auto is_wide = [&](const SharedRun& run) { return reader_of(step, run) == Section::kWide; };
   const bool all_wide = std::all_of(step.runs.begin(), step.runs.end(), is_wide);
-  const bool few_states = std::none_of(step.runs.begin(), step.runs.end(), [&](const SharedRun& run) {
-    return is_wide(run) && run.num_keys > kMostJoined * kUnitKeys;
-  });
-  narrow = narrow && all_wide && few_states && tiles > workers && tiles <= kNarrowPerWorker * workers;
+  const auto leaves_at_most = [&](int states) {
+    return std::none_of(step.runs.begin(), step.runs.end(), [&](const SharedRun& run) {
+      return is_wide(run) && run.num_keys > states * kUnitKeys;
+    });
+  };
+  narrow =
+      narrow && all_wide && leaves_at_most(kMostMailed) && tiles > workers && tiles <= kMostNarrow * workers;
   if (narrow) writer.set_mailed();
-  if (narrow || (few_states && tiles <= kJoinsPerWorker * workers)) writer.set_joins(&joins);
+  if (narrow || (leaves_at_most(kMostJoined) && tiles <= kJoinsPerWorker * workers)) writer.set_joins(&joins);
   for_each_tile(step, Section::kWide, [&](const Tile& tile) { wide.add(tile); });
   if (narrow) return write_narrow(step, wide, header, writer);
   DecodeDealer dealer(tiles, units, wide.num_workers(), step.layout.workers, wide.num_items(), writer);
@@ -376,7 +379,7 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   layout.size = layout.prefill_items + kItemInts * (prefill_tiles + prefill_pieces);
   if (shape.causal && shape.window == 0)
     layout.mail_rows = static_cast<int>(wide_units) * prefill_tile_rows(shape.head_dim) +
-                       kNarrowPerWorker * layout.workers * group;
+                       kMostNarrow * layout.workers * group;
   // Every sequence may have a state of its tail and its rows in one of a shared tile.
   layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim) +
                       wide_units * prefill_tile_rows(shape.head_dim) + (f32 ? 0 : 2 * most_sequences * group);

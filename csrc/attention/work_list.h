@@ -28,7 +28,7 @@
 // those of the shared tile too. Who reads a shared tile depends on how many keys there are:
 //   few    "wide" tiles of the decode section, cut into single units: as many rows as a prefill tile has, but
 //          latency is all that counts. They are the only items of the first workers, the line is dealt to
-//          the others. Where all else is many tails of few units, these are "narrow" items, one for a warp;
+//          the others. Where all else is many tails of few units, these are "narrow" items, dealt to warps;
 //   more   prefill tiles, where the keys would be read so often that this costs more than a kernel;
 //   else   decode tiles, whose rows are then all in use.
 //
@@ -48,8 +48,10 @@ namespace bequest {
 
 inline constexpr int kDecodeRows = 16;  // one tensor-core tile
 inline constexpr int kUnitKeys = 64;
-// States of a wide tile that a tail reads about as soon as a kernel of its own would.
+// States of a wide tile that a tail reads about as soon as a kernel of its own would, and that a narrow one
+// does.
 inline constexpr int kMostJoined = 12;
+inline constexpr int kMostMailed = 32;
 // Added to the positions of queries that are not causal: past every key, and it can be taken off again.
 inline constexpr int kFarPosition = 1 << 28;
 
@@ -101,8 +103,8 @@ struct WorkListHeader {
   int32_t num_decode_items;  // with the empty ones of workers without work; 0: no work at all
   int32_t num_prefill_items;
   int32_t num_state_rows;
-  // Items that a single warp attends to, one after another in the decode section, one for each warp of the
-  // workers behind those with wide tiles; these have no other work.
+  // Items that a single warp attends to, one after another in the decode section, for the warps of the
+  // workers behind those with wide tiles, in turns; these have no other work.
   int32_t first_narrow_item;
   int32_t num_narrow_items;
   int32_t num_wide_workers;  // the first ones, which have wide tiles and nothing else

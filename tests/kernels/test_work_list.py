@@ -130,7 +130,7 @@ def chain(items: list[Item], worker: int) -> list[Item]:
 def deal_narrow(
     workers: list[list[Item]], items: list[Item], num_entries: int, first: int, count: int, first_worker: int
 ) -> None:
-    """Narrow items, one for each warp of the workers from first_worker on, four to a worker: tails that join states.
+    """Narrow items, dealt to the workers from first_worker on, a warp of four at a time: tails that join states.
 
     Their entries are the last of the section, from its end on.
     """
@@ -138,7 +138,7 @@ def deal_narrow(
     for place, item in enumerate(items[first:]):
         assert item.next == -1 and item.kv_begin % 64 == 0 and item.kv_end - item.kv_begin <= 128
         assert -2 - item.state_row == num_entries - 1 - place
-        workers[first_worker + place // 4].append(item)
+        workers[first_worker + place // 4 % (len(workers) - first_worker)].append(item)
 
 
 def check_states(shape: Shape, found: WorkList) -> None:
@@ -322,7 +322,14 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
 
 @pytest.mark.parametrize(
     ("count", "keys", "rows", "narrow"),
-    [(8, 704, 32, False), (32, 704, 64, True), (64, 320, 128, True), (32, 1024, 128, False)],
+    [
+        (8, 704, 32, False),
+        (32, 704, 64, True),
+        (64, 320, 128, True),
+        (64, 704, 128, True),
+        (32, 1024, 128, True),
+        (32, 2048, 128, True),
+    ],
 )
 def test_wide_tiles_are_small_while_there_are_workers(count: int, keys: int, rows: int, narrow: bool) -> None:
     """33 workers, of which 22 may have wide tiles. Tails are narrow if they outnumber workers and states are few."""
