@@ -327,6 +327,7 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
         (32, 704, 64, True),
         (64, 320, 128, True),
         (64, 704, 128, True),
+        (128, 320, 128, True),
         (32, 1024, 128, True),
         (32, 2048, 128, True),
     ],
