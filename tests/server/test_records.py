@@ -134,7 +134,7 @@ async def test_changes_that_are_refused(front: Front) -> None:
         front.engine.refused_ttl = error
         got, content = await call(front, "PATCH", f"{PATH}/mine", json={"ttl": 5})
         assert (got, content["error"]["code"]) == (status, error.code)
-        assert content["error"]["param"] == (None if isinstance(error, InvalidRequest) else "ttl")
+        assert content["error"]["param"] == (None if error.code == "invalid_value" else "ttl")
     async with front.http.patch(f"{front.url}{PATH}/mine", data="{}", headers={"Content-Type": "text/plain"}) as answer:
         assert answer.status == 415
 
