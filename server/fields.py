@@ -202,11 +202,12 @@ def _note_ignored(given: Any, shape: _Shape, path: str, ignored: list[str]) -> N
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """Names are the client's, so they are quoted before they enter a header."""
-    quoted = [quote(wire.shorten(name), safe="[]():@!$*+/") for name in names]
-    if not quoted:
+    given = list(names)
+    if not given:
         return {}
-    if len(quoted) > _MOST_NAMED:
-        quoted[_MOST_NAMED:] = [f"and-{len(quoted) - _MOST_NAMED}-more"]
+    quoted = [quote(wire.shorten(name), safe="[]():@!$*+/") for name in given[:_MOST_NAMED]]
+    if len(given) > _MOST_NAMED:
+        quoted.append(f"and-{len(given) - _MOST_NAMED}-more")
     return {IGNORED_HEADER: ", ".join(quoted)}
 
 
