@@ -24,6 +24,7 @@ from server.structured.tools import chat_tools
 from server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
+MESSAGE_CHARS = 20  # that reading a message takes as long as
 _Result = TypeVar("_Result")
 
 
@@ -200,7 +201,7 @@ async def rendered_chat(
     context: Context, body: ChatBody | TokenizeBody, given: list[dict[str, Any]] | None, name: str = "messages"
 ) -> tuple[Conversation, list[int]]:
     """The messages `given` in the field `name` through the chat template, which writes its own special tokens."""
-    messages = conversation(given, name)
+    messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, name))
     use = template_use(context, body, messages[-1]["role"])
 
     def work() -> tuple[Conversation, list[int]]:

@@ -312,6 +312,35 @@ async def test_what_we_could_not_write_is_refused(front: Front, value: Any) -> N
         assert error["param"] == param
 
 
+async def test_many_unknown_names_are_not_compared_with_ours(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comparison takes a quarter of a millisecond, in which nobody else is served."""
+    compared = []
+    monkeypatch.setattr("difflib.get_close_matches", lambda word, *_, **__: compared.append(word) or [])
+    for path, body in (
+        ("/v1/completions", {**COMPLETION, **{f"x{i}": 1 for i in range(5000)}}),
+        ("/v1/chat/completions", {**CHAT, "tools": [{**TOOL, **{f"x{i}": 1 for i in range(5000)}}]}),
+    ):
+        compared.clear()
+        answer, content = await front.post(path, body)
+        assert answer.status == 200, content
+        assert len(compared) == 64 and answer.headers["X-Bequest-Ignored"].endswith("and-4968-more")
+    error = await refused_later(front, {**COMPLETION, **{f"x{i}": 1 for i in range(5000)}, "maxTokens": 5})
+    assert (error["code"], error["param"]) == ("unknown_parameter", "maxTokens")
+
+
+async def refused_later(front: Front, body: dict[str, Any]) -> dict[str, Any]:
+    """Of a server that has answered others."""
+    answer, content = await front.post("/v1/completions", body)
+    assert answer.status == 400, content
+    error: dict[str, Any] = content["error"]
+    return error
+
+
+async def test_more_prompts_than_can_wait(front: Front) -> None:
+    error = await refused(front, {"prompt": ["a"] * 4097})
+    assert (error["code"], error["param"]) == ("invalid_value", "prompt")
+
+
 async def test_what_is_not_written_may_be_anything(front: Front) -> None:
     """Nothing of it is read, kept or told back."""
     tool = {"type": "function", "function": {"name": "f", "parameters": nested(300)}}
