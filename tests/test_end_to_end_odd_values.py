@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         {"min_tokens": 3, "stop_token_ids": [5]},
         {"min_tokens": 3, "use_beam_search": True, "n": 2},
         {"bad_words": [SAT, "he"]},
-        {"structured_outputs": {"choice": [SAT, "ox"]}},
+        {"structured_outputs": {"regex": "[ab]{3}"}},
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from engine.engine import AsyncEngine
 from engine.errors import QueueFull
 from engine.types import Delta, SamplingParams
 from tests.engine.harness import Setup, request, running, until
+from tests.engine.paged_fake import VOCAB
 
 TOKENS = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
@@ -25,7 +26,7 @@ class Ends:
 
     def send(self, tenant: str, count: int = 1, prompt_len: int = 3, params: SamplingParams = TOKENS) -> None:
         for number in range(count):
-            prompt = range(10 + number, 10 + number + prompt_len)
+            prompt = [(10 + number + i) % VOCAB for i in range(prompt_len)]
             asked = request(prompt, params, tenant=tenant, priority=self.priority)
             self.engine.submit(asked, lambda delta: self._note(tenant, delta))
 
