@@ -32,6 +32,7 @@ def linear(
     num_tokens: int,
     out_features: int,
     in_features: int,
+    x_stride: int,
 ) -> None: ...
 def finished_linear(
     x: int,
@@ -42,6 +43,7 @@ def finished_linear(
     num_tokens: int,
     out_features: int,
     in_features: int,
+    x_stride: int,
     gated: bool,
     activation: int,
 ) -> None: ...

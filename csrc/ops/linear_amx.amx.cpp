@@ -189,7 +189,7 @@ void round_rows(const TiledProduct& product, int64_t begin, int64_t end) {
     const int64_t first_row = tile / k_tiles * kTileSide, k = tile % k_tiles * kTileDepth;
     const __mmask16 low = first_lanes(p.in_features - k), high = first_lanes(p.in_features - k - kLanes);
     for (int64_t row = first_row; row < first_row + rows_in_tile; ++row, to += kTileDepth) {
-      const float* x = p.x + row * p.in_features + k;
+      const float* x = p.x + row * p.x_stride + k;
       const __m512i values = row < p.num_tokens ? round_to_bfloat16(_mm512_maskz_loadu_ps(low, x),
                                                                     _mm512_maskz_loadu_ps(high, x + kLanes))
                                                 : _mm512_setzero_si512();

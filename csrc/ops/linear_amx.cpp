@@ -77,6 +77,7 @@ struct Layers {
                       .num_tokens = end - begin,
                       .out_features = p.inner_features * (p.gated ? 2 : 1),
                       .in_features = p.in_features,
+                      .x_stride = p.in_features,
                       .finish = p.gated ? Finish::kGated : Finish::kActivated,
                       .activation = p.activation},
            .rows = nullptr,
@@ -88,7 +89,8 @@ struct Layers {
                         .out = p.out + begin * p.out_features,
                         .num_tokens = end - begin,
                         .out_features = p.out_features,
-                        .in_features = p.inner_features},
+                        .in_features = p.inner_features,
+                        .x_stride = 0},
              .rows = nullptr,
              .inner = nullptr} {}
 

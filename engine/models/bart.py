@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.models.backend import CpuBackend
 from engine.models.batch import EncoderInputs, ModelInput
 from engine.models.encoder_decoder import (
     CrossAttention,
@@ -26,7 +27,7 @@ from engine.models.encoder_decoder import (
     tap_at,
 )
 from engine.models.encoder_decoder_config import BartConfig, EncoderConfig, EncoderDecoderConfig
-from engine.models.layers import Embedding, LayerNorm, Linear, Loader
+from engine.models.layers import Embedding, LayerNorm, Linear, Loader, RowTable
 
 FIRST_POSITION = 2  # the row of position 0: the first two are left over from a padding token
 FINAL_BIAS = "final_logits_bias"
@@ -78,6 +79,8 @@ def _final_bias(loader: Loader) -> Tensor | None:
 def position_table(loader: Loader, name: str, first: int = 0) -> Embedding:
     """Rows by position; the checkpoint's row `first` is that of position 0."""
     rows = loader.source.load(f"{name}.weight")[first:]
+    if isinstance(loader.backend, CpuBackend):
+        return RowTable(loader.backend, rows, loader.dtype)
     return Embedding(loader.backend, loader.backend.matrix([rows], loader.dtype))
 
 
