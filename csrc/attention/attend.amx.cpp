@@ -293,7 +293,8 @@ void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split
     return;
   }
   if (split_begin < split_end)
-    tile.attend_split<T>(split_begin, after(split_begin), tile.total());  // merging with nothing would change no bit
+    tile.attend_split<T>(split_begin, after(split_begin),
+                         tile.total());  // merging with nothing would change no bit
   else
     avx512::clear_states(job, tile.total());
   for (int split = split_begin + 1; split < split_end; ++split) {

@@ -34,7 +34,8 @@ void bind_ops(py::module_& m) {
       [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
          int64_t out_features, int64_t in_features, int64_t x_stride) {
         linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
-                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features, x_stride});
+                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
+                x_stride});
       },
       Unlocked());
   m.def(
