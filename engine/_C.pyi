@@ -179,6 +179,34 @@ def paged_attention(
     plan: AttentionPlan,
 ) -> None: ...
 
+class LayerStack:
+    def __init__(
+        self,
+        hidden: int,
+        num_heads: int,
+        head_dim: int,
+        scale: float,
+        activation: int,
+        gated: bool,
+        has_cross: bool,
+    ) -> None: ...
+    def add(self, norms: list[tuple[int, int, float]], products: list[tuple[int, int, int, int, int]]) -> None: ...
+    def run(
+        self,
+        added: int,
+        sum: int,
+        num_tokens: int,
+        slots: int,
+        kv_cache: int,
+        kv_dtype: int,
+        kv_sizes: tuple[int, int, int, int, int],
+        attention: AttentionPlan,
+        cross: AttentionPlan | None,
+        bias: int,
+        bias_reach: int,
+        tap: tuple[int, int, int, int],
+    ) -> None: ...
+
 # --- csrc/ops, sampling
 
 class Sampler:

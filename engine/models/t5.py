@@ -13,18 +13,10 @@ import torch
 from torch import Tensor
 
 from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_decoder import (
-    CrossAttention,
-    CrossLayer,
-    EncoderDecoder,
-    EncoderLayer,
-    FeedForward,
-    PreNorm,
-    SelfAttention,
-    load_layers,
-)
+from engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
 from engine.models.encoder_decoder_config import EncoderConfig, T5Config
 from engine.models.layers import Embedding, Linear, Loader, RMSNorm
+from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
 
 BIAS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
