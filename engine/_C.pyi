@@ -178,6 +178,17 @@ def paged_attention(
     value_scale: float,
     plan: AttentionPlan,
 ) -> None: ...
+def linear_into_cache(
+    x: int,
+    product: tuple[int, int, int, int, int],
+    out: int,
+    num_tokens: int,
+    num_out: int,
+    slots: int,
+    kv_cache: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+) -> None: ...
 
 class LayerStack:
     def __init__(

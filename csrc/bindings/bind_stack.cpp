@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "core/check.h"
 #include "ops/layer_stack.h"
+#include "ops/linear_amx.h"
 
 namespace py = pybind11;
 
@@ -16,6 +17,11 @@ using Norm = std::tuple<Address, Address, float>;                     // weight,
 using Product = std::tuple<Address, int, Address, int64_t, int64_t>;  // weight, format, bias, N, K
 using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 using Tap = std::tuple<Address, Address, Address, int64_t>;  // ring rows, layers, ring, rows of it
+
+KvLayout layout_of(const KvSizes& sizes) {
+  const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
+  return {num_blocks, num_layers, num_kv_heads, block_size, head_dim};
+}
 
 StackNorm norm_of(const Norm& norm) {
   const auto [weight, bias, eps] = norm;
@@ -48,6 +54,17 @@ StackLayer layer_of(const std::vector<Norm>& norms, const std::vector<Product>& 
 }  // namespace
 
 void bind_stack(py::module_& m) {
+  m.def(
+      "linear_into_cache",
+      [](Address x, const Product& product, Address out, int64_t num_tokens, int64_t num_out, Address slots,
+         Address kv_cache, const KvSizes& sizes, int64_t layer) {
+        const StackProduct of = product_of(product);
+        linear_into_cache(
+            {pointer<const float>(x), of.weight, of.format, of.bias, pointer<float>(out), num_tokens,
+             of.out_features, of.in_features, of.in_features},
+            {num_out, pointer<BFloat16>(kv_cache), layout_of(sizes), layer, pointer<const int64_t>(slots)});
+      },
+      py::call_guard<py::gil_scoped_release>());
   py::class_<LayerStack>(m, "LayerStack")
       .def(py::init([](int64_t hidden, int64_t num_heads, int64_t head_dim, float scale, int activation,
                        bool gated, bool has_cross) {
@@ -62,7 +79,6 @@ void bind_stack(py::module_& m) {
           [](const LayerStack& stack, Address added, Address sum, int64_t num_tokens, Address slots,
              Address kv_cache, int kv_dtype, const KvSizes& sizes, const AttentionPlan& attention,
              const AttentionPlan* cross, Address bias, int64_t bias_reach, const Tap& tap) {
-            const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
             const auto [ring_rows, layers, ring, num_ring_rows] = tap;
             run_layers(stack, {.added = pointer<float>(added),
                                .sum = pointer<float>(sum),
@@ -70,7 +86,7 @@ void bind_stack(py::module_& m) {
                                .slots = pointer<const int64_t>(slots),
                                .kv_cache = pointer<void>(kv_cache),
                                .kv_dtype = static_cast<DType>(kv_dtype),
-                               .layout = {num_blocks, num_layers, num_kv_heads, block_size, head_dim},
+                               .layout = layout_of(sizes),
                                .attention = &attention,
                                .cross = cross,
                                .bias = pointer<const float>(bias),

@@ -7,6 +7,7 @@
 #include "cache/kv_write.h"
 #include "core/check.h"
 #include "ops/feed_forward.h"
+#include "ops/linear_amx.h"
 #include "ops/norm.h"
 
 namespace bequest {
@@ -98,10 +99,18 @@ class StackRun {
   }
 
   void attend_self(const StackLayer& layer, int64_t cache_layer) const {
-    const int64_t width = stack_.num_heads * stack_.head_dim, stride = 3 * width;
-    multiply(layer.qkv, memory_.normed, memory_.projected);
-    write_kv({memory_.projected + width, memory_.projected + 2 * width, stride, stride, step_.slots,
-              step_.num_tokens, step_.kv_cache, step_.kv_dtype, step_.layout, cache_layer});
+    const int64_t width = stack_.num_heads * stack_.head_dim;
+    int64_t stride = width;  // of queries
+    if (can_store_in_cache(layer.qkv.format, step_.kv_dtype, width, stack_.head_dim)) {
+      linear_into_cache(
+          params(layer.qkv, memory_.normed, memory_.projected),
+          {width, static_cast<BFloat16*>(step_.kv_cache), step_.layout, cache_layer, step_.slots});
+    } else {
+      stride = 3 * width;
+      multiply(layer.qkv, memory_.normed, memory_.projected);
+      write_kv({memory_.projected + width, memory_.projected + 2 * width, stride, stride, step_.slots,
+                step_.num_tokens, step_.kv_cache, step_.kv_dtype, step_.layout, cache_layer});
+    }
     attend(memory_.projected, stride, cache_layer, *step_.attention, step_.bias, step_.bias_reach);
     multiply(layer.attention_output, memory_.attended, step_.added);
   }

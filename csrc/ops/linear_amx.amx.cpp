@@ -135,7 +135,8 @@ class PendingRows {
       inner_ = product_.inner + row_tile * tile_stride_ + strip * tile_values;
       return;
     }
-    width_ = p.gated() ? p.out_features / 2 : p.out_features;
+    if (product_.kv != nullptr && column >= product_.kv->first) return write_to_cache(first, column);
+    width_ = product_.kv != nullptr ? product_.kv->first : p.gated() ? p.out_features / 2 : p.out_features;
     low_ = first_lanes(width_ - column);
     high_ = first_lanes(width_ - column - kLanes);
     out_ = p.out + first * width_ + column;
@@ -171,6 +172,22 @@ class PendingRows {
   }
 
  private:
+  void write_to_cache(int64_t first, int64_t column) {
+    const KvColumns& kv = *product_.kv;
+    const KvLayout& layout = kv.layout;
+    const int64_t dim = layout.head_dim, keys = layout.num_kv_heads * dim;
+    const int64_t head = (column - kv.first) % keys / dim, depth = (column - kv.first) % dim;
+    BFloat16* const to = kv.kv_cache + depth + (column - kv.first < keys ? 0 : layout.values_after_keys());
+    const Results results = results_;
+    for (; row_ < end_; ++row_) {
+      const int64_t slot = kv.slots[first + row_];
+      if (slot < 0) continue;
+      const float* sums = sums_ + row_ / kTileSide * 2 * kSumsInTile + row_ % kTileSide * kTileSide;
+      _mm512_storeu_si512(to + layout.key_of_slot(slot, kv.layer, head),
+                          round_to_bfloat16(results(sums, 0), results(sums, 1)));
+    }
+  }
+
   const TiledProduct& product_;
   Results results_;
   const float* sums_ = nullptr;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cache/kv_write.h"
 #include "core/isa.h"
 #include "core/threads.h"
 
@@ -64,6 +65,15 @@ void round_together(const TiledProduct& product) {
                [&](int64_t begin, int64_t end) { amx::round_rows(product, begin, end); });
 }
 
+void multiply_rows(TiledProduct product) {
+  check(current_isa() == Isa::kAmx, "linear: this chip has no matrix units");
+  const int64_t sum_bytes = kItemSumBytes * num_threads();
+  Scratch scratch(product.row_bytes() + sum_bytes);
+  product.rows = scratch.take<BFloat16>(product.row_bytes());
+  round_together(product);
+  multiply_together(product, scratch.take<char>(sum_bytes));
+}
+
 // The two products of rows [begin, end).
 struct Layers {
   TiledProduct up, down;
@@ -111,14 +121,15 @@ int64_t block_rows(const FeedForwardParams& p) {
 
 }  // namespace
 
-void linear_amx(const LinearParams& p) {
-  check(current_isa() == Isa::kAmx, "linear: this chip has no matrix units");
-  TiledProduct product{.params = p, .rows = nullptr, .inner = nullptr};
-  const int64_t sum_bytes = kItemSumBytes * num_threads();
-  Scratch scratch(product.row_bytes() + sum_bytes);
-  product.rows = scratch.take<BFloat16>(product.row_bytes());
-  round_together(product);
-  multiply_together(product, scratch.take<char>(sum_bytes));
+void linear_amx(const LinearParams& p) { multiply_rows({.params = p, .rows = nullptr, .inner = nullptr}); }
+
+void linear_into_cache(const LinearParams& p, const KvColumns& kv) {
+  const int64_t dim = kv.layout.head_dim;
+  check(p.finish == Finish::kSum && can_store_in_cache(p.format, DType::kBF16, kv.first, dim) &&
+            kv.first + 2 * kv.layout.num_kv_heads * dim == p.out_features,
+        "linear: columns do not fit the cache");
+  check_kv_places(kv.slots, p.num_tokens, kv.layout, kv.layer);
+  if (p.num_tokens > 0) multiply_rows({.params = p, .rows = nullptr, .inner = nullptr, .kv = &kv});
 }
 
 void feed_forward_amx(const FeedForwardParams& p) {
@@ -151,6 +162,9 @@ void feed_forward_amx(const FeedForwardParams& p) {
 }
 #else
 void linear_amx(const LinearParams&) { fail("linear: this chip has no matrix units"); }
+void linear_into_cache(const LinearParams&, const KvColumns&) {
+  fail("linear: this chip has no matrix units");
+}
 void feed_forward_amx(const FeedForwardParams&) { fail("feed_forward: this chip has no matrix units"); }
 #endif
 

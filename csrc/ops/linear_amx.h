@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cache/kv_layout.h"
 #include "core/dtype.h"
 #include "ops/feed_forward.h"
 #include "ops/linear.h"
@@ -22,11 +23,31 @@ void linear_amx(const LinearParams& p);
 // many, in blocks of rows that stay in a core's L2.
 void feed_forward_amx(const FeedForwardParams& p);
 
+// Columns of a product that are keys and values of the rows, and go to the cache in bfloat16.
+struct KvColumns {
+  int64_t first;  // the keys' first one, then the values'; columns before it are the output's, which has no
+                  // others
+  BFloat16* kv_cache;  // [NB, L, 2, NKV, BS, D]
+  KvLayout layout;     // REQUIRES: 32 divides `first` and D
+  int64_t layer;
+  const int64_t* slots;  // [T], -1: the row is not stored
+};
+
+// linear() over tiles with such columns: what linear() and write_kv() give. Throws before anything is written
+// if a slot is outside the cache.
+void linear_into_cache(const LinearParams& p, const KvColumns& kv);
+// Whether a product over `format` can do so, `first` columns before the keys.
+inline bool can_store_in_cache(WeightFormat format, DType kv_dtype, int64_t first, int64_t head_dim) {
+  return format == WeightFormat::kTiles && kv_dtype == DType::kBF16 && first % kStripWidth == 0 &&
+         head_dim % kStripWidth == 0;
+}
+
 struct TiledProduct {
   LinearParams params;
   BFloat16* rows;   // x in tiles
   BFloat16* inner;  // the tiles of a product that follows, which then has the results instead of params.out;
                     // or null
+  const KvColumns* kv = nullptr;  // where some columns go instead
 
   int64_t rows_in_tile() const { return params.num_tokens < kTileSide ? params.num_tokens : kTileSide; }
   int64_t row_tiles() const { return (params.num_tokens + kTileSide - 1) / kTileSide; }

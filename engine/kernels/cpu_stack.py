@@ -11,7 +11,7 @@ from torch import Tensor
 from engine import _C
 from engine.kernels.cpu import AttentionPlan
 from engine.kernels.cpu_activations import ACTIVATION_CODES
-from engine.kernels.cpu_weights import PackedWeight
+from engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
 from engine.kernels.hidden_tap import HiddenTap
 from engine.kernels.kv_format import KV_DTYPE_CODES
 
@@ -69,16 +69,7 @@ class LayerStack:
         self._parts += [*norms, *products]
         self._stack.add(
             [(norm.weight.data_ptr(), _address(norm.bias, self._hidden), norm.eps) for norm in norms],
-            [
-                (
-                    product.weight._address,
-                    product.weight._format,
-                    _address(product.bias, product.weight.out_features),
-                    product.weight.out_features,
-                    product.weight.in_features,
-                )
-                for product in products
-            ],
+            [_description(product) for product in products],
         )
 
     def run(self, added: Tensor, total: Tensor, cache: StackCache, tap: HiddenTap | None = None) -> None:
@@ -108,6 +99,49 @@ class LayerStack:
             0 if bias is None else bias.shape[1] // 2,
             _NO_TAP if tap is None else tap.addresses,
         )
+
+
+def linear_into_cache(
+    x: Tensor, product: StackProduct, kv_cache: Tensor, layer: int, slots: Tensor, out: Tensor | None = None
+) -> None:
+    """x [T, K] · weightᵀ + bias, the last columns of which are keys and values of slots [T] in the cache.
+
+    What `linear` and `write_kv` do; columns before the keys go to `out` [T, N - 2 NKV D]. REQUIRES: can_store_in_cache
+    """
+    num_tokens, width = x.shape
+    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_out = product.weight.out_features - 2 * num_kv_heads * head_dim
+    assert two == 2 and kv_cache.is_contiguous() and can_store_in_cache(product.weight, kv_cache), product.weight
+    assert x.dtype is torch.float32 and x.is_contiguous() and width == product.weight.in_features, x.shape
+    assert slots.dtype is torch.int64 and slots.is_contiguous() and slots.shape == (num_tokens,)
+    if out is not None:
+        assert out.dtype is torch.float32 and out.is_contiguous() and out.shape == (num_tokens, num_out), out.shape
+    assert out is not None or num_out == 0
+    _C.linear_into_cache(
+        x.data_ptr(),
+        _description(product),
+        0 if out is None else out.data_ptr(),
+        num_tokens,
+        num_out,
+        slots.data_ptr(),
+        kv_cache.data_ptr(),
+        (num_blocks, num_layers, num_kv_heads, block_size, head_dim),
+        layer,
+    )
+
+
+def can_store_in_cache(weight: PackedWeight, kv_cache: Tensor) -> bool:
+    """Whether the units can store keys and values [NB, L, 2, NKV, BS, D] as they come."""
+    num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    num_out = weight.out_features - 2 * num_kv_heads * head_dim
+    fits = num_out % STRIP_WIDTH == 0 and head_dim % STRIP_WIDTH == 0
+    return weight.tiles and kv_cache.dtype is torch.bfloat16 and fits
+
+
+def _description(product: StackProduct) -> tuple[int, int, int, int, int]:
+    weight = product.weight
+    bias = _address(product.bias, weight.out_features)
+    return weight._address, weight._format, bias, weight.out_features, weight.in_features
 
 
 def _address(values: Tensor | None, count: int) -> int:

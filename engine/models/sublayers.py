@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.models.backend import Activation, AttentionWork, Matrix, Projected
+from engine.kernels.cpu_stack import StackProduct, can_store_in_cache, linear_into_cache
+from engine.models.backend import Activation, AttentionWork, CpuBackend, Matrix, Projected
 from engine.models.layers import LayerNorm, Linear, RMSNorm
 
 Norm = LayerNorm | RMSNorm
@@ -55,6 +56,9 @@ class CrossAttention:
 
     def write(self, states: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
         """Keys and values of states [E, H] to slots [E]."""
+        if isinstance(self.kv.backend, CpuBackend) and can_store_in_cache(self.kv.weight, kv_cache):
+            linear_into_cache(states, StackProduct(self.kv.weight, self.kv.bias), kv_cache, self.layer, slots)
+            return
         heads = self.kv(states).view(states.shape[0], 2 * self.num_heads, -1)  # [E, 2 NQ, D]
         keys, values = heads[:, : self.num_heads], heads[:, self.num_heads :]
         self.kv.backend.write_kv(keys, values, kv_cache, self.layer, slots)
