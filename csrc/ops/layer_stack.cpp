@@ -56,13 +56,8 @@ class StackRun {
     const StackLayer& layer = stack_.layers[static_cast<size_t>(index)];
     HiddenTap tap = step_.tap;
     tap.layer = static_cast<int32_t>(index);
-    norm(layer.attention_norm, tap);
-    attend_self(layer, stack_.has_cross ? index : 0);
-    if (stack_.has_cross) {
-      norm(layer.cross_norm, {});
-      attend_cross(layer, index);
-    }
-    norm(layer.inner_norm, {});
+    attend_self(layer, stack_.has_cross ? index : 0, tap);
+    if (stack_.has_cross) attend_cross(layer, index);
     feed_forward(layer);
   }
 
@@ -89,6 +84,10 @@ class StackRun {
   void multiply(const StackProduct& product, const float* x, float* out) const {
     linear(params(product, x, out));
   }
+  // The norm is part of a product over tiles.
+  RowNorm row_norm(const StackNorm& of, const HiddenTap& tap) const {
+    return {step_.sum, of.weight, of.bias, of.eps, tap};
+  }
 
   void attend(const float* q, int64_t q_stride, int64_t layer, const AttentionPlan& plan, const float* bias,
               int64_t reach) const {
@@ -98,15 +97,17 @@ class StackRun {
                     plan);
   }
 
-  void attend_self(const StackLayer& layer, int64_t cache_layer) const {
+  void attend_self(const StackLayer& layer, int64_t cache_layer, const HiddenTap& tap) const {
     const int64_t width = stack_.num_heads * stack_.head_dim;
     int64_t stride = width;  // of queries
     if (can_store_in_cache(layer.qkv.format, step_.kv_dtype, width, stack_.head_dim)) {
-      linear_into_cache(
-          params(layer.qkv, memory_.normed, memory_.projected),
-          {width, static_cast<BFloat16*>(step_.kv_cache), step_.layout, cache_layer, step_.slots});
+      const RowNorm begin = row_norm(layer.attention_norm, tap);
+      const KvColumns kv{width, static_cast<BFloat16*>(step_.kv_cache), step_.layout, cache_layer,
+                         step_.slots};
+      linear_into_cache(params(layer.qkv, step_.added, memory_.projected), kv, &begin);
     } else {
       stride = 3 * width;
+      norm(layer.attention_norm, tap);
       multiply(layer.qkv, memory_.normed, memory_.projected);
       write_kv({memory_.projected + width, memory_.projected + 2 * width, stride, stride, step_.slots,
                 step_.num_tokens, step_.kv_cache, step_.kv_dtype, step_.layout, cache_layer});
@@ -116,7 +117,12 @@ class StackRun {
   }
 
   void attend_cross(const StackLayer& layer, int64_t cache_layer) const {
-    multiply(layer.cross_q, memory_.normed, memory_.projected);
+    if (layer.cross_q.format == WeightFormat::kTiles) {
+      normed_linear(params(layer.cross_q, step_.added, memory_.projected), row_norm(layer.cross_norm, {}));
+    } else {
+      norm(layer.cross_norm, {});
+      multiply(layer.cross_q, memory_.normed, memory_.projected);
+    }
     attend(memory_.projected, stack_.num_heads * stack_.head_dim, cache_layer, *step_.cross, nullptr, 0);
     multiply(layer.cross_output, memory_.attended, step_.added);
   }
@@ -127,10 +133,8 @@ class StackRun {
     const bool codes = up.format == WeightFormat::kQ4 || up.format == WeightFormat::kQ8;
     const bool can_gate =
         (tiles || codes) && up.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
-    if (tiles && (can_gate || !stack_.gated))
-      return bequest::feed_forward({memory_.normed, up.weight, up.bias, down.weight, down.bias, step_.added,
-                                    step_.num_tokens, up.in_features, down.in_features, down.out_features,
-                                    stack_.activation, stack_.gated});
+    if (tiles && (can_gate || !stack_.gated)) return feed_forward_in_tiles(layer);
+    norm(layer.inner_norm, {});
     float* const results = memory_.inner;
     if (!stack_.gated) {
       multiply(up, memory_.normed, results);
@@ -146,6 +150,15 @@ class StackRun {
       gated_activation({both, results, step_.num_tokens, down.in_features, stack_.activation});
     }
     multiply(down, results, step_.added);
+  }
+
+  void feed_forward_in_tiles(const StackLayer& layer) const {
+    const StackProduct &up = layer.up, &down = layer.down;
+    // Rows are read before they are written: by the thread that normed them, or when all have been.
+    normed_feed_forward(
+        {step_.added, up.weight, up.bias, down.weight, down.bias, step_.added, step_.num_tokens,
+         up.in_features, down.in_features, down.out_features, stack_.activation, stack_.gated},
+        row_norm(layer.inner_norm, {}));
   }
 
   const LayerStack& stack_;

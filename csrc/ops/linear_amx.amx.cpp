@@ -286,6 +286,18 @@ void round_rows(const TiledProduct& product, int64_t begin, int64_t end) {
   }
 }
 
+void round_row(const TiledProduct& product, int64_t row, const float* from) {
+  const int64_t k_tiles = product.k_tiles(), width = product.params.in_features;
+  const int64_t tile_values = product.rows_in_tile() * kTileDepth;
+  BFloat16* to = product.rows + row / kTileSide * k_tiles * tile_values + row % kTileSide * kTileDepth;
+  for (int64_t k = 0; k < k_tiles * kTileDepth; k += kTileDepth, to += tile_values) {
+    const __mmask16 low = from ? first_lanes(width - k) : 0,
+                    high = from ? first_lanes(width - k - kLanes) : 0;
+    _mm512_store_si512(to, round_to_bfloat16(_mm512_maskz_loadu_ps(low, from + k),
+                                             _mm512_maskz_loadu_ps(high, from + k + kLanes)));
+  }
+}
+
 void multiply_strips(const TiledProduct& product, const TiledItem& item, float* sums) {
   TileSizes sizes;
   for (int tile = 0; tile < 6; ++tile) sizes.rows[tile] = static_cast<uint8_t>(product.rows_in_tile());

@@ -10,7 +10,7 @@ from engine.models.layers import LayerNorm, Linear, RMSNorm
 from engine.models.sublayers import CrossLayer, EncoderLayer
 
 
-def stack_of(layers: Sequence[EncoderLayer] | Sequence[CrossLayer], hidden_size: int) -> LayerStack | None:
+def stack_of(layers: Sequence[EncoderLayer | CrossLayer], hidden_size: int) -> LayerStack | None:
     """None where another backend runs them, kernel by kernel. REQUIRES: norms stand before sublayers"""
     attention, mlp = layers[0].attention, layers[0].mlp
     if not isinstance(attention.qkv.backend, CpuBackend):
