@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from engine.build import CacheSizes, make_scheduler
 from engine.cache.salt import pack_salt
 from engine.outputs import ChoiceOutput
 from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.foresight import Foresight
 from engine.scheduling.results import apply_result
 from engine.scheduling.sequence import Group
 from engine.scheduling.step import Launch
@@ -44,7 +46,7 @@ class Device:
 
 
 WIDE = Device(slots=32, queue=128, budget=256, step_seconds=0.008, token_seconds=40e-6)
-NARROW = Device(slots=8, queue=32, budget=256, step_seconds=0.010, token_seconds=1e-3)
+NARROW = Device(slots=8, queue=32, budget=128, step_seconds=0.010, token_seconds=1e-3)
 
 
 @dataclass
@@ -73,6 +75,7 @@ class Simulation:
             wall=lambda: self.now,
         )
         self._launched: deque[tuple[Launch, float]] = deque()  # with the time at which the device is done
+        self._foresight = Foresight()
         self._arrivals: list[tuple[float, int, str, tuple[int, ...], int]] = []  # heap; number, tenant, prompt, answer
         self._numbers = itertools.count(1)
         self._free_at = 0.0  # when the device has done what is launched
@@ -92,14 +95,25 @@ class Simulation:
         end = self.now + seconds
         while self.now < end:
             self._admit()
-            while len(self._launched) < DEPTH and (launch := self._scheduler.plan(self.now)) is not None:
-                self._free_at = max(self._free_at, self.now) + self._device.seconds(launch.plan.num_tokens)
-                self._launched.append((launch, self._free_at))
+            due = self._launch_steps()
             coming = self._arrivals[0][0] if self._arrivals else end
             done = self._launched[0][1] if self._launched else end
-            self.now = min(coming, done, end)
+            self.now = min(coming, done, due, end)
             if self._launched and done <= self.now:
+                self._foresight.computed(self.now)
                 self._apply(self._launched.popleft()[0])
+
+    def _launch_steps(self) -> float:
+        """Returns when the next one is to be planned, if nothing happens before."""
+        while len(self._launched) < DEPTH:
+            if (seconds := self._foresight.seconds_until_due(self.now)) > 0:
+                return self.now + seconds
+            if (launch := self._scheduler.plan(self.now)) is None:
+                break
+            self._foresight.launched(launch.plan, self.now)
+            self._free_at = max(self._free_at, self.now) + self._device.seconds(launch.plan.num_tokens)
+            self._launched.append((launch, self._free_at))
+        return math.inf
 
     def _admit(self) -> None:
         while self._arrivals and self._arrivals[0][0] <= self.now:

@@ -109,11 +109,13 @@ class EncoderInfo:
         return None if rules == TokenRules() else rules
 
     def check_length(self, length: int, param: str) -> None:
-        """Raises ContextLengthExceeded for an encoder input that does not even fit alone."""
+        """Raises ContextLengthExceeded for an encoder input that does not even fit alone; clients know the error by both
+        halves of its sentence."""
         if length > self.max_len:
             unit = "tokens" if self.takes == "tokens" else "positions"
             raise ContextLengthExceeded(
-                f"This model's encoder takes at most {self.max_len} {unit}; `{param}` is too long: {length}.",
+                f"This model's maximum context length is {self.max_len} {unit} in the encoder; the prompt is too long: "
+                f"{length} {unit} in `{param}`.",
                 param=param,
                 details={"max_encoder_len": self.max_len, "encoder_tokens": length},
             )

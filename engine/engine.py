@@ -2,8 +2,8 @@
 
 There is no task: the engine moves when a request comes (`_pump`) or a result comes (`_on_result`). On a result it
 applies, plans and launches first and then delivers, so that the device never waits for JSON. With `depth` 2 a step is
-planned and launched while the one before it runs; with 1 the loop is plain (plan, run, apply), which gives the same
-tokens and is the oracle of the pipelined one.
+planned and launched while the one before it runs, towards its end if that takes long (foresight.py); with 1 the loop is
+plain (plan, run, apply), which gives the same tokens and is the oracle of the pipelined one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from engine.errors import (
 from engine.inheritance.retention import Retention, Settlement
 from engine.outputs import ChoiceOutput
 from engine.scheduling.admission import check_admissible, check_room
+from engine.scheduling.foresight import Foresight
 from engine.scheduling.pace import Pace
 from engine.scheduling.results import apply_result
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Group, Status
 from engine.scheduling.step import Launch
 from engine.states.extraction import ExtractionLimits
-from engine.states.values import ExtractedStates
 from engine.text.tokenizer import Tokenizer
 from engine.types import Delta, ModelInfo, OutputMode, Parent, RecordEntry, Request, Runner, Sink, StepResult, Usage
 from engine.watching.observation import EngineLoad, Observer
@@ -80,6 +80,8 @@ class AsyncEngine:
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
+        self._foresight = Foresight()
+        self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
         self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
@@ -111,7 +113,7 @@ class AsyncEngine:
         check_admissible(request, self.info, self.scheduler, self._max_queued, pace, self._clock())
         self._arrivals += 1
         group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
-        self._charge_for_states(group)
+        self.scheduler.extractions.charge(group, self.info)
         try:
             self.retention.open(group, salt_of(request))
         except EngineError:
@@ -279,17 +281,32 @@ class AsyncEngine:
 
     def _launch_steps(self) -> None:
         while len(self._launched) < self._depth:
-            launch = self.scheduler.plan(self._clock(), behind=len(self._launched) > self._num_computed)
+            now = self._clock()
+            if (seconds := self._foresight.seconds_until_due(now)) > 0:
+                self._plan_later(now + seconds)
+                return
+            launch = self.scheduler.plan(now, behind=len(self._launched) > self._num_computed)
             if launch is None:
                 return
             idle = not self._launched
             self._launched.append(launch)
             self._masks.add(launch)
+            self._foresight.launched(launch.plan, now)
             self._device.launch(launch.plan, idle)
             self._watchdog.launched()
 
+    def _plan_later(self, due: float) -> None:
+        def wake() -> None:
+            self._foresight.woken(self._clock() - due)
+            self._pump()
+
+        if self._wake_up is not None:
+            self._wake_up.cancel()
+        self._wake_up = self._loop.call_later(due - self._clock(), wake)
+
     def _on_computed(self, _: None) -> None:
         self._num_computed += 1
+        self._foresight.computed(self._clock())
         self._pump()
 
     def _on_result(self, result: StepResult) -> None:
@@ -298,7 +315,10 @@ class AsyncEngine:
         try:
             now = self._clock()
             launch = self._launched.popleft()
-            self._num_computed = max(0, self._num_computed - 1)
+            if self._num_computed:
+                self._num_computed -= 1
+            else:
+                self._foresight.computed(now)
             self._watchdog.returned(len(self._launched))
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
@@ -333,7 +353,7 @@ class AsyncEngine:
         group.delivered = True
         settlement, states = Settlement(), None
         if finished:
-            states = self._take_states(group)
+            states = self.scheduler.extractions.take_states(group, self.info, self._give_back_states)
             settlement = self._close(group, "length" if group.cut_short else "stop")
         delta = Delta(
             group.request.id,
@@ -357,24 +377,6 @@ class AsyncEngine:
             self._close(group, "error")
 
     # --- hidden states -------------------------------------------------------------------------------------------
-
-    def _charge_for_states(self, group: Group) -> None:
-        """An extraction is charged when it begins; a generation now, since nothing may hold it up later."""
-        extractions = self.scheduler.extractions
-        group.states_bytes = extractions.memory.check(group.request, self.info)
-        if group.request.hidden_states is not None and not group.request.extracts:
-            extractions.take_memory(group)
-
-    def _take_states(self, group: Group) -> ExtractedStates | None:
-        """The states of a group that has finished; their memory is charged for until they are released."""
-        captures = [(s.choice, s.capture) for s in group.sequences if s.capture is not None]
-        if not captures:
-            return None
-        assert group.holds_states_memory
-        group.holds_states_memory = False
-        choices = tuple(capture.states(choice, self.info) for choice, capture in captures)
-        num_bytes = group.states_bytes
-        return ExtractedStates(choices, group.states_tokens, lambda: self._give_back_states(num_bytes))
 
     def _give_back_states(self, num_bytes: int) -> None:
         """Whoever drops an answer may do so in another thread."""

@@ -40,6 +40,9 @@ from server.structured.grammars import GrammarStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
+# A stored response. What stands beside them under the same path is none, or its 405 would name their methods.
+_RESPONSE = r"/v1/responses/{id:(?!input_tokens(?:/|$))[^/]+}"
+
 Route = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]  # method, path, handler
 ROUTES: list[Route] = [
     ("POST", "/v1/completions", completions),
@@ -48,10 +51,10 @@ ROUTES: list[Route] = [
     ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
-    ("GET", "/v1/responses/{id}", stored.retrieve),
-    ("DELETE", "/v1/responses/{id}", stored.delete),
-    ("GET", "/v1/responses/{id}/input_items", stored.input_items),
-    ("POST", "/v1/responses/{id}/cancel", stored.cancel),
+    ("GET", _RESPONSE, stored.retrieve),
+    ("DELETE", _RESPONSE, stored.delete),
+    ("GET", _RESPONSE + "/input_items", stored.input_items),
+    ("POST", _RESPONSE + "/cancel", stored.cancel),
     ("GET", "/v1/continuations", continuations.list_records),
     ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
     ("PATCH", "/v1/continuations/{id:.+}", continuations.change),

@@ -13,10 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-import orjson
 
 from server import wire
-from server.errors import ApiError, invalid, unsupported
+from server.errors import ApiError, unsupported
 
 IGNORED_HEADER = "X-Bequest-Ignored"
 _MOST_NAMED = 32  # of ignored fields, so that the header stays a header
@@ -145,10 +144,6 @@ _OURS: dict[str, tuple[str, ...]] = {
     "return_hidden_states": wire.GeneratedStates.__struct_fields__,
     "structured_outputs": wire.STRUCTURED_FIELDS,
 }
-# What is compiled, kept or told back as it came, and so has to be JSON that we can write ourselves.
-_WRITTEN = frozenset(
-    ("max_tool_calls", "metadata", "reasoning", "response_format", "structured_outputs", "text", "tool_choice", "tools")
-)
 # Where other servers have the schema of an answer, which must not be dropped without a word.
 _MISPLACED = {"response_format.schema": "response_format.json_schema.schema"}
 
@@ -170,8 +165,6 @@ def read(raw: dict[str, Any], body: type[wire.Body]) -> tuple[wire.Body, list[st
             ignored.append(name)
     for name in _OURS.keys() & raw.keys() & known:
         _check_ours(name, raw[name])
-    for name in (_WRITTEN | ({"input"} if body is wire.ResponseBody else set())) & raw.keys() & known:
-        _check_written(name, raw[name])
     for name, shape in _SHAPES.get(body, {}).items():
         if name in raw and shape is not None:
             ignored += _ignored_inside(raw[name], shape, name)
@@ -184,15 +177,6 @@ def _check_ours(holder: str, given: Any) -> None:
         if name not in known and given[name] is not None:
             message = f"`{holder}` has no field {wire.shorten(repr(name))}; it has {', '.join(known)}."
             raise ApiError(400, "unknown_parameter", message, param=f"{holder}.{wire.shorten(name)}")
-
-
-def _check_written(name: str, given: Any) -> None:
-    """JSON knows integers of any size and nests as deep as it likes; who writes it has limits."""
-    try:
-        orjson.dumps(given)
-    except orjson.JSONEncodeError as error:
-        fault = "holds an integer of more than 64 bits" if "nteger" in str(error) else "is nested too deeply"
-        raise invalid(f"`{name}` {fault}.", name) from None
 
 
 def _ignored_inside(given: Any, shape: _Shape, path: str) -> Iterator[str]:

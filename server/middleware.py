@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 from engine.errors import EngineError
 from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
 from server.errors import ApiError, from_engine, internal
+from server.generation.opening import BEGUN
 from server.names import new_id
 from server.operation.logs import CURRENT, request_id_of
 from server.operation.noting import note_error
@@ -46,11 +47,11 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await _admitted(request, handler)
     except ApiError as error:
-        return error_response(request, error)
+        return await _failed(request, error)
     except EngineError as error:
-        return error_response(request, from_engine(error))
+        return await _failed(request, from_engine(error))
     except web.HTTPException as error:
-        return error_response(request, _from_http(request, error))
+        return await _failed(request, _from_http(request, error))
     except ReaderStopped:
         request.app[CONTEXT].metrics.on_dropped_reader()
         raise
@@ -59,9 +60,9 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:
         answer_id = request[ANSWER_ID] = request.get(ANSWER_ID) or new_id("req-")
         _log.exception("%s %s failed (%s)", request.method, request.rel_url.raw_path, answer_id)
-        if request.writer.output_size > 0:
+        if request.writer.output_size > 0 and BEGUN not in request:
             raise ConnectionResetError("the answer has begun, it can only be cut off") from None
-        return error_response(request, internal(answer_id))
+        return await _failed(request, internal(answer_id))
 
 
 async def _admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -77,7 +78,10 @@ async def _admitted(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
 
 
-def error_response(request: web.Request, error: ApiError) -> web.Response:
+async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
+    """The error as the answer, or as the end of a stream that has begun with comments."""
+    if BEGUN in request:
+        return await request[BEGUN].fail(request, error)
     note_error(request, error)
     response = error.response()
     if error.status in (408, 413):

@@ -9,8 +9,9 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
-from server.errors import ApiError
+from server.errors import ApiError, invalid
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -264,6 +265,16 @@ def convert(fields: dict[str, Any], body: type[Body]) -> Body:
         return msgspec.convert(fields, body)
     except msgspec.ValidationError as error:
         raise _type_error(str(error), fields) from None
+
+
+def written(value: Any, param: str) -> bytes:
+    """What a client sent, as JSON once more: to be compiled, kept or told back. JSON knows integers of any size and
+    nests as deep as it likes; who writes it has limits."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        fault = "holds an integer of more than 64 bits" if "nteger" in str(error) else "is nested too deeply"
+        raise invalid(f"`{param}` {fault}.", param) from None
 
 
 def why_malformed(error: Exception) -> str:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.models.backend import HeadNorm, LayerHead, LayerTail, Projected, StreamNorm
+from engine.models.backend import HeadNorm, LayerHead, LayerTail, Matrix, Projected, StreamNorm
 from engine.models.batch import ModelInput, ReadRows
 from engine.models.config import DecoderConfig
 from engine.models.layers import Embedding, Linear, Loader, RMSNorm
@@ -155,15 +155,15 @@ class Decoder:
         return self.output(hidden)
 
     @property
-    def weight_bytes(self) -> int:
-        """Memory of the matrices; norms and biases are too small to count."""
+    def matrices(self) -> list[Matrix]:
+        """Each once; norms and biases are too small to count."""
         matrices = [self.embedding.weight]
         if not self.config.tie_word_embeddings:
             matrices.append(self.output.weight)
         for layer in self.layers:
             matrices += [layer.attention.qkv.weight, layer.attention.output.weight]
             matrices += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
-        return sum(matrix.nbytes for matrix in matrices)
+        return matrices
 
 
 def _with_progress(layers: Iterable[DecoderLayer], num_layers: int) -> Iterator[DecoderLayer]:

@@ -174,14 +174,13 @@ class EncoderDecoder(ABC):
         return self.output(hidden)
 
     @property
-    def weight_bytes(self) -> int:
-        """Memory of the matrices; norms and biases are too small to count."""
+    def matrices(self) -> list[Matrix]:
+        """Each once; norms and biases are too small to count."""
         matrices = [table.weight for table in self.tables]
         if not self.config.tie_word_embeddings:
             matrices.append(self.output.weight)
         layers: list[EncoderLayer | CrossLayer] = [*self.encoder_layers, *self.decoder_layers]
-        matrices += [matrix for layer in layers for matrix in layer.matrices]
-        return sum(matrix.nbytes for matrix in matrices)
+        return matrices + [matrix for layer in layers for matrix in layer.matrices]
 
 
 def tap_at(batch: ModelInput, layer: int, of_output: bool = False) -> LayerTap | None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.cpu_weights import PackedWeight
 from engine.kernels.kv_format import FP8
-from engine.models.backend import Backend, CpuBackend
+from engine.models.backend import Backend, CpuBackend, Matrix
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
@@ -52,7 +53,8 @@ class LoadedModel:
     model: Decoder | EncoderDecoder
     config: ModelConfig
     generation: GenerationDefaults
-    dtype: torch.dtype  # of the stored weights
+    dtype: torch.dtype  # of the weights' values
+    formats: tuple[str, ...]  # that the matrices are kept in: this dtype, or codes of a quantised file
     kv_dtype: torch.dtype  # of the cache
     max_model_len: int
     num_parameters: int
@@ -88,11 +90,18 @@ def load_model(
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
+        formats=tuple(sorted({_format(matrix, storage) for matrix in model.matrices})),
         kv_dtype=kv_dtype,
         max_model_len=length,
         num_parameters=num_parameters,
-        weight_bytes=model.weight_bytes,
+        weight_bytes=sum(matrix.nbytes for matrix in model.matrices),
     )
+
+
+def _format(matrix: Matrix, dtype: torch.dtype) -> str:
+    """What a matrix is kept in."""
+    bits = matrix.bits if isinstance(matrix, PackedWeight) else None
+    return str(dtype).removeprefix("torch.") if bits is None else f"codes of {bits} bits"
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

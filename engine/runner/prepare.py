@@ -40,8 +40,8 @@ from engine.types import ModelInfo, Runner
 
 log = logging.getLogger("bequest.start")
 
-# A step of this many tokens takes about a quarter of a second on two cores: longer ones would stall running streams.
-_CPU_BATCHED_TOKENS = 256
+# A step of this many tokens takes about an eighth of a second on two cores: longer ones would stall running streams.
+_CPU_BATCHED_TOKENS = 128
 # Where none runs, only who comes next waits for the end of the step.
 _CPU_TOKENS_ALONE = 512
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
@@ -338,9 +338,8 @@ def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | No
 
 
 def _storage(loaded: LoadedModel) -> str:
-    if loaded.kv_dtype is loaded.dtype:
-        return f"weights and cache in {_name(loaded.dtype)}"
-    return f"weights in {_name(loaded.dtype)}, cache in {_name(loaded.kv_dtype)}"
+    weights, cache = " and ".join(loaded.formats), _name(loaded.kv_dtype)
+    return f"weights and cache in {cache}" if weights == cache else f"weights in {weights}, cache in {cache}"
 
 
 def _products(loaded: LoadedModel) -> str:

@@ -18,6 +18,7 @@ Rules of a step, within a budget of tokens:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from functools import partial
 
 from engine._C import BeamTables, BlockPool, BlockTable, TokenList
@@ -287,17 +288,12 @@ class Scheduler:
         begin = sequence.num_computed
         if sequence.capture is not None:
             count = sequence.capture.most_tokens(begin, count, draft.state_rows)
-        while (pairs := sequence.table.try_prepare_write(begin, begin + count)) is None:
-            if self.cache.make_room(sequence.table.blocks_needed(begin, begin + count)):
-                continue
-            draft.short = True
-            victim = self._victim(draft, sequence)
-            if not self._try_preempt(victim):
-                draft.used.add(victim)  # sits this step out, and can be preempted in the next
+        pairs = sequence.table.try_prepare_write(begin, begin + count)
+        if pairs is None:
+            if not self._make_room(draft, sequence, lambda: sequence.table.blocks_needed(begin, begin + count)):
                 return False
-            draft.num_preempted += 1
-            if victim is sequence:
-                return False
+            pairs = sequence.table.try_prepare_write(begin, begin + count)
+            assert pairs is not None, "the blocks were counted"
         draft.copies.extend(pairs)
         draft.add(sequence, begin, count)
         sequence.num_computed = begin + count
@@ -329,24 +325,27 @@ class Scheduler:
         if draft.chunks and (len(beams) > draft.budget or draft.num_beams + len(beams) > MAX_BEAM_WIDTH):
             return False
         position = leader.num_computed
-        while not self.cache.make_room(beams.blocks_needed(position)):
-            draft.short = True
-            victim = self._victim(draft, leader)
-            if not self._try_preempt(victim):
-                draft.used.add(victim)  # sits this step out, and can be preempted in the next
-                return False
-            draft.num_preempted += 1
-            if victim is leader:
-                return False
+        if not self._make_room(draft, leader, lambda: beams.blocks_needed(position)):
+            return False
         copies = beams.try_prepare_write(position)
         assert copies is not None, "the blocks were counted"
         draft.add_beams(leader, len(beams), copies)
         leader.num_computed += 1
         return True
 
-    def _victim(self, draft: Draft, sequence: Sequence) -> Sequence:
-        """The least urgent running sequence that this step does not use; the one in need itself, if it is that."""
-        return max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
+    def _make_room(self, draft: Draft, sequence: Sequence, needed: Callable[[], int]) -> bool:
+        """Frees the blocks that a sequence of this step needs. If they must, least urgent running ones that the step
+        does not use give theirs up, at last the one in need itself; they may have shared some. False: it sits out."""
+        while not self.cache.make_room(needed()):
+            draft.short = True
+            victim = max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
+            if not self._try_preempt(victim):
+                draft.used.add(victim)  # sits this step out, and can be preempted in the next
+                return False
+            draft.num_preempted += 1
+            if victim is sequence:
+                return False
+        return True
 
     def _try_preempt(self, sequence: Sequence) -> bool:
         """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""

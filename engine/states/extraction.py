@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.errors import AnswerTooLarge, QueueFull
 from engine.scheduling.fairness import FairQueue
 from engine.scheduling.sequence import Group, Sequence
 from engine.states.step_lengths import StepLengths
-from engine.states.values import ITEM_BYTES
+from engine.states.values import ITEM_BYTES, ExtractedStates
 from engine.types import ModelInfo, Request
 
 if TYPE_CHECKING:
@@ -130,6 +131,24 @@ class Extractions:
             sequence = self.waiting.head()
             if sequence is None or not self._try_take_memory(sequence.group) or not admit(draft, sequence):
                 return
+
+    def charge(self, group: Group, info: ModelInfo) -> None:
+        """Counts what the states of a new group may take. An extraction is charged when it begins; a generation now,
+        since nothing may hold it up later. Raises AnswerTooLarge, QueueFull."""
+        group.states_bytes = self.memory.check(group.request, info)
+        if group.request.hidden_states is not None and not group.request.extracts:
+            self.take_memory(group)
+
+    def take_states(self, group: Group, info: ModelInfo, give_back: Callable[[int], None]) -> ExtractedStates | None:
+        """The states of a group that has finished; their memory is charged for until `give_back` is told its bytes,
+        by whichever thread drops them."""
+        captures = [(s.choice, s.capture) for s in group.sequences if s.capture is not None]
+        if not captures:
+            return None
+        assert group.holds_states_memory
+        group.holds_states_memory = False
+        choices = tuple(capture.states(choice, info) for choice, capture in captures)
+        return ExtractedStates(choices, group.states_tokens, partial(give_back, group.states_bytes))
 
     def take_memory(self, group: Group) -> None:
         """Charges for the states of a group. Raises QueueFull."""

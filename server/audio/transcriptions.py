@@ -23,7 +23,7 @@ from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
 from server.errors import ApiError, internal, invalid, unsupported
 from server.generation import sampling
 from server.generation.generation import json_response
-from server.generation.sse import HEADERS, KEEP_ALIVE
+from server.generation.opening import HEADERS, KEEP_ALIVE
 from server.names import new_id
 from server.wire import shorten
 

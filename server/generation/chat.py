@@ -22,6 +22,7 @@ from server.generation.generation import (
     check_stream_options,
     collect,
     engine_requests,
+    in_stream,
     json_response,
     open_stream,
     send_stream,
@@ -63,10 +64,11 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     wish = completion_states(body.return_hidden_states, context.engine.info)
     if wish is None:
         context.engine.check_room(terms.tenant)
-    prompt = await chat_prompt(context, terms, body)
+    headers = fields.ignored_header(ignored)
+    finding = chat_prompt(context, terms, body)
+    prompt = await (in_stream(http, headers, finding) if body.stream else finding)
     [request] = engine_requests(context, body, answer_id, [prompt], params, terms, wish)
     states = generated_states(context, wish, [request])
-    headers = fields.ignored_header(ignored)
     report = report_of(request)
     if body.stream:
         return await _stream(http, context, body, head, request, states, report, calls, headers)

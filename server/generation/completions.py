@@ -23,6 +23,7 @@ from server.generation.generation import (
     check_stream_options,
     collect,
     engine_requests,
+    in_stream,
     json_response,
     open_stream,
     send_stream,
@@ -57,10 +58,11 @@ async def completions(http: web.Request) -> web.StreamResponse:
     wish = completion_states(body.return_hidden_states, context.engine.info)
     if wish is None:
         context.engine.check_room(terms.tenant)
-    prompts = await completion_prompts(context, terms, body)
+    headers = fields.ignored_header(ignored)
+    finding = completion_prompts(context, terms, body)
+    prompts = await (in_stream(http, headers, finding) if body.stream else finding)
     requests = engine_requests(context, body, answer_id, prompts, params, terms, wish)
     states = generated_states(context, wish, requests)
-    headers = fields.ignored_header(ignored)
     # Only a single prompt may have a parent or a lease.
     report = report_of(requests[0])
     if body.stream:

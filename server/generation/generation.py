@@ -7,11 +7,11 @@ the `with` block of a Job aborts whatever has not finished, whichever way it was
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import orjson
 from aiohttp import web
@@ -19,13 +19,14 @@ from aiohttp import web
 from engine.encoder import EncoderInput
 from engine.errors import EngineError
 from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, Retain, SamplingParams, TokenLogprob, Usage
-from server.context import ARRIVED, CALLER, TENANT, Context
+from server.context import ARRIVED, CALLER, CONTEXT, TENANT, Context
 from server.continuation import leases
 from server.continuation.report import Report
 from server.errors import from_engine, invalid
 from server.generation import sampling
 from server.generation.chunks import usage_event
 from server.generation.encoder_prompts import with_rules
+from server.generation.opening import in_time
 from server.generation.sse import Done, EventStream, Source
 from server.interfaces import EngineLike
 from server.names import check_name, part_id
@@ -33,6 +34,8 @@ from server.states.extraction import release
 from server.states.generated import GeneratedStates
 from server.states.wish import StatesWish, check_states
 from server.wire import GenerationBody
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,11 @@ def open_stream(
     chunk_head = {**head, "usage": None}
     chunk = None if states is None else partial(states.chunk, chunk_head, unleased)
     return EventStream(Done(last_event), keep_alive, chunk), chunk_head, unleased
+
+
+async def in_stream(http: web.Request, headers: dict[str, str], work: Awaitable[_Result]) -> _Result:
+    """Awaits what a stream of chunks needs before it can be asked for."""
+    return await in_time(http, http.app[CONTEXT].config.sse_keep_alive_interval, headers, Done.failed, work)
 
 
 async def send_stream(

@@ -196,7 +196,8 @@ def check_prompt_len(prompt_len: int, keys: int | None) -> None:
     """The key's own limit, told as the model's is."""
     if keys is not None and prompt_len > keys:
         raise ContextLengthExceeded(
-            f"This key's maximum context length is {keys} prompt tokens; the prompt is too long: {prompt_len} tokens.",
+            f"This model's maximum context length is {keys} prompt tokens with this key; the prompt is too long: "
+            f"{prompt_len} tokens.",
             details={"max_prompt_tokens": keys, "prompt_tokens": prompt_len},
         )
 

@@ -22,6 +22,7 @@ from msgspec import structs
 
 from engine.types import ChoiceDelta, Delta, TokenLogprob
 from server.errors import ApiError, from_engine, internal
+from server.generation.opening import KEEP_ALIVE, begin, log_failure
 from server.operation.noting import note_error
 from server.states.encoding import Piece
 from server.states.extraction import release
@@ -29,13 +30,7 @@ from server.states.sending import drained
 
 _log = logging.getLogger("bequest.server")
 
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 _DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class ChunkFormat(Protocol):
@@ -69,7 +64,8 @@ class Done:
     def finished(self, endings: Sequence[Delta]) -> bytes:
         return self._usage_event(endings) + _DONE
 
-    def failed(self, error: ApiError) -> bytes:
+    @staticmethod
+    def failed(error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n" + _DONE
 
 
@@ -266,7 +262,7 @@ class EventStream:
 
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Sends everything until the end. Cancelled when the client goes away."""
-        response = web.StreamResponse(headers={**HEADERS, **headers})
+        response = begin(request, headers)
         writer = await response.prepare(request)
         assert isinstance(writer, StreamWriter)
         if writer.transport is None:
@@ -285,7 +281,7 @@ class EventStream:
                 await self._woken_or_silent()
         if self._error is not None:
             note_error(request, self._error)
-            _log.warning("the stream ended with an error: %s: %s", self._error.code, self._error.message)
+            log_failure(self._error)
         # The terminating chunk has been sent with the last event: aiohttp must not send another.
         writer.chunked = False
         await response.write_eof()

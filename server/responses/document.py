@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from engine.types import FinishReason, SamplingParams, Usage
 from server.structured.tools import Function, Tools
-from server.wire import ResponseBody
+from server.wire import ResponseBody, written
 
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 _VERBOSITIES = ("low", "medium", "high")
@@ -29,23 +31,23 @@ def in_progress(
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "metadata": body.metadata or {},
+        "max_tool_calls": _told(body.max_tool_calls, "max_tool_calls"),
+        "metadata": _told(body.metadata or {}, "metadata"),
         "model": model,
         "output": [],
         "parallel_tool_calls": True if body.parallel_tool_calls is None else body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "reasoning": _told({name: reasoning.get(name) for name in ("effort", "summary")}, "reasoning"),
         "safety_identifier": body.safety_identifier,
         "service_tier": body.service_tier if body.service_tier in SERVICE_TIERS else "default",
         "store": body.store is not False,
         "temperature": params.temperature,
         "text": {
-            "format": text.get("format") or {"type": "text"},
+            "format": _told(text.get("format") or {"type": "text"}, "text.format"),
             "verbosity": text["verbosity"] if text.get("verbosity") in _VERBOSITIES else "medium",
         },
-        "tool_choice": body.tool_choice or "auto",
+        "tool_choice": _told(body.tool_choice or "auto", "tool_choice"),
         "tools": [_tool(function) for function in tools.functions],
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p if body.top_p is None else body.top_p,
@@ -106,11 +108,16 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
+def _told(given: Any, param: str) -> orjson.Fragment:
+    """What the client said, as it is told back: written once for all the times that the object is."""
+    return orjson.Fragment(written(given, param))
+
+
 def _tool(function: Function) -> dict[str, Any]:
     return {
         "type": "function",
         "name": function.name,
         "description": function.description,
-        "parameters": function.parameters,
+        "parameters": orjson.Fragment(function.schema),
         "strict": function.strict,
     }

@@ -142,6 +142,12 @@ class ResponseFormat:
         return b"".join([*opening, *self._writer.failure(response, error)])
 
 
+def failed_at_once(head: dict[str, Any], error: ApiError) -> bytes:
+    """The events of a response of which there is nothing to tell but that it failed."""
+    writer = EventWriter()
+    return b"".join([*writer.opening(head), *writer.failure(document.failed(head, [], error.message), error)])
+
+
 def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
     """The events of a finished response once more, each at the place of its number."""
     response = orjson.loads(body)

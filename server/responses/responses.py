@@ -7,6 +7,7 @@ import time
 from array import array
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -27,13 +28,14 @@ from server.generation.generation import (
     terms_of,
 )
 from server.generation.logprobs import Spelling
+from server.generation.opening import in_time
 from server.generation.sse import EventStream
 from server.intake import read_object
 from server.names import new_id
 from server.responses import document
 from server.responses.answer import Answer
 from server.responses.body import as_chat, check_body, response_constraint
-from server.responses.events import ResponseFormat
+from server.responses.events import ResponseFormat, failed_at_once
 from server.responses.items import without_logprobs
 from server.responses.prompt import ResponsePrompt, response_prompt
 from server.responses.store import RunningResponse, StoredResponse, Turn
@@ -55,14 +57,18 @@ async def create(http: web.Request) -> web.StreamResponse:
     calls = Calls(context, tools, template=None)
     params = await calls.constrain(context, chat, params, response_constraint(body))
     terms = terms_of(context, http, chat, default_tokens=None)
+    head = document.in_progress(body, answer_id, int(time.time()), model, params, tools)
     context.engine.check_room(terms.tenant)
-    prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
+    headers = fields.ignored_header(ignored)
+    finding = response_prompt(context, terms.tenant, body, tools, terms.deadline)
+    if body.stream:
+        interval = context.config.sse_keep_alive_interval
+        finding = in_time(http, interval, headers, partial(failed_at_once, head), finding)
+    prompt = await finding
     [request] = engine_requests(context, chat, answer_id, [prompt.prompt], params, terms)
-    head = document.in_progress(body, answer_id, int(time.time()), model, request.params, tools)
     spelling = Spelling(context.text.tokenizer, body.return_tokens_as_token_ids)
     answer = Answer(head, report_of(request), spelling if params.logprobs is not None else None, calls.reader())
     making = _Making(context, request, prompt, answer, RunningResponse(answer_id, head))
-    headers = fields.ignored_header(ignored)
     with making.registered():
         if body.stream:
             return await making.stream(http, headers)

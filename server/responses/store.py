@@ -67,53 +67,35 @@ class StoredResponse:
         return len(self.body) + sys.getsizeof(self.prompt_text) + numbers + _ENTRY_BYTES
 
 
-class ResponseStore:
-    """Finished responses by tenant and id; the least recently used leave first."""
+class _Shelf:
+    """The responses of one tenant, the least recently used first."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self._entries: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._names: dict[tuple[str, str], str] = {}  # (tenant, name) → id of the youngest so named
+    def __init__(self) -> None:
+        self.entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._names: dict[str, str] = {}  # a client's name → id of the youngest so named
         self.size = 0  # bytes
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def put(self, response: StoredResponse) -> None:
-        """Keeps it and, where room is short, drops others; one that would need all the room is not kept."""
-        self._entries[response.tenant, response.id] = response
+        self.entries[response.id] = response
         if response.name is not None:
-            self._names[response.tenant, response.name] = response.id
+            self._names[response.name] = response.id
         self.size += response.size
         self._hold(response.turn)
-        if self._alone(response) > self._most_bytes:
-            self.delete(response.tenant, response.id)
-        while len(self._entries) > self._most or self.size > self._most_bytes:
-            self._release(self._entries.popitem(last=False)[1])
 
-    def get(self, tenant: str, reference: str) -> StoredResponse | None:
+    def get(self, reference: str) -> StoredResponse | None:
         """By id or by the client's name."""
-        key = (tenant, self._names.get((tenant, reference), reference))
-        if key not in self._entries:
+        key = self._names.get(reference, reference)
+        if key not in self.entries:
             return None
-        self._entries.move_to_end(key)
-        return self._entries[key]
+        self.entries.move_to_end(key)
+        return self.entries[key]
 
-    def delete(self, tenant: str, reference: str) -> StoredResponse | None:
-        response = self.get(tenant, reference)
-        if response is not None:
-            del self._entries[tenant, response.id]
-            self._release(response)
-        return response
-
-    def _alone(self, response: StoredResponse) -> int:
-        total, turn = response.size, response.turn
-        while True:
-            total += len(turn.items)
-            if turn.parent is None or total > self._most_bytes:
-                return total
-            turn = turn.parent
+    def drop(self, response: StoredResponse) -> None:
+        del self.entries[response.id]
+        self.size -= response.size
+        if response.name is not None and self._names.get(response.name) == response.id:
+            del self._names[response.name]
+        self._release(response.turn)
 
     def _hold(self, turn: Turn | None) -> None:
         """Counts a turn and, the first time, its ancestors: they stay as long as a descendant does."""
@@ -124,16 +106,72 @@ class ResponseStore:
             self.size += len(turn.items)
             turn = turn.parent
 
-    def _release(self, response: StoredResponse) -> None:
-        self.size -= response.size
-        if response.name is not None and self._names.get((response.tenant, response.name)) == response.id:
-            del self._names[response.tenant, response.name]
-        turn: Turn | None = response.turn
+    def _release(self, turn: Turn | None) -> None:
         while turn is not None:
             turn.holders -= 1
             if turn.holders > 0:
                 return
             self.size -= len(turn.items)
+            turn = turn.parent
+
+
+class ResponseStore:
+    """Finished responses by tenant and id. Where room is short, the tenant that has the most of it, and so at least an
+    equal share, loses what it used least recently: nobody pushes out those who have less."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._shelves: OrderedDict[str, _Shelf] = OrderedDict()  # by tenant, the one not heard of for longest first
+
+    def __len__(self) -> int:
+        return sum(len(shelf.entries) for shelf in self._shelves.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(shelf.size for shelf in self._shelves.values())
+
+    def put(self, response: StoredResponse) -> None:
+        """Keeps it and, where room is short, drops others; one that would need all the room is not kept."""
+        if self._alone(response) > self._most_bytes:
+            return
+        self._shelves.setdefault(response.tenant, _Shelf()).put(response)
+        self._shelves.move_to_end(response.tenant)
+        while len(self) > self._most:
+            self._drop_oldest(max(self._shelves, key=lambda tenant: len(self._shelves[tenant].entries)))
+        while self.size > self._most_bytes:
+            self._drop_oldest(max(self._shelves, key=lambda tenant: self._shelves[tenant].size))
+
+    def get(self, tenant: str, reference: str) -> StoredResponse | None:
+        """By id or by the client's name."""
+        shelf = self._shelves.get(tenant)
+        if shelf is None:
+            return None
+        self._shelves.move_to_end(tenant)
+        return shelf.get(reference)
+
+    def delete(self, tenant: str, reference: str) -> StoredResponse | None:
+        response = self.get(tenant, reference)
+        if response is not None:
+            self._drop(response)
+        return response
+
+    def _drop_oldest(self, tenant: str) -> None:
+        self._drop(next(iter(self._shelves[tenant].entries.values())))
+
+    def _drop(self, response: StoredResponse) -> None:
+        shelf = self._shelves[response.tenant]
+        shelf.drop(response)
+        if not shelf.entries:
+            del self._shelves[response.tenant]
+
+    def _alone(self, response: StoredResponse) -> int:
+        total, turn = response.size, response.turn
+        while True:
+            total += len(turn.items)
+            if turn.parent is None or total > self._most_bytes:
+                return total
             turn = turn.parent
 
 

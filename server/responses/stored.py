@@ -16,7 +16,7 @@ from server import fields
 from server.context import CONTEXT, TENANT
 from server.errors import ApiError, invalid
 from server.generation.generation import json_response
-from server.generation.sse import HEADERS
+from server.generation.opening import HEADERS
 from server.paging import QUERY, integer, page_of
 from server.responses.events import replay
 from server.responses.store import RunningResponse, StoredResponse

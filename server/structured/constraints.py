@@ -44,7 +44,12 @@ def json_schema(schema: Any, name: str, param: str, field: str = "response_forma
     if _depth(schema) > _DEEPEST:
         message = f"{complaint}: it is nested more than {_DEEPEST} deep."
         raise ApiError(400, "grammar_too_large", message, param=param)
-    return Constraint(GrammarSource("json_schema", orjson.dumps(schema).decode()), param, complaint)
+    try:
+        text = orjson.dumps(schema).decode()
+    except orjson.JSONEncodeError:
+        message = f"{complaint}: it holds an integer of more than 64 bits."
+        raise ApiError(400, "invalid_json_schema", message, param=param) from None
+    return Constraint(GrammarSource("json_schema", text), param, complaint)
 
 
 def constraint_of(body: GenerationBody) -> Constraint | None:

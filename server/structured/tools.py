@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import orjson
@@ -22,13 +23,18 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Function:
     name: str
     description: str | None
     parameters: dict[str, Any]
     strict: bool
     param: str  # where its schema stands in the body
+
+    @cached_property
+    def schema(self) -> str:
+        """The parameters as JSON. Raises 400 for what is none to follow."""
+        return json_schema(self.parameters, self.name, self.param, "function").source.text
 
     def as_tool(self) -> dict[str, Any]:
         """As chat templates expect it."""
@@ -73,7 +79,7 @@ class Tools:
             raise unsupported(answer.param, message)
         functions = [f for f in self.functions if self.forced is None or f.name == self.forced]
         for function in functions:
-            json_schema(function.parameters, function.name, function.param, "function")
+            _ = function.schema  # that of a function that is not held to it has to be one, too
         mark = _text(format.begin) if special is None else f"<[{special}]>"
         several = self.parallel and self.forced is None
         if self.choice == "required":

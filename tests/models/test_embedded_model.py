@@ -32,6 +32,7 @@ def test_facts(loaded: LoadedModel) -> None:
     assert loaded.num_parameters == 134_515_008
     embedding = 49152 * 576
     # The matrices in codes of the file: 4 or 8 bits, and a scale and an offset of 16 bits for 32 of them.
+    assert loaded.formats == ("codes of 4 bits", "codes of 8 bits")
     assert loaded.weight_bytes * 8 == 5 * (134_479_872 - embedding) + 9 * embedding
     assert loaded.dtype == torch.float32
     assert loaded.max_model_len == 8192

@@ -52,6 +52,7 @@ def test_codes_of_the_file_give_the_bits_of_its_values(
     monkeypatch.setattr(GGUFSource, "load_codes", lambda source, tensor: None)
     in_values = load_model(tmp_path / "model.gguf")
     assert in_codes.weight_bytes < in_values.weight_bytes / 3
+    assert in_codes.formats == (f"codes of {4 if kind is Q4_1 else 8} bits",) and in_values.formats == ("float32",)
     logits = [PagedSequences(it.model, 1, len(TOKENS)).run(0, TOKENS, chunk=7) for it in (in_codes, in_values)]
     assert torch.equal(*logits)
 

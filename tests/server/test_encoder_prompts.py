@@ -138,9 +138,9 @@ async def test_a_continuation_has_its_parents_input(model: Front) -> None:
         ({"encoder_prompt": ["a"]}, "prompt.encoder_prompt[0]", "a token id"),
         ({"encoder_prompt": [999]}, "prompt.encoder_prompt[0]", "not a token id of this model"),
         ({"encoder_prompt": "a", "decoder_prompt": [-1]}, "prompt.decoder_prompt[0]", "not a token id of this model"),
-        ([1] * 65, "prompt", "at most 64 tokens"),
-        ("x" * 100, "prompt", "at most 64 tokens"),
-        ("x" * 10_000, "prompt", "at most 64 tokens"),
+        ([1] * 65, "prompt", "maximum context length is 64 tokens"),
+        ("x" * 100, "prompt", "maximum context length is 64 tokens"),
+        ("x" * 10_000, "prompt", "maximum context length is 64 tokens"),
         ({"encoder_prompt": "a", "decoder_prompt": [8] * 512}, "prompt.decoder_prompt", "maximum context length"),
         ({"encoder_prompt": "a", "decoder_prompt": [8] * 500}, "prompt.decoder_prompt", "maximum context length"),
         ({"encoder_prompt": "a", "decoder_prompt": "x" * 5000}, "prompt.decoder_prompt", "maximum context length"),
@@ -181,3 +181,15 @@ async def test_a_pair_cannot_continue(model: Front) -> None:
     await submitted(model, "hi", request_id="p")
     answer, body = await model.post("/v1/completions", {"prompt": {"encoder_prompt": "x"}, "continuation_of": "p"})
     assert (answer.status, body["error"]["param"]) == (400, "prompt.encoder_prompt")
+
+
+@pytest.mark.parametrize(
+    "prompt, param", [(list(range(65)), "prompt"), ({"encoder_prompt": "a" * 99}, "prompt.encoder_prompt")]
+)
+async def test_an_input_too_long_for_the_encoder(model: Front, prompt: Any, param: str) -> None:
+    """Clients know the error by both halves of its sentence."""
+    answer, body = await model.post("/v1/completions", {"prompt": prompt})
+    error = body["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "This model's maximum context length is 64 tokens" in error["message"]
+    assert "the prompt is too long: " in error["message"] and error["details"]["max_encoder_len"] == 64

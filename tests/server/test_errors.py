@@ -288,23 +288,39 @@ async def test_what_we_could_not_write_is_refused(front: Front, value: Any) -> N
     tool = {"type": "function", "name": "f", "parameters": value}
     chat = {"type": "function", "function": {"name": "f", "parameters": value}}
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("/v1/responses", {"input": "a", "tools": [tool], "tool_choice": "none"}, "tools"),
+        ("/v1/responses", {"input": "a", "tools": [tool], "tool_choice": "none"}, "tools[0].parameters"),
         ("/v1/responses", {"input": "a", "metadata": value}, "metadata"),
         ("/v1/responses", {"input": "a", "reasoning": {"effort": value}}, "reasoning"),
-        ("/v1/responses", {"input": "a", "text": {"format": {"type": "text", "name": value}}}, "text"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "text", "name": value}}}, "text.format"),
         ("/v1/responses", {"input": "a", "max_tool_calls": 2**64}, "max_tool_calls"),
-        ("/v1/responses", {"input": [{"role": "user", "content": "a", "status": value}]}, "input"),
-        ("/v1/chat/completions", {**CHAT, "tools": [chat], "tool_choice": "required"}, "tools"),
-        ("/v1/chat/completions", {**CHAT, "structured_outputs": {"json": value}}, "structured_outputs"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a", "status": value}]}, "input[0].status"),
+        ("/v1/chat/completions", {**CHAT, "tools": [chat], "tool_choice": "required"}, "tools[0].function.parameters"),
+        ("/v1/chat/completions", {**CHAT, "structured_outputs": {"json": value}}, "structured_outputs.json"),
         (
             "/v1/chat/completions",
             {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": value}}},
-            "response_format",
+            "response_format.json_schema.schema",
         ),
     ]
+    schemas = ("parameters", "json", "schema")
     for path, body, param in cases:
         error = await refused(front, body, path)
-        assert (error["code"], error["param"]) == ("invalid_value", param), body
+        no_schema = "grammar_too_large" if "a" in value else "invalid_json_schema"
+        assert error["code"] == (no_schema if param.endswith(schemas) else "invalid_value"), body
+        assert error["param"] == param
+
+
+async def test_what_is_not_written_may_be_anything(front: Front) -> None:
+    """Nothing of it is read, kept or told back."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested(300)}}
+    item = {"role": "user", "content": [{"type": "input_text", "text": "a", "extra": 2**64}], "more": nested(300)}
+    for path, body in (
+        ("/v1/responses", {"input": [item]}),
+        ("/v1/chat/completions", {**CHAT, "metadata": {"a": 2**64}}),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool], "tool_choice": "none"}),
+    ):
+        answer, content = await front.post(path, body)
+        assert answer.status == 200, content
 
 
 async def test_one_prompts_failure_ends_the_others(front: Front) -> None:

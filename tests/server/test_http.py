@@ -54,6 +54,17 @@ async def test_wrong_paths_and_methods(front: Front, method: str, path: str, sta
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
+async def test_input_tokens_are_no_response(front: Front) -> None:
+    """It stands where the id of a response could stand, whose methods are others."""
+    for method in ("GET", "DELETE", "PUT"):
+        async with front.http.request(method, f"{front.url}/v1/responses/input_tokens") as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+    async with front.http.get(f"{front.url}/v1/responses/input_tokens2") as answer:
+        assert answer.status == 404 and (await answer.json())["error"]["code"] == "response_not_found"
+    async with front.http.put(f"{front.url}/v1/responses/input_tokens2") as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "DELETE, GET, HEAD")
+
+
 async def test_bytes_that_are_no_request(front: Front) -> None:
     for head in ("GARBAGE\n\n", "GET / HTTP/1.1\nBad Header\n\n", f"GET /{'x' * 9000} HTTP/1.1\nHost: a\n\n"):
         status, headers, body = await raw_exchange(front, head)

@@ -194,6 +194,9 @@ async def test_prompt_tokens_timeout_and_priority(start: Starter, tmp_path: Path
     for fields, code, param in wrong:
         answer, body = await front.post("/v1/completions", {**BODY, "priority": 3, **fields}, headers=bearer("k"))
         assert answer.status == 400 and body["error"]["code"] == code and body["error"]["param"] == param
+        if code == "context_length_exceeded":  # clients know it by these words
+            assert "This model's maximum context length is 20 " in body["error"]["message"]
+            assert "the prompt is too long: 21 tokens" in body["error"]["message"]
     assert not front.engine.submitted
     answer, _ = await front.post("/v1/completions", {**BODY, "prompt": "a" * 19, "priority": 3}, headers=bearer("k"))
     assert answer.status == 200 and front.engine.submitted[0].deadline is not None

@@ -106,18 +106,65 @@ def test_long_conversations_do_not_recurse() -> None:
     assert store.size == 0
 
 
+def test_a_tenant_with_many_loses_its_own_first() -> None:
+    store = ResponseStore(10, LARGE)
+    for number in range(3):
+        store.put(response(number, tenant="quiet"))
+    for number in range(100):
+        store.put(response(number, tenant="busy"))
+    assert all(store.get("quiet", f"resp_{number}") for number in range(3)) and len(store) == 10
+    assert [number for number in range(100) if store.get("busy", f"resp_{number}")] == list(range(93, 100))
+
+
+def test_room_is_shared_equally_where_all_want_it() -> None:
+    store = ResponseStore(9, LARGE)
+    for number in range(9):
+        store.put(response(number, tenant="first"))
+    for number in range(30):
+        store.put(response(number, tenant=f"later{number % 2}"))
+    kept = [
+        sum(store.get(tenant, f"resp_{n}") is not None for n in range(30)) for tenant in ("first", "later0", "later1")
+    ]
+    assert kept == [3, 3, 3]
+    assert store.get("first", "resp_8") is not None, "the oldest left"
+
+
+def test_bytes_are_shared_too() -> None:
+    store = ResponseStore(1000, 100_000)
+    store.put(response(1, tenant="quiet", chars=10_000))
+    for number in range(50):
+        store.put(response(number, tenant="busy", chars=20_000))
+    assert store.get("quiet", "resp_1") is not None and store.get("busy", "resp_49") is not None
+    assert store.size <= 100_000
+
+
+def test_of_equal_tenants_the_one_not_heard_of_for_longest_gives_way() -> None:
+    store = ResponseStore(2, LARGE)
+    for tenant in ("a", "b"):
+        store.put(response(1, tenant=tenant))
+    assert store.get("a", "resp_1") is not None
+    store.put(response(1, tenant="c"))
+    assert store.get("b", "resp_1") is None and store.get("a", "resp_1") and store.get("c", "resp_1")
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["put", "get", "delete"])), max_size=60), st.integers(1, 6)
+    st.lists(
+        st.tuples(st.sampled_from("tuv"), st.integers(0, 12), st.sampled_from(["put", "get", "delete"])), max_size=60
+    ),
+    st.integers(1, 6),
 )
-def test_the_size_is_what_is_held(steps: list[tuple[int, str]], most: int) -> None:
+def test_the_size_is_what_is_held(steps: list[tuple[str, int, str]], most: int) -> None:
     """Random histories of a store of few entries, against a count from scratch."""
     store = ResponseStore(most, 6000)
-    made: list[StoredResponse] = []
-    for number, (parent, what) in enumerate(steps):
+    made: dict[str, list[StoredResponse]] = {tenant: [] for tenant in "tuv"}
+    for number, (tenant, parent, what) in enumerate(steps):
+        own = made[tenant]
         if what == "put":
-            made.append(response(number, made[parent] if parent < len(made) else None, chars=10 * parent))
-            store.put(made[-1])
-        elif parent < len(made):
-            (store.get if what == "get" else store.delete)("t", made[parent].id)
-        kept = [entry for entry in made if ("t", entry.id) in store._entries]
+            begun = own[parent] if parent < len(own) else None
+            own.append(response(number, begun, tenant, chars=10 * parent))
+            store.put(own[-1])
+        elif parent < len(own):
+            (store.get if what == "get" else store.delete)(tenant, own[parent].id)
+        shelves = store._shelves
+        kept = [entry for t in made if t in shelves for entry in made[t] if entry.id in shelves[t].entries]
         assert store.size == held_bytes(kept) <= 6000 and len(store) == len(kept) <= most

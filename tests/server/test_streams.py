@@ -295,6 +295,69 @@ async def test_failure_after_a_comment_and_before_the_first_event(start: Starter
     assert caught.value.code == "deadline_exceeded" and not isinstance(caught.value, openai.APIStatusError)
 
 
+# The child of a parent, by the parent's name.
+CHILDREN: dict[str, dict[str, Any]] = {
+    "/v1/completions": {**STREAM, "continuation_of": "parent"},
+    "/v1/chat/completions": {**CHAT, "continuation_of": "parent", "messages": [{"role": "user", "content": "more"}]},
+    "/v1/responses": {**RESPONSE, "previous_response_id": "parent"},
+}
+
+
+async def waiting_child(start: Starter, path: str, **fields: Any) -> tuple[Front, RawConnection, RawConnection]:
+    """A parent that runs, and its child, who has waited for some time."""
+    front: Front = await start(sse_keep_alive_interval=0.02)
+    front.engine.held = True
+    parent = await front.connect({**STREAMS[path], "stream": False, "request_id": "parent"}, path)
+    await front.until(lambda: len(front.engine.runs) == 1)
+    child = await front.connect({**CHILDREN[path], "nothing_of_ours": 1, **fields}, path)
+    head = await child.head()
+    assert b"200 OK" in head and b"event-stream" in head and b"x-bequest-ignored: nothing_of_ours" in head.lower()
+    for _ in range(3):
+        assert await child.chunk() == b": keep-alive\n\n"
+    assert len(front.engine.submitted) == 1
+    return front, parent, child
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_keep_alive_comments_while_a_parent_runs(start: Starter, path: str) -> None:
+    front, parent, child = await waiting_child(start, path)
+    front.engine.held = False
+    while front.engine.advance():
+        pass
+    rest = (await child.reader.readuntil(b"\n0\r\n\r\n")).decode()
+    assert (rest.count("response.created") == 2) if path == "/v1/responses" else ("[DONE]" in rest)
+    assert '"error":{' not in rest and '"continuation":{' in rest
+    await parent.close()
+    await child.request({**STREAMS[path], "stream": False}, path)
+    assert b"200 OK" in await child.head(), "the connection serves on"
+    await child.close()
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_parent_that_runs_too_long_for_a_child_with_comments(start: Starter, path: str) -> None:
+    front, parent, child = await waiting_child(start, path, timeout=0.3)
+    rest = (await child.reader.readuntil(b"\n0\r\n\r\n")).decode()
+    assert '"code":"deadline_exceeded"' in rest and len(front.engine.submitted) == 1
+    if path == "/v1/responses":
+        events = [line.removeprefix("event: ") for line in rest.splitlines() if line.startswith("event: ")]
+        assert events == ["response.created", "response.in_progress", "response.failed", "error"]
+    else:
+        assert rest.count("data: ") == 2 and "data: [DONE]" in rest
+    await parent.close()
+    await child.close()
+
+
+async def test_a_child_that_leaves_while_it_waits(start: Starter) -> None:
+    front, parent, child = await waiting_child(start, "/v1/completions")
+    await child.close()
+    await front.settle()
+    while front.engine.advance():
+        pass
+    await front.settle()
+    assert len(front.engine.submitted) == 1
+    await parent.close()
+
+
 async def test_an_engine_that_dies_fails_what_is_open(front: Front) -> None:
     front.engine.held = True
     streaming, waiting = await front.connect(STREAM), await front.connect({**STREAM, "stream": False})
