@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.kernels.cpu_stack import LayerStack, StackCache
 from engine.kernels.hidden_tap import HiddenTap, LayerTap
+from engine.models.backend import Matrix
 from engine.models.batch import EncoderInputs, ModelInput
 from engine.models.cpu_layers import stack_of
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
