@@ -216,6 +216,7 @@ class LayerStack:
         bias: int,
         bias_reach: int,
         tap: tuple[int, int, int, int],
+        embedding: tuple[int, int, int, int, int, int, int] | None,
     ) -> None: ...
 
 # --- csrc/ops, sampling

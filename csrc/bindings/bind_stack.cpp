@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace {
 using Norm = std::tuple<Address, Address, float>;                     // weight, bias, eps
 using Product = std::tuple<Address, int, Address, int64_t, int64_t>;  // weight, format, bias, N, K
 using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+using Embedding = std::tuple<Address, Address, int, int64_t, Address, Address, int64_t>;  // StackEmbedding
 using Tap = std::tuple<Address, Address, Address, int64_t>;  // ring rows, layers, ring, rows of it
 
 KvLayout layout_of(const KvSizes& sizes) {
@@ -32,6 +34,12 @@ StackProduct product_of(const Product& product) {
   const auto [weight, format, bias, out_features, in_features] = product;
   return {pointer<const void>(weight), WeightFormat(format), pointer<const float>(bias), out_features,
           in_features};
+}
+
+StackEmbedding embedding_of(const Embedding& embedding) {
+  const auto [ids, table, format, vocab_size, positions, rows, num_positions] = embedding;
+  return {pointer<const int32_t>(ids),       pointer<const void>(table), WeightFormat(format), vocab_size,
+          pointer<const int32_t>(positions), pointer<const float>(rows), num_positions};
 }
 
 StackLayer layer_of(const std::vector<Norm>& norms, const std::vector<Product>& products, bool has_cross) {
@@ -78,21 +86,24 @@ void bind_stack(py::module_& m) {
           "run",
           [](const LayerStack& stack, Address added, Address sum, int64_t num_tokens, Address slots,
              Address kv_cache, int kv_dtype, const KvSizes& sizes, const AttentionPlan& attention,
-             const AttentionPlan* cross, Address bias, int64_t bias_reach, const Tap& tap) {
+             const AttentionPlan* cross, Address bias, int64_t bias_reach, const Tap& tap,
+             const std::optional<Embedding>& embedding) {
             const auto [ring_rows, layers, ring, num_ring_rows] = tap;
-            run_layers(stack, {.added = pointer<float>(added),
-                               .sum = pointer<float>(sum),
-                               .num_tokens = num_tokens,
-                               .slots = pointer<const int64_t>(slots),
-                               .kv_cache = pointer<void>(kv_cache),
-                               .kv_dtype = static_cast<DType>(kv_dtype),
-                               .layout = layout_of(sizes),
-                               .attention = &attention,
-                               .cross = cross,
-                               .bias = pointer<const float>(bias),
-                               .bias_reach = bias_reach,
-                               .tap = {pointer<const int32_t>(ring_rows), pointer<const uint64_t>(layers),
-                                       pointer<void>(ring), num_ring_rows, 0, false}});
+            const StackStep step{.added = pointer<float>(added),
+                                 .sum = pointer<float>(sum),
+                                 .num_tokens = num_tokens,
+                                 .slots = pointer<const int64_t>(slots),
+                                 .kv_cache = pointer<void>(kv_cache),
+                                 .kv_dtype = static_cast<DType>(kv_dtype),
+                                 .layout = layout_of(sizes),
+                                 .attention = &attention,
+                                 .cross = cross,
+                                 .bias = pointer<const float>(bias),
+                                 .bias_reach = bias_reach,
+                                 .tap = {pointer<const int32_t>(ring_rows), pointer<const uint64_t>(layers),
+                                         pointer<void>(ring), num_ring_rows, 0, false}};
+            if (embedding) embed_rows(stack, embedding_of(*embedding), step);
+            run_layers(stack, step);
           },
           py::call_guard<py::gil_scoped_release>());
 }

@@ -7,6 +7,7 @@
 #include "cache/kv_write.h"
 #include "core/check.h"
 #include "ops/feed_forward.h"
+#include "ops/gather.h"
 #include "ops/linear_amx.h"
 #include "ops/norm.h"
 
@@ -167,6 +168,21 @@ class StackRun {
 };
 
 }  // namespace
+
+void embed_rows(const LayerStack& stack, const StackEmbedding& embedding, const StackStep& step) {
+  const int64_t tokens = step.num_tokens, hidden = stack.hidden;
+  gather_rows(
+      {embedding.ids, embedding.table, embedding.format, step.added, tokens, embedding.vocab_size, hidden});
+  if (embedding.rows == nullptr) {
+    std::fill_n(step.sum, tokens * hidden, 0.0f);
+    return;
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t position = embedding.positions[t];
+    check(position >= 0 && position < embedding.num_positions, "layers: a position outside the table");
+    std::copy_n(embedding.rows + position * hidden, hidden, step.sum + t * hidden);
+  }
+}
 
 void run_layers(const LayerStack& stack, const StackStep& step) {
   check(step.attention != nullptr && (step.cross != nullptr) == stack.has_cross, "layers: a plan is missing");

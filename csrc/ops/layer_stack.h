@@ -69,6 +69,20 @@ struct StackStep {
   HiddenTap tap;  // of the states that layers begin with; its layer is set here
 };
 
+// What a stream can begin with: rows of a table, and of another one that are added to them.
+struct StackEmbedding {
+  const int32_t* ids;  // [T]
+  const void* table;   // packed (ops/linear.h), [V, H]
+  WeightFormat format;
+  int64_t vocab_size;
+  const int32_t* positions;  // [T]
+  const float* rows;         // [P, H], or null
+  int64_t num_positions;
+};
+
+// Writes the rows to step.added and step.sum. Throws on ids and positions outside the tables.
+void embed_rows(const LayerStack& stack, const StackEmbedding& embedding, const StackStep& step);
+
 // REQUIRES: sizes of products fit each other; the plans have T queries; `added` and `sum` overlap nothing
 // else.
 void run_layers(const LayerStack& stack, const StackStep& step);

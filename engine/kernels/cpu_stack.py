@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from engine.kernels.cpu import AttentionPlan
 from engine.kernels.cpu_activations import ACTIVATION_CODES
 from engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
 from engine.kernels.hidden_tap import HiddenTap
+from engine.kernels.host_arrays import address
 from engine.kernels.kv_format import KV_DTYPE_CODES
 
 _NO_TAP = (0, 0, 0, 0)
@@ -29,6 +31,16 @@ class StackNorm:
 class StackProduct:
     weight: PackedWeight  # [N, K]
     bias: Tensor | None  # [N] float32
+
+
+@dataclass(frozen=True, slots=True)
+class StackEmbedding:
+    """Rows of a table, and rows of another one that are added to them."""
+
+    ids: Tensor  # [T] int32
+    table: PackedWeight  # [V, H]
+    positions: Tensor  # [T] int32
+    rows: Tensor | None  # [P, H] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +92,52 @@ class LayerStack:
         num_tokens = added.shape[0]
         for rows in (added, total):
             assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.shape == (num_tokens, self._hidden)
+        self._run(added.data_ptr(), total.data_ptr(), num_tokens, cache, tap, None)
+
+    def embed_and_run(
+        self, embedding: StackEmbedding, cache: StackCache, tap: HiddenTap | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same over the stream that begins with the rows of tables: what it leaves, (added, total)."""
+        ids, positions = embedding.ids, embedding.positions
+        num_tokens = ids.shape[0]
+        for numbers in (ids, positions):
+            assert numbers.dtype is torch.int32 and numbers.is_contiguous() and numbers.shape == (num_tokens,)
+        assert embedding.table.in_features == self._hidden
+        # Of numpy: torch lets go of the GIL for every array it makes, and whoever takes it then keeps it for longer
+        # than all of this lasts.
+        added, total = np.empty((2, num_tokens, self._hidden), np.float32)
+        rows = embedding.rows
+        if rows is not None:
+            assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.shape[1] == self._hidden
+        described = (
+            ids.data_ptr(),
+            embedding.table._address,
+            embedding.table._format,
+            embedding.table.out_features,
+            positions.data_ptr(),
+            0 if rows is None else rows.data_ptr(),
+            0 if rows is None else rows.shape[0],
+        )
+        self._run(address(added), address(total), num_tokens, cache, tap, described)
+        return torch.from_numpy(added), torch.from_numpy(total)
+
+    def _run(
+        self,
+        added: int,
+        total: int,
+        num_tokens: int,
+        cache: StackCache,
+        tap: HiddenTap | None,
+        embedding: tuple[int, int, int, int, int, int, int] | None,
+    ) -> None:
         num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = cache.kv_cache.shape
         assert two == 2 and cache.kv_cache.is_contiguous() and cache.slots.shape == (num_tokens,)
         assert cache.slots.dtype is torch.int64 and cache.slots.is_contiguous()
         assert tap is None or tap.shape == (num_tokens, self._hidden), tap
         bias = cache.bias
         self._stack.run(
-            added.data_ptr(),
-            total.data_ptr(),
+            added,
+            total,
             num_tokens,
             cache.slots.data_ptr(),
             cache.kv_cache.data_ptr(),
@@ -98,6 +148,7 @@ class LayerStack:
             0 if bias is None else bias.data_ptr(),
             0 if bias is None else bias.shape[1] // 2,
             _NO_TAP if tap is None else tap.addresses,
+            embedding,
         )
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_stack import LayerStack, StackCache
+from engine.kernels.cpu_stack import LayerStack, StackCache, StackEmbedding
 from engine.kernels.hidden_tap import HiddenTap, LayerTap
 from engine.models.backend import Matrix
 from engine.models.batch import EncoderInputs, ModelInput
@@ -32,9 +32,9 @@ Layer = TypeVar("Layer")
 class PreNorm:
     """A residual stream to which each sublayer adds f(norm(stream))."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, total: Tensor | None = None) -> None:
         self._added = x  # [T, H], what the last sublayer adds
-        self._sum = torch.zeros_like(x)  # what all before it have
+        self._sum = torch.zeros_like(x) if total is None else total  # what all before it have
 
     def apply(
         self,
@@ -110,6 +110,10 @@ class EncoderDecoder(ABC):
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         """[T, H]"""
 
+    def decoder_rows(self, batch: ModelInput) -> StackEmbedding | None:
+        """What `embed_decoder` adds up, where it is nothing but rows of tables."""
+        return None
+
     def encode(self, batch: EncoderInputs, tap: Tap | None = None) -> Tensor:
         """The encoder's states, [E, H]."""
         if tap is None and self._encoder_stack is not None:
@@ -140,11 +144,17 @@ class EncoderDecoder(ABC):
         All layers compute all rows: a decoder's prompt is short.
         """
         assert batch.cross is not None, "an encoder-decoder model attends to cross tables"
-        stream = self.stream(self.embed_decoder(batch))
-        if isinstance(stream, PreNorm) and self._decoder_stack is not None:
-            stream.apply_all(self._decoder_stack, self._self_and_cross(batch), batch.tap)
+        stack = self._decoder_stack
+        embedding = None if stack is None else self.decoder_rows(batch)
+        stream: PreNorm | PostNorm
+        if stack is not None and embedding is not None:
+            stream = PreNorm(*stack.embed_and_run(embedding, self._self_and_cross(batch), batch.tap))
         else:
-            self._apply_layers(stream, batch)
+            stream = self.stream(self.embed_decoder(batch))
+            if stack is not None and isinstance(stream, PreNorm):
+                stream.apply_all(stack, self._self_and_cross(batch), batch.tap)
+            else:
+                self._apply_layers(stream, batch)
         states = stream.finish(self.decoder_norm, tap_at(batch, len(self.decoder_layers), of_output=True))
         return states if batch.read is None else states[batch.read.rows]
 

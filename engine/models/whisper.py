@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.cpu_stack import StackEmbedding
 from engine.models.backend import CpuBackend
 from engine.models.bart import decoder_layer, encoder_layer, layer_tensors, position_table
 from engine.models.batch import EncoderInputs, ModelInput
@@ -71,6 +72,10 @@ class Whisper(EncoderDecoder):
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         tokens = self._embedding(batch.input_ids, batch.last_tokens)
         return tokens.add_(self._decoder_positions(batch.positions, None))
+
+    def decoder_rows(self, batch: ModelInput) -> StackEmbedding:
+        rows = self._decoder_positions.weight
+        return StackEmbedding(batch.input_ids, self._embedding.weight, batch.positions, rows)
 
 
 class Convolution:
