@@ -110,6 +110,10 @@ class EncoderDecoder(ABC):
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         """[T, H]"""
 
+    def encoder_stream(self, batch: EncoderInputs) -> PreNorm:
+        """What `embed_encoder` gives, or the parts that it adds up."""
+        return PreNorm(self.embed_encoder(batch))
+
     def decoder_rows(self, batch: ModelInput) -> StackEmbedding | None:
         """What `embed_decoder` adds up, where it is nothing but rows of tables."""
         return None
@@ -117,7 +121,7 @@ class EncoderDecoder(ABC):
     def encode(self, batch: EncoderInputs, tap: Tap | None = None) -> Tensor:
         """The encoder's states, [E, H]."""
         if tap is None and self._encoder_stack is not None:
-            run = PreNorm(self.embed_encoder(batch))
+            run = self.encoder_stream(batch)
             cache = StackCache(batch.scratch, batch.slots, batch.attention, bias=self.encoder_bias)
             run.apply_all(self._encoder_stack, cache)
             return run.finish(self.encoder_norm)

@@ -47,13 +47,13 @@ class Whisper(EncoderDecoder):
 
     def embed_encoder(self, batch: EncoderInputs) -> Tensor:
         if isinstance(self._backend, CpuBackend):
-            return self._embed_on_cpu(batch)
+            return self.encoder_stream(batch).state()
         rows = [item.T.to(self._dtype) for item in batch.features]  # [frames, n_mels] each
         states = self._conv2(self._conv1(rows))
         return torch.cat(states).add_(self._encoder_positions(batch.positions, None))
 
-    def _embed_on_cpu(self, batch: EncoderInputs) -> Tensor:
-        """The same without copies of the windows: products read them where they lie, overlapping."""
+    def encoder_stream(self, batch: EncoderInputs) -> PreNorm:
+        """On the CPU, without copies of the windows: products read them where they lie, overlapping."""
         states = torch.empty(len(batch.positions), self.config.hidden_size)
         first = 0
         for features in batch.features:
@@ -62,12 +62,12 @@ class Whisper(EncoderDecoder):
             inner = torch.empty(frames + 2 * MARGIN, self.config.hidden_size)
             for padded in (mels, inner):
                 padded[:MARGIN] = padded[-MARGIN:] = 0
-            mels[MARGIN:-MARGIN] = features.T
+            mels.numpy()[MARGIN:-MARGIN] = features.numpy().T  # twice as fast as torch's
             self._conv1.write(mels, inner[MARGIN:-MARGIN])
             last = first + self._conv2.num_results(frames)
             self._conv2.write(inner, states[first:last])
             first = last
-        return states.add_(self._encoder_positions(batch.positions, None))
+        return PreNorm(states, self._encoder_positions(batch.positions, None))
 
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         tokens = self._embedding(batch.input_ids, batch.last_tokens)
