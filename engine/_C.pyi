@@ -770,6 +770,7 @@ class AttentionWork:
         max_sequences: int,
         max_tokens: int,
         prefill_blocks_per_sm: int,
+        wide_tiles: bool,
     ) -> None: ...
     @property
     def size(self) -> int:
@@ -786,6 +787,8 @@ class AttentionWork:
     @property
     def ticket_ints(self) -> int: ...
     @property
+    def mail_ints(self) -> int: ...
+    @property
     def sections(self) -> tuple[int, int, int]:
         """Where merges, decode items and prefill items begin."""
     def write(
@@ -801,6 +804,7 @@ class AttentionWork:
         """(decode items, prefill items, merges); block_tables may be null."""
 
 def prefill_blocks_per_sm(head_dim: int, kv_dtype: int) -> int: ...
+def has_wide_tiles() -> bool: ...
 def can_attend_token(work: AttentionWork) -> bool: ...
 def cuda_attend_token(
     work: AttentionWork,
@@ -846,6 +850,7 @@ def cuda_paged_attention(
     state_values: int,
     state_scales: int,
     tickets: int,
+    mail: int,
     decode: bool,
     prefill: bool,
     max_merges: int,

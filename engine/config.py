@@ -53,7 +53,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = option(
         None,
         "most tokens in one step, longer prompts are cut into chunks; "
-        "default: 2048 on a GPU; on a CPU 256, or 512 while nothing but prompts is computed",
+        "default: 2048 on a GPU; on a CPU 128, or 512 while nothing but prompts is computed",
     )
     max_encoder_len: int | None = option(
         None, "longest input of an encoder-decoder model's encoder, in positions; default: the model's own"

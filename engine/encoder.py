@@ -109,8 +109,8 @@ class EncoderInfo:
         return None if rules == TokenRules() else rules
 
     def check_length(self, length: int, param: str) -> None:
-        """Raises ContextLengthExceeded for an encoder input that does not even fit alone; clients know the error by both
-        halves of its sentence."""
+        """Raises ContextLengthExceeded for an encoder input that does not even fit alone, in the words by which clients
+        know it."""
         if length > self.max_len:
             unit = "tokens" if self.takes == "tokens" else "positions"
             raise ContextLengthExceeded(

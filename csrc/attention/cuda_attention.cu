@@ -28,8 +28,12 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   static_assert(kDrawnTickets * sizeof(int32_t) == sizeof(TicketCounter));
   a.counters = p.tickets + kDrawnTickets;
   a.merges = reinterpret_cast<const int4*>(p.work_list + p.lists.merges);
+  a.num_merge_entries = p.lists.max_decode_merges + p.lists.max_prefill_merges;
   a.state_values = p.state_values;
   a.state_scales = reinterpret_cast<float2*>(p.state_scales);
+  a.mail = p.mail;
+  a.mail_rows = p.lists.mail_rows;
+  a.mail_scales = p.mail + p.layout.num_kv_heads * a.mail_rows * p.layout.head_dim / 2;
   a.q_stride = p.q_stride;
   a.block_stride = p.layout.block_stride();
   a.values_after_keys = p.layout.values_after_keys();
@@ -119,6 +123,8 @@ int prefill_blocks_per_sm(int head_dim, DType kv_dtype) {
   const bool wgmma = head_dim <= 128 && kv_dtype == DType::kBF16 && is_hopper();
   return wgmma ? 1 : attention_blocks_per_sm(head_dim);
 }
+
+bool has_wide_tiles() { return is_hopper(); }
 
 void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
                           cudaStream_t stream) {

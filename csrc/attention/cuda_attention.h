@@ -51,10 +51,16 @@ struct CudaAttentionParams {
   float* state_values;  // [state_rows, NKV, D]: o of the partial states
   float* state_scales;  // [state_rows, NKV, 2]: {m, d}, m in powers of two
   int32_t* tickets;     // [lists.ticket_ints], zero before the first call; every call leaves it so
+  // [NKV, mail_rows, D / 2] and [NKV, mail_rows, 2]: the mailbox (mailbox.cuh), all bits set before the first
+  // call; every call leaves it so.
+  uint32_t* mail;
 };
 
 // What the list has to know of the kernel that prefill goes to, on the current device, without a bias.
 int prefill_blocks_per_sm(int head_dim, DType kv_dtype);
+
+// Whether the decode kernel knows wide tiles, on the current device.
+bool has_wide_tiles();
 
 // Throws on a shape no kernel serves or a failed launch.
 void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,

@@ -5,10 +5,13 @@
 // memory, and a private softmax state. The ring runs on over the ends of items, so that memory stays busy
 // while an item is finished. At its end the four states meet in the ring slots the warps have just emptied (a
 // step's keys and values are exactly the bytes of a 16 × D float tile) and become the output or the item's
-// partial state.
+// partial state. Wide and narrow items have kernels within this one, which share nothing with it but the
+// grid.
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <algorithm>
 
 #include "attention/decode_warp.cuh"
 #include "attention/join.cuh"
@@ -68,13 +71,21 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
   const uint32_t ring_address = shared_address(ring);
 
   WorkItem item = load_item(a.items, worker_of_block());
-  if constexpr (kScores != Scores::kBias) {  // where there is a bias nothing is shared
+  // Where there is a bias nothing is shared; wide tiles are for Hopper, and nothing is narrow without them.
+  if constexpr (kIsHopper && kScores != Scores::kBias) {
     static_assert(S::kBlockBytes >= WideShape<D>::kBlockBytes);
-    const int4 narrow = __ldg(reinterpret_cast<const int4*>(a.work_list) + 1);
-    if (NarrowWork<D, Cache>::is_for_this_block(narrow))
-      return attend_narrow_items<D, Cache, kScores>(a, {narrow, warp}, head, ring, scales[warp]);
-    if (item.num_tokens * a.group > kDecodeRows)
-      return attend_wide_items<D, Cache, kScores>(a, item, head, shared);
+    const SharedWork work(a);
+    const bool is_wide = worker_of_block() < work.num_wide_workers;
+    if (work.num_narrow_items > 0) {
+      RowJoiner<D> joiner(a, work.num_narrow_items, head);
+      if (is_wide)
+        attend_wide_items<D, Cache, kScores>(a, item, head, true, shared);
+      else
+        attend_narrow_items<D, Cache, kScores>(a, work, head, shared);
+      joiner.join();
+      return;
+    }
+    if (is_wide) return attend_wide_items<D, Cache, kScores>(a, item, head, false, shared);
   }
   const BlockWork<D, Cache> work{warp};
   StepReader<D, Cache, BlockWork<D, Cache>> reader(a, work, lane, head);
@@ -135,9 +146,11 @@ void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStrea
   const auto kernel = scores == Scores::kPlain     ? decode_kernel<D, Cache, Scores::kPlain>
                       : scores == Scores::kSoftCap ? decode_kernel<D, Cache, Scores::kSoftCap>
                                                    : decode_kernel<D, Cache, Scores::kBias>;
-  launch_kernel(Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32,
-                       DecodeShape<D, Cache>::kBlockBytes, Overlap::kPrevious},
-                stream, a);
+  launch_kernel(
+      Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32,
+             static_cast<size_t>(std::max(DecodeShape<D, Cache>::kBlockBytes, kNarrowBytes<D, Cache>)),
+             Overlap::kPrevious},
+      stream, a);
 }
 
 }  // namespace bequest

@@ -6,6 +6,7 @@
 
 #include "attention/device_args.cuh"
 #include "attention/kv_formats.cuh"
+#include "attention/mailbox.cuh"
 #include "attention/tensor_core.cuh"
 
 namespace bequest {
@@ -160,8 +161,9 @@ struct QueryRows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
-      const bf16* source = static_cast<const bf16*>(a.q) + (item.first_token + row / a.group) * a.q_stride +
-                           (head * a.group + row % a.group) * D;
+      const int token = item.num_tokens == 1 ? 0 : row / a.group;  // a division takes a while
+      const bf16* source = static_cast<const bf16*>(a.q) + (item.first_token + token) * a.q_stride +
+                           (head * a.group + row - token * a.group) * D;
       DecodeStep<D, Cache>::read_query(q, half, row < rows ? source : nullptr, lane);
     }
   }
@@ -178,17 +180,29 @@ class WarpState {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
-      position_[half] = item.first_position + min(row / a.group, item.num_tokens - 1);
+      const int token = item.num_tokens == 1 ? 0 : row / a.group;
+      position_[half] = item.first_position + min(token, item.num_tokens - 1);
       q_head_[half] = head * a.group + row % a.group;
     }
   }
 
   // Adds the keys of the step at `token` of the item, whose tiles are at `stage`.
   __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage) {
-    float scores[kTiles][4] = {};
-    Step::multiply_keys(scores, q_, stage, lane_);
-    weigh(a, item, token, scores);
-    Step::multiply_values(o_, scores, stage + DecodeShape<D, Cache>::kTileBytes, lane_);
+    add_steps<1>(a, item, token, stage);
+  }
+
+  // The same of kSteps steps, whose tiles lie one after another.
+  template <int kSteps>
+  __device__ void add_steps(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stages) {
+    constexpr int kStageBytes = DecodeShape<D, Cache>::kStageBytes;
+    float scores[kSteps][kTiles][4] = {};
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) Step::multiply_keys(scores[s], q_, stages + s * kStageBytes, lane_);
+    weigh(a, item, token, reinterpret_cast<float (&)[kSteps * kTiles][4]>(scores));
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      Step::multiply_values(o_, scores[s], stages + s * kStageBytes + DecodeShape<D, Cache>::kTileBytes,
+                            lane_);
   }
 
   // Leaves o at `tile` [16, D] and {m, d} at scales[16]. Columns are swizzled: see swizzled().
@@ -203,6 +217,19 @@ class WarpState {
     }
   }
 
+  // Sends the first `rows` rows to the mailbox, from row `place` of the head on.
+  __device__ void send(const AttentionArgs& a, int head, int place, int rows) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_ / 4 + half * 8;
+      const float d = quad_sum(d_[half]);
+      if (row >= rows) continue;
+      const int64_t at = mail_place(a, head, place + row);
+      if (lane_ % 4 == 0) send_scales(a, at, m_[half], d);
+      Step::send_row(o_, half, mail_words<D>(a, at), lane_);
+    }
+  }
+
   // Spreads the rows that are written at once over the banks.
   __device__ static int swizzled(int row, int column) { return column ^ ((row & 3) << 3); }
 
@@ -211,7 +238,8 @@ class WarpState {
   static constexpr int kTiles = Step::kKeys / 8;  // of scores, 8 keys each
 
   // scores → softmax weights, relative to m.
-  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[kTiles][4]) {
+  template <int kCount>
+  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[kCount][4]) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -220,7 +248,7 @@ class WarpState {
       const int begin = max(item.kv_begin, position - a.window + 1) - origin;
       const int end = min(item.kv_end, position + 1) - origin;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n)
+      for (int n = 0; n < kCount; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int key = n * 8 + e;
@@ -237,7 +265,7 @@ class WarpState {
     const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
     if (__any_sync(0xffffffffu, grows)) rescale(highest);
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
+    for (int n = 0; n < kCount; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         scores[n][e] = exp2f(scores[n][e] - finite_or_zero(m_[e >> 1]));

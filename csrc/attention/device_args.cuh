@@ -25,14 +25,19 @@ struct AttentionArgs {
   const void* keys;  // of (layer, head 0) in block 0
   const int32_t* block_tables;
   const int32_t* work_list;
-  const int4* items;         // of the kernel's section
-  const int32_t* num_items;  // likewise
-  TicketCounter* tickets;    // of the prefill kernel
-  int32_t* counters;         // of wide tiles, [wide tiles, NKV]
-  const int4* merges;        // where joins are, too
-  bool follows_prefill;      // the grid ahead is the prefill kernel, which began when all before it had ended
+  const int4* items;          // of the kernel's section
+  const int32_t* num_items;   // likewise
+  TicketCounter* tickets;     // of the prefill kernel
+  int32_t* counters;          // of wide tiles, [wide tiles, NKV]
+  const int4* merges;         // where joins are, too
+  int32_t num_merge_entries;  // of that section, used or not
+  bool follows_prefill;  // the grid ahead is the prefill kernel, which began when all before it had ended
   float* state_values;
   float2* state_scales;
+  // States on their way (mailbox.cuh): [NKV, mail_rows, D / 2] pairs of o and [NKV, mail_rows, 2], {m, d}.
+  uint32_t* mail;
+  uint32_t* mail_scales;
+  int32_t mail_rows;
   int64_t q_stride;
   int64_t block_stride;  // elements between blocks
   int64_t values_after_keys;
@@ -59,6 +64,13 @@ __device__ inline WorkItem load_item(const int4* items, int index) {
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
+// Entry `index` of the section of merges, which is a join.
+__device__ inline JoinEntry load_join(const AttentionArgs& a, int index) {
+  const int4* const entry = a.merges + 2 * index;
+  const int4 first = __ldg(entry), second = __ldg(entry + 1);
+  return {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+}
+
 // Until the grid ahead has ended and all it wrote can be seen.
 __device__ inline void wait_for_grid_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -74,6 +86,17 @@ __device__ inline int worker_of_block() {
   const int x = static_cast<int>(blockIdx.x);
   return 2 * blockIdx.y < gridDim.y ? x : static_cast<int>(gridDim.x) - 1 - x;
 }
+
+// Row of a tile → its query token and which of the group's heads it is, for rows below 128.
+class GroupDivider {
+ public:
+  __device__ explicit GroupDivider(int group) : group_(group), reciprocal_((1 << 16) / group + 1) {}
+  __device__ int token(int row) const { return row * reciprocal_ >> 16; }
+  __device__ int head(int row) const { return row - token(row) * group_; }
+
+ private:
+  const int group_, reciprocal_;
+};
 
 // Scores leave the tensor cores as q · k and enter the softmax in powers of two.
 template <Scores kScores>

@@ -41,10 +41,7 @@ struct RowVector {
 class Join {
  public:
   __device__ Join(const AttentionArgs& a, const WorkItem& item) {
-    if (item.state_row >= -1) return;
-    const int4* const entry = a.merges + 2 * (-2 - item.state_row);
-    const int4 first = __ldg(entry), second = __ldg(entry + 1);
-    entry_ = {first.x, first.y, first.z, first.w, second.x, {}};
+    if (item.state_row < -1) entry_ = load_join(a, -2 - item.state_row);
   }
 
   __device__ explicit operator bool() const { return entry_.num_states > 0; }

@@ -5,6 +5,7 @@
 // softmax weights.
 #pragma once
 
+#include "attention/mailbox.cuh"
 #include "attention/tensor_core.cuh"
 
 namespace bequest {
@@ -82,6 +83,16 @@ struct DecodeStep<D, Bf16Cache> {
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
       *reinterpret_cast<float2*>(row + place(n * 8 + lane % 4 * 2)) = {o[n][half * 2], o[n][half * 2 + 1]};
+  }
+
+  // The same to a row of the mailbox.
+  __device__ static void send_row(const float (&o)[D / 8][4], int half, uint32_t* row, int lane) {
+    const int i = half * 2;
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 4)
+      send_words(row + mail_word(n * 8 + lane % 4 * 2), pack(o[n][i], o[n][i + 1]),
+                 pack(o[n + 1][i], o[n + 1][i + 1]), pack(o[n + 2][i], o[n + 2][i + 1]),
+                 pack(o[n + 3][i], o[n + 3][i + 1]));
   }
 };
 
@@ -172,6 +183,15 @@ struct DecodeStep<D, Fp8Cache> {
       *reinterpret_cast<float4*>(row + place(m * 16 + lane % 4 * 4)) = {
           even[half * 2], odd[half * 2], even[half * 2 + 1], odd[half * 2 + 1]};
     }
+  }
+
+  __device__ static void send_row(const float (&o)[D / 8][4], int half, uint32_t* row, int lane) {
+#pragma unroll
+    for (int m = 0; m < D / 16; ++m)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        send_word(row + mail_word(m * 16 + lane % 4 * 4 + e * 2),
+                  pack(o[2 * m][half * 2 + e], o[2 * m + 1][half * 2 + e]));
   }
 };
 

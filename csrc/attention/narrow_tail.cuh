@@ -1,108 +1,150 @@
-// Narrow items (work_list.h): short tails of sequences on a shared prefix, each attended to by a single warp,
-// which joins the shared states to its own and writes the rows. Warps do not meet.
+// Steps whose decode tiles are all wide or short tails of sequences on shared prefixes (work_list.h).
+//
+// Every warp does its part, a tail or its share of a wide tile, and sends the states to the mailbox; then it
+// waits for all states of a few rows, joins them in the order of the list and writes the rows. So no warp
+// waits for another before its own part is sent, and rows are joined by all warps of the chip.
 #pragma once
 
 #include "attention/decode_warp.cuh"
-#include "attention/join.cuh"
+#include "attention/row_joiner.cuh"
 
 namespace bequest {
 
-// The narrow items of a warp.
-template <int D, class Cache>
-class NarrowWork {
- public:
-  static constexpr int kStep = DecodeShape<D, Cache>::kStepKeys;
+// The second half of the list's header.
+struct SharedWork {
+  int first_narrow_item;
+  int num_narrow_items;  // 0: tails, if there are any, are attended to by thread blocks
+  int num_wide_workers;
 
-  // `header`: the second half of the list's.
-  __device__ NarrowWork(const int4& header, int warp)
-      : first_(header.x + (worker_of_block() - header.z) * kDecodeWarps + warp),
-        stride_((static_cast<int>(gridDim.x) - header.z) * kDecodeWarps),
-        end_(header.x + header.y) {}
-
-  __device__ static bool is_for_this_block(const int4& header) {
-    return header.y > 0 && worker_of_block() >= header.z;
+  __device__ explicit SharedWork(const AttentionArgs& a) {
+    const int4 half = __ldg(reinterpret_cast<const int4*>(a.work_list) + 1);
+    first_narrow_item = half.x;
+    num_narrow_items = half.y;
+    num_wide_workers = half.z;
   }
-
-  __device__ int first_item() const { return checked(first_); }
-  __device__ int after(int index, const WorkItem&) const { return checked(index + stride_); }
-  __device__ int first_key(const WorkItem& item) const { return DecodeShape<D, Cache>::first_key(item); }
-
- private:
-  __device__ int checked(int index) const { return index < end_ ? index : -1; }
-
-  const int first_, stride_, end_;
 };
 
-// Joins the shared states to the tail's, which lies at `tile` and `scales`, and writes the rows. By a warp.
+// Steps that a warp attends to at once: as many as its registers and shared memory hold.
 template <int D, class Cache>
-__device__ void finish_narrow(const AttentionArgs& a, const WorkItem& item, const Join& join, int head,
-                              const float* tile, const float2* scales) {
-  constexpr int kVectors = 2;  // of a lane, at once
-  const int count = a.group * (D / 4);
-  join.wait(a, head);
-  for (int first = threadIdx.x % 32; first < count; first += 32 * kVectors) {
-    RowVector vectors[kVectors];
-    int rows[kVectors], columns[kVectors];
+inline constexpr int kNarrowSteps = DecodeStep<D, Cache>::kKeys > 16 || D == 256 ? 2
+                                    : D == 128                                   ? 3
+                                                                                 : 4;
+template <int D, class Cache>
+inline constexpr int kNarrowBytes =
+    kDecodeWarps * kNarrowSteps<D, Cache> * DecodeShape<D, Cache>::kStageBytes;
+
+// Copies the keys and values of one pass of a tail to a warp's stages, zeros behind the last key. Everything
+// that is known before the grid ahead has ended is computed then.
+template <int D, class Cache>
+class TailReader {
+ public:
+  static constexpr int kSteps = kNarrowSteps<D, Cache>;
+  using S = DecodeShape<D, Cache>;
+  using Step = DecodeStep<D, Cache>;
+  using Element = typename Cache::Element;
+
+  __device__ TailReader(const AttentionArgs& a, const WorkItem& item, int head, int lane, uint32_t stages)
+      : a_(a),
+        table_(a.block_tables + item.sequence * a.max_blocks),
+        end_(item.kv_end),
+        lane_row_(lane / kChunks),
+        keys_(static_cast<const Element*>(a.keys) + static_cast<int64_t>(head) * a.head_stride +
+              lane_row_ * D + lane % kChunks * (D / kChunks)) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int index = min(first + i * 32, count - 1);
-      rows[i] = index / (D / 4);
-      columns[i] = index % (D / 4) * 4;
-      const float4 o = *reinterpret_cast<const float4*>(
-          tile + rows[i] * D + WarpState<D, Cache, Scores::kPlain>::swizzled(rows[i], columns[i]));
-      const float factor = a.value_scale;
-      vectors[i] = {
-          {o.x * factor, o.y * factor, o.z * factor, o.w * factor}, scales[rows[i]].x, scales[rows[i]].y};
-    }
-    join.add_to<D>(vectors, a, head, rows, columns);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i)
-      if (first + i * 32 < count)
-        write_vector(a, item.first_token, head * a.group + rows[i], columns[i], vectors[i]);
+    for (int i = 0; i < kGroupCopies; ++i)
+      targets_[i] = stages + Step::offset(i * kRowsPerCopy + lane_row_, lane % kChunks);
   }
-  if (threadIdx.x % 32 == 0) join.leave(a, head);
+
+  // Where the pass at `token` is.
+  __device__ void find(int token) {
+    left_ = end_ - token - lane_row_;
+    int32_t blocks[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      blocks[g] = __ldg(table_ + (min(token + g * 8, end_ - 1) >> a_.log2_block_size));
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      sources_[g] = keys_ + blocks[g] * a_.block_stride + ((token + g * 8) & (a_.block_size - 1)) * D;
+      asm volatile("" : "+l"(sources_[g]));  // now, not when it is needed
+    }
+  }
+
+  __device__ void read() const {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const Element* const values = sources_[g] + a_.values_after_keys;
+      constexpr int kStepGroups = Step::kKeys / 8;
+      const int place = g / kStepGroups * S::kStageBytes + g % kStepGroups * 8 * Step::kRowBytes;
+#pragma unroll
+      for (int i = 0; i < kGroupCopies; ++i) {
+        const bool valid = g * 8 + i * kRowsPerCopy < left_;
+        copy_16_async(targets_[i] + place, sources_[g] + i * kRowsPerCopy * D, valid);
+        copy_16_async(targets_[i] + place + S::kTileBytes, values + i * kRowsPerCopy * D, valid);
+      }
+    }
+    commit_copies();
+  }
+
+ private:
+  static constexpr int kChunks = Step::kRowBytes / 16;  // per row
+  static constexpr int kRowsPerCopy = 32 / kChunks;
+  static constexpr int kGroups = kSteps * Step::kKeys / 8;  // of keys in one block, whatever its size
+  static constexpr int kGroupCopies = 8 / kRowsPerCopy;
+
+  const AttentionArgs& a_;
+  const int32_t* const table_;
+  const int end_, lane_row_;
+  const Element* const keys_;
+  uint32_t targets_[kGroupCopies];
+  const Element* sources_[kGroups];
+  int left_;
+};
+
+// A tail, with `memory` of kNarrowBytes / kDecodeWarps. By a warp.
+template <int D, class Cache, Scores kScores>
+__device__ void attend_narrow_item(const AttentionArgs& a, const SharedWork& work, int tail, int head,
+                                   uint8_t* memory) {
+  using S = DecodeShape<D, Cache>;
+  constexpr int kSteps = kNarrowSteps<D, Cache>;
+  const int lane = threadIdx.x % 32;
+  const uint32_t stages = shared_address(memory);
+  WorkItem item = load_item(a.items, work.first_narrow_item + tail);
+  item.num_tokens = 1;  // the compiler is to know it
+  const JoinOfTail join(a, tail);
+  int token = S::first_key(item);
+  TailReader<D, Cache> reader(a, item, head, lane, stages);
+  reader.find(token);
+  wait_for_inputs(a);
+  QueryRows<D, Cache> queries;
+  queries.read(a, item, head, lane);
+  // As ever; but the compiler moves no load behind a branch, else queries come when all copies have.
+  if (item.kv_end > token) reader.read();
+  WarpState<D, Cache, kScores> state(a, item, queries, head, lane);
+  for (;;) {
+    wait_copies<0>();
+    __syncwarp();
+    state.template add_steps<kSteps>(a, item, token, stages);
+    token += kSteps * S::kStepKeys;
+    if (token >= item.kv_end) break;
+    __syncwarp();
+    reader.find(token);
+    reader.read();
+  }
+  state.send(a, head, join.entry().tail_row, a.group);
 }
 
-// `ring` and `scales` [16] are the warp's own.
+// The tails of this block's warps, each for itself.
 template <int D, class Cache, Scores kScores>
-__device__ void attend_narrow_items(const AttentionArgs& a, const NarrowWork<D, Cache>& work, int head,
-                                    uint8_t* ring, float2* scales) {
-  using S = DecodeShape<D, Cache>;
-  const int lane = threadIdx.x % 32;
-  const uint32_t ring_address = shared_address(ring);
-  StepReader<D, Cache, NarrowWork<D, Cache>> reader(a, work, lane, head);
-  int index = work.first_item();
-  WorkItem item{};
-  if (index >= 0) item = load_item(a.items, index);
-  Join join(a, item);
-  wait_for_inputs(a);
-#pragma unroll
-  for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
-  for (int stage = 0; index >= 0;) {
-    QueryRows<D, Cache> queries;
-    queries.read(a, item, head, lane);
-    WarpState<D, Cache, kScores> state(a, item, queries, head, lane);
-    // A step's slot is refilled once the step is done, but for the last: it carries the state.
-    int held = -1;
-    for (int token = S::first_key(item); token < item.kv_end; token += S::kStepKeys) {
-      if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
-      wait_copies<S::kStages - 1>();
-      __syncwarp();
-      state.add_step(a, item, token, ring_address + stage * S::kStageBytes);
-      __syncwarp();
-      held = stage;
-      stage = stage + 1 == S::kStages ? 0 : stage + 1;
-    }
-    auto* const tile = reinterpret_cast<float*>(ring + held * S::kStageBytes);
-    state.store(tile, scales, a.group);
+__device__ void attend_narrow_items(const AttentionArgs& a, const SharedWork& work, int head,
+                                    uint8_t* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int stride = (static_cast<int>(gridDim.x) - work.num_wide_workers) * kDecodeWarps;
+  int tail = (worker_of_block() - work.num_wide_workers) * kDecodeWarps + warp;
+  if (tail >= work.num_narrow_items) return wait_for_inputs(a);
+  for (; tail < work.num_narrow_items; tail += stride) {
+    attend_narrow_item<D, Cache, kScores>(a, work, tail, head,
+                                          shared + warp * (kNarrowBytes<D, Cache> / kDecodeWarps));
     __syncwarp();
-    finish_narrow<D, Cache>(a, item, join, head, tile, scales);
-    __syncwarp();
-    reader.read_step(ring_address + held * S::kStageBytes);
-    index = work.after(index, item);
-    if (index < 0) return;
-    item = load_item(a.items, index);
-    join = Join(a, item);
   }
 }
 

@@ -255,17 +255,6 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
     loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty, [] {});
 }
 
-// row / group for rows of a tile, without a division.
-class GroupDivider {
- public:
-  __device__ explicit GroupDivider(int group) : group_(group), reciprocal_((1 << 16) / group + 1) {}
-  __device__ int token(int row) const { return row * reciprocal_ >> 16; }
-  __device__ int head(int row) const { return row - token(row) * group_; }
-
- private:
-  const int group_, reciprocal_;
-};
-
 // Warp 2: the queries, zeros below the item's last row.
 template <int D>
 __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {

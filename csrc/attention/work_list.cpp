@@ -38,8 +38,10 @@ class JoinWriter {
         num_readers_(layout.wide_workers) {}
 
   // Returns the entry's index.
-  int32_t add(const Share& share) {
-    entries_[--next_] = {share.state_row, share.num_states, share.stride, share.wide_tile, 0, {}};
+  int32_t add(const Tile& tile, int32_t tail_row) {
+    const Share& share = *tile.share;
+    entries_[--next_] = {
+        share.state_row, share.num_states, share.stride, share.wide_tile, 0, tail_row, tile.first_token, 0};
     if (share.wide_tile >= 0) ++num_readers_[share.wide_tile];
     added_.push_back(next_);
     return next_;
@@ -71,6 +73,9 @@ class PieceWriter {
   // From now on whole tails join the states of wide and prefill tiles to their own.
   void set_joins(JoinWriter* joins) { joins_ = joins; }
 
+  // From now on the states of tiles, which are wide ones, go to the mailbox.
+  void set_mailed() { is_mailed_ = true; }
+
   // Item `index`: the units [begin, end) of a tile. Pieces come in order, the last ends at tile.units().
   void write(int32_t index, const Tile& tile, int64_t begin, int64_t end) {
     const int32_t rows = tile.num_tokens * group_;
@@ -79,11 +84,11 @@ class PieceWriter {
     const bool joins = uncut && joins_ != nullptr && tile.share != nullptr && tile.share->joins;
     const bool whole = joins || (uncut && !tile.leaves_state());
     if (begin == 0) num_pieces_ = 0;
-    const int32_t state_row = joins   ? -2 - joins_->add(*tile.share)
+    const int32_t state_row = joins   ? -2 - joins_->add(tile, num_mail_rows_)
                               : whole ? -1
-                                      : header_->num_state_rows + num_pieces_++ * rows;
+                                      : num_state_rows() + num_pieces_++ * rows;
     const int32_t origin = tile.first_unit_key();
-    const bool counts = joins_ != nullptr && tile.number >= 0;
+    const bool counts = joins_ != nullptr && !is_mailed_ && tile.number >= 0;
     items_[index] = {tile.sequence,
                      tile.first_token,
                      tile.num_tokens,
@@ -92,6 +97,7 @@ class PieceWriter {
                      std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
                      state_row,
                      -1};
+    if (joins && is_mailed_) num_mail_rows_ += rows;
     if (whole || end < units) return;
     if (tile.sharers != nullptr) {
       share_out(tile);
@@ -106,20 +112,23 @@ class PieceWriter {
                                         share.stride,
                                         0};
     }
-    header_->num_state_rows += num_pieces_ * rows;
+    num_state_rows() += num_pieces_ * rows;
   }
 
   void write_empty(int32_t index) { items_[index] = {0, 0, 0, 0, 0, 0, -1, -1}; }
   void link(int32_t index, int32_t next) { items_[index].next = next; }
 
  private:
+  // Rows of states so far, where the current ones go.
+  int32_t& num_state_rows() { return is_mailed_ ? num_mail_rows_ : header_->num_state_rows; }
+
   // Tells the sequences of a shared tile where their rows of its states are.
-  void share_out(const Tile& tile) const {
+  void share_out(const Tile& tile) {
     for (int32_t i = 0; i < tile.num_tokens; ++i) {
-      tile.sharers[i].state_row = header_->num_state_rows + i * group_;
+      tile.sharers[i].state_row = num_state_rows() + i * group_;
       tile.sharers[i].num_states = num_pieces_;
       tile.sharers[i].stride = tile.num_tokens * group_;
-      tile.sharers[i].wide_tile = tile.number;
+      tile.sharers[i].wide_tile = is_mailed_ ? -1 : tile.number;
       tile.sharers[i].joins = tile.section != Section::kDecode;
     }
   }
@@ -129,6 +138,8 @@ class PieceWriter {
   WorkListHeader* const header_;
   const int32_t group_;
   JoinWriter* joins_ = nullptr;
+  bool is_mailed_ = false;
+  int32_t num_mail_rows_ = 0;
   int32_t num_pieces_ = 0;  // of the current tile
 };
 
@@ -233,7 +244,6 @@ class DecodeDealer {
 int32_t write_narrow(Step& step, const WideDealer& wide, WorkListHeader& header, PieceWriter& writer) {
   int32_t count = wide.num_items();
   header.first_narrow_item = count;
-  header.first_narrow_worker = wide.num_workers();
   for (int32_t w = wide.num_workers(); w < step.layout.workers; ++w) writer.write_empty(w);
   for_each_tile(step, Section::kDecode,
                 [&](const Tile& tile) { writer.write(count++, tile, 0, tile.units()); });
@@ -250,12 +260,19 @@ int32_t write_decode(Step& step, JoinWriter& joins, WorkListHeader& header, Piec
     narrow = narrow && tile.share != nullptr && tile.units() <= kNarrowUnits;
   });
   WideDealer wide(step.wide_units, step.layout, writer);
+  header.num_wide_workers = wide.num_workers();
   const int64_t workers = step.layout.workers - wide.num_workers();
-  const bool few_states = std::none_of(step.runs.begin(), step.runs.end(), [&](const SharedRun& run) {
-    return reader_of(step, run) == Section::kWide && run.num_keys > kMostJoined * kUnitKeys;
-  });
-  narrow = narrow && few_states && tiles > workers && tiles <= kNarrowPerWorker * workers;
-  if (narrow || (few_states && tiles <= kJoinsPerWorker * workers)) writer.set_joins(&joins);
+  const auto is_wide = [&](const SharedRun& run) { return reader_of(step, run) == Section::kWide; };
+  const bool all_wide = std::all_of(step.runs.begin(), step.runs.end(), is_wide);
+  const auto leaves_at_most = [&](int states) {
+    return std::none_of(step.runs.begin(), step.runs.end(), [&](const SharedRun& run) {
+      return is_wide(run) && run.num_keys > states * kUnitKeys;
+    });
+  };
+  narrow =
+      narrow && all_wide && leaves_at_most(kMostMailed) && tiles > workers && tiles <= kMostNarrow * workers;
+  if (narrow) writer.set_mailed();
+  if (narrow || (leaves_at_most(kMostJoined) && tiles <= kJoinsPerWorker * workers)) writer.set_joins(&joins);
   for_each_tile(step, Section::kWide, [&](const Tile& tile) { wide.add(tile); });
   if (narrow) return write_narrow(step, wide, header, writer);
   DecodeDealer dealer(tiles, units, wide.num_workers(), step.layout.workers, wide.num_items(), writer);
@@ -360,6 +377,9 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   layout.prefill_items =
       layout.decode_items + kItemInts * (decode_tiles + shared_tiles + 2 * decode_cuts + wide_units);
   layout.size = layout.prefill_items + kItemInts * (prefill_tiles + prefill_pieces);
+  if (shape.causal && shape.window == 0)
+    layout.mail_rows = static_cast<int>(wide_units) * prefill_tile_rows(shape.head_dim) +
+                       kMostNarrow * layout.workers * group;
   // Every sequence may have a state of its tail and its rows in one of a shared tile.
   layout.state_rows = 2 * decode_cuts * kDecodeRows + prefill_pieces * prefill_tile_rows(shape.head_dim) +
                       wide_units * prefill_tile_rows(shape.head_dim) + (f32 ? 0 : 2 * most_sequences * group);

@@ -28,14 +28,15 @@
 // those of the shared tile too. Who reads a shared tile depends on how many keys there are:
 //   few    "wide" tiles of the decode section, cut into single units: as many rows as a prefill tile has, but
 //          latency is all that counts. They are the only items of the first workers, the line is dealt to
-//          the others. Many tails of few units are "narrow" items then, dealt to warps;
+//          the others. Where all else is many tails of few units, these are "narrow" items, dealt to warps;
 //   more   prefill tiles, where the keys would be read so often that this costs more than a kernel;
 //   else   decode tiles, whose rows are then all in use.
 //
-// Where tails are few (or narrow), no merge is needed: whoever attends to a tail waits for the states of the
-// wide or prefill tile, joins them to its own, which never leaves the chip, and writes the rows. The pieces
-// of a wide tile count themselves on a counter of the tile; those of a prefill tile are there when its kernel
-// has ended. Wide tiles wait for nobody, so nobody waits in a circle.
+// Where tails are few, no merge is needed: whoever attends to a tail waits for the states of the wide or
+// prefill tile, joins them to its own, which never leaves the chip, and writes the rows. The pieces of a wide
+// tile count themselves on a counter of the tile; those of a prefill tile are there when its kernel has
+// ended. Wide tiles wait for nobody, so nobody waits in a circle. Where tails are narrow, their states and
+// those of the wide tiles go to the mailbox (mailbox.cuh), and all warps take part in joining the rows.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,10 @@ namespace bequest {
 
 inline constexpr int kDecodeRows = 16;  // one tensor-core tile
 inline constexpr int kUnitKeys = 64;
+// States of a wide tile that a tail reads about as soon as a kernel of its own would, and that a narrow one
+// does.
+inline constexpr int kMostJoined = 12;
+inline constexpr int kMostMailed = 32;
 // Added to the positions of queries that are not causal: past every key, and it can be taken off again.
 inline constexpr int kFarPosition = 1 << 28;
 
@@ -57,8 +62,9 @@ struct WorkItem {
   int32_t first_position;  // kFarPosition + i: a piece of a wide tile, whose readers wait for counter i
   int32_t kv_begin;        // keys [kv_begin, kv_end) of the sequence; kv_begin lies in the piece's first unit
   int32_t kv_end;
-  int32_t state_row;  // where the rows of its partial state begin; -1: the result goes to the output;
-                      // -2 - i: so it does, joined to the states that JoinEntry i names
+  int32_t state_row;  // where the rows of its partial state begin (of a wide tile beside narrow items: in the
+                      // mailbox); -1: the result goes to the output; -2 - i: so it does, joined to the states
+                      // that JoinEntry i names
   int32_t next;       // decode: the worker's next item; -1: none. The first item of worker w is item w.
 };
 
@@ -83,7 +89,10 @@ struct JoinEntry {
   int32_t stride;
   int32_t counter;      // that counts them; -1: they are there when the grid ahead has ended
   int32_t num_readers;  // tails that wait for the same counter; the last of them sets it back
-  int32_t unused[3];
+  // Of a narrow tail, whose entry is as far from the section's end as its item from the first:
+  int32_t tail_row;  // where its own state begins in the mailbox
+  int32_t token;
+  int32_t unused;
 };
 
 // Tickets that the prefill kernel draws, before the counters of wide tiles.
@@ -95,10 +104,10 @@ struct WorkListHeader {
   int32_t num_prefill_items;
   int32_t num_state_rows;
   // Items that a single warp attends to, one after another in the decode section, for the warps of the
-  // workers from first_narrow_worker on, in turns; these have no other work.
+  // workers behind those with wide tiles, in turns; these have no other work.
   int32_t first_narrow_item;
   int32_t num_narrow_items;
-  int32_t first_narrow_worker;
+  int32_t num_wide_workers;  // the first ones, which have wide tiles and nothing else
   int32_t unused;
 };
 
@@ -134,6 +143,7 @@ struct WorkListLayout {
   int64_t decode_items;
   int64_t prefill_items;
   int64_t size;        // of the whole buffer
+  int mail_rows;       // of the mailbox
   int64_t state_rows;  // scratch is [state_rows, NKV, D] for o and [state_rows, NKV, 2] for {m, d}
 };
 

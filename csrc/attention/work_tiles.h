@@ -11,8 +11,7 @@ namespace bequest {
 
 inline constexpr int kWideUnits = 2;        // of a worker, at most
 inline constexpr int kNarrowPerWorker = 4;  // items, one for each warp
-// States of a wide tile that a tail reads about as soon as a kernel of its own would.
-inline constexpr int kMostJoined = 12;
+inline constexpr int kMostNarrow = 2 * kNarrowPerWorker;
 // A shared tile costs its sharers a state each, which fewer units do not pay for.
 inline constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
 

@@ -35,7 +35,7 @@ void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out,
             int kv_dtype, const KvSizes& sizes, int64_t layer, float key_scale, float value_scale,
             float scale, float soft_cap, Address bias, int bias_reach, Address block_tables,
             int64_t max_blocks, Address work_list, Address state_values, Address state_scales,
-            Address tickets, bool decode, bool prefill, int max_merges, Address stream) {
+            Address tickets, Address mail, bool decode, bool prefill, int max_merges, Address stream) {
   const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
   const CudaAttentionParams params{pointer<void>(q),
                                    q_stride,
@@ -60,7 +60,8 @@ void attend(const AttentionWork& self, Address q, int64_t q_stride, Address out,
                                    self.layout,
                                    pointer<float>(state_values),
                                    pointer<float>(state_scales),
-                                   pointer<int32_t>(tickets)};
+                                   pointer<int32_t>(tickets),
+                                   pointer<uint32_t>(mail)};
   cuda_paged_attention(params, {decode, prefill, max_merges}, pointer<CUstream_st>(stream));
 }
 
@@ -129,7 +130,7 @@ void bind_cuda_attention(py::module_& m) {
   py::class_<AttentionWork>(m, "AttentionWork")
       .def(py::init([](int num_q_heads, int num_kv_heads, int head_dim, int dtype, bool causal, int window,
                        int num_multiprocessors, int64_t max_sequences, int64_t max_tokens,
-                       int prefill_blocks_per_sm) {
+                       int prefill_blocks_per_sm, bool wide_tiles) {
         const WorkShape shape{.num_q_heads = num_q_heads,
                               .num_kv_heads = num_kv_heads,
                               .head_dim = head_dim,
@@ -139,7 +140,8 @@ void bind_cuda_attention(py::module_& m) {
                               .num_multiprocessors = num_multiprocessors,
                               .max_sequences = max_sequences,
                               .max_tokens = max_tokens,
-                              .prefill_blocks_per_sm = prefill_blocks_per_sm};
+                              .prefill_blocks_per_sm = prefill_blocks_per_sm,
+                              .wide_tiles = wide_tiles};
         return AttentionWork{shape, work_list_layout(shape)};
       }))
       .def_property_readonly("size", [](const AttentionWork& self) { return self.layout.size; })
@@ -153,6 +155,11 @@ void bind_cuda_attention(py::module_& m) {
                                                  self.layout.max_prefill_merges);
                              })
       .def_property_readonly("ticket_ints", [](const AttentionWork& self) { return self.layout.ticket_ints; })
+      .def_property_readonly("mail_ints",
+                             [](const AttentionWork& self) {
+                               const int64_t rows = int64_t{self.layout.mail_rows} * self.shape.num_kv_heads;
+                               return rows * (self.shape.head_dim / 2 + 2);
+                             })
       .def_property_readonly("sections",
                              [](const AttentionWork& self) {
                                return std::tuple(self.layout.merges, self.layout.decode_items,
@@ -164,6 +171,7 @@ void bind_cuda_attention(py::module_& m) {
   m.def("prefill_blocks_per_sm", [](int head_dim, int kv_dtype) {
     return prefill_blocks_per_sm(head_dim, static_cast<DType>(kv_dtype));
   });
+  m.def("has_wide_tiles", &has_wide_tiles);
   m.def("can_attend_token", [](const AttentionWork& self) { return can_attend_token(self.shape); });
   m.def("cuda_attend_token", &attend_one, py::call_guard<py::gil_scoped_release>());
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>());

@@ -55,7 +55,7 @@ class LeaseBudget:
                 f"`retain`: this key already has {account.num_leases} leases, and no more than {self._max_leases} are "
                 "allowed; release one (DELETE /v1/continuations/{id}) or wait for one to expire.",
                 param="retain",
-                details=self._details(blocks, earliest_expiry),
+                details=self.details(blocks, earliest_expiry),
             )
         self.promise(tenant, blocks, whole, earliest_expiry)
         self._accounts[tenant].num_leases += 1
@@ -79,7 +79,7 @@ class LeaseBudget:
                 f"`retain` needs up to {blocks} blocks, but {taken} of the {limit} blocks of {whose} are "
                 "taken; release a lease, set a smaller max_tokens, or try again when one has expired.",
                 param="retain",
-                details=self._details(blocks, earliest_expiry),
+                details=self.details(blocks, earliest_expiry),
             )
         account.promised += blocks
         self._accounts[tenant] = account
@@ -131,7 +131,8 @@ class LeaseBudget:
         if account.num_leases == 0 and account.used == 0:
             del self._accounts[tenant]
 
-    def _details(self, needed: int, earliest_expiry: float | None) -> dict[str, object]:
+    def details(self, needed: int, earliest_expiry: float | None) -> dict[str, object]:
+        """Of an InsufficientRetention; None: nobody knows when it could be granted."""
         return {
             "budget_blocks": self.capacity,
             "used_blocks": self.used,

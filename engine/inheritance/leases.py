@@ -293,11 +293,12 @@ class Leases:
         return adopted, cross
 
     def _blocks_are_gone(self, record: Record) -> InsufficientRetention:
+        needed = sum(-(-len(kept.tokens) // self._pool.block_size) for kept in record.kept.values())
         return InsufficientRetention(
             f"The request '{record.id}' cannot be leased any more: its blocks have been reused. Continue from "
             "it with `retain` to lease its tokens anew.",
             param="ttl",
-            details={"budget_blocks": self.budget.capacity, "used_blocks": self.budget.used},
+            details=self.budget.details(needed, None),
         )
 
     def _earliest_expiry(self) -> float | None:

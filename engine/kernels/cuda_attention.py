@@ -45,6 +45,7 @@ class CudaAttentionWorkspace:
         "device",
         "dtype",
         "head_dim",
+        "mail",
         "num_kv_heads",
         "num_q_heads",
         "scales",
@@ -83,16 +84,19 @@ class CudaAttentionWorkspace:
             max_sequences,
             max_tokens,
             _C.prefill_blocks_per_sm(head_dim, KV_DTYPE_CODES[kv_dtype or dtype]),
+            _C.has_wide_tiles(),
         )
         rows = self._work.state_rows
         self.states = torch.empty(rows, num_kv_heads, head_dim, dtype=torch.float32, device=self.device)
         self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
         self.tickets = torch.zeros(self._work.ticket_ints, dtype=torch.int32, device=self.device)
+        self.mail = torch.full((self._work.mail_ints,), -1, dtype=torch.int32, device=self.device)
 
     def share_scratch(self, other: CudaAttentionWorkspace) -> None:
         """Takes the scratch of a workspace of larger steps for its own. Calls of both must be in one stream order."""
         assert self.states.shape[0] <= other.states.shape[0] and self.states.shape[1:] == other.states.shape[1:]
-        self.states, self.scales, self.tickets = other.states, other.scales, other.tickets
+        assert self.tickets.numel() <= other.tickets.numel() and self.mail.numel() <= other.mail.numel()
+        self.states, self.scales, self.tickets, self.mail = other.states, other.scales, other.tickets, other.mail
 
     @property
     def list_len(self) -> int:
@@ -242,6 +246,7 @@ def paged_attention(
         workspace.states.data_ptr(),
         workspace.scales.data_ptr(),
         workspace.tickets.data_ptr(),
+        workspace.mail.data_ptr(),
         decode,
         prefill,
         max_merges,

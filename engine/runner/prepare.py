@@ -293,7 +293,8 @@ def _info(
         architecture=loaded.config.architecture,
         max_model_len=plan.max_model_len,
         vocab_size=loaded.config.vocab_size,
-        eos_token_ids=loaded.generation.eos_token_ids,
+        # Files name ends that their model cannot say: tokens of another tokenizer.
+        eos_token_ids=tuple(t for t in loaded.generation.eos_token_ids if t < loaded.config.vocab_size),
         dtype=_name(loaded.dtype),
         num_parameters=loaded.num_parameters,
         default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},

@@ -18,6 +18,7 @@ def check_admissible(
 ) -> None:
     """Raises the EngineError that says why not. `pace` is that of requests of its kind."""
     check_encoder(request.encoder, info.encoder)
+    _check_tokens(request, info)
     params = request.params
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
     if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
@@ -35,6 +36,19 @@ def check_admissible(
         _check_queue("extractions", scheduler.extractions.waiting, request.tenant, most, pace, now)
     else:
         check_room(request.tenant, scheduler, max_queued, pace, now)
+
+
+def _check_tokens(request: Request, info: ModelInfo) -> None:
+    """A tokenizer may know tokens that its model has no row for: computing one would be the end of everybody's step.
+    Those of a parent were looked at when it came, or were sampled."""
+    new = request.prompt_token_ids[0 if request.lineage is None else request.lineage.at :]
+    encoded = () if request.encoder is None else request.encoder.token_ids
+    wrong = max(max(new, default=0), max(encoded, default=0))
+    if wrong >= info.vocab_size:
+        raise InvalidRequest(
+            f"The prompt has the token {wrong}, which its tokenizer knows and this model does not: its tokens are 0 to "
+            f"{info.vocab_size - 1}. Leave out what it stands for."
+        )
 
 
 def check_room(tenant: str, scheduler: Scheduler, max_queued: int, pace: Pace, now: float) -> None:

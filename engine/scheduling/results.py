@@ -21,8 +21,9 @@ from engine.types import BeamSpec, FinishReason, LogprobArrays, SamplingParams, 
 class Applied:
     moved: tuple[Group, ...]  # have something to deliver, in the order of the plan
     failed: tuple[tuple[Group, EngineError], ...]
+    generated_tokens: int  # sampled, and those of the answers of searches that ended
     first_token_seconds: tuple[float, ...]
-    inter_token_seconds: tuple[float, ...]
+    inter_token_seconds: tuple[float, ...]  # a step of a search is one token, however many beams it has
 
 
 def apply_result(
@@ -56,6 +57,7 @@ def apply_result(
             logprob = _logprob_of(result.logprobs, i, tokens[i], group.request.params.logprobs)
         _accept(scheduler, sequence, tokens[i], logprob, eos_token_ids)
         moved[group] = None
+    num_generated = len(first) + len(inter)
     for number, (group, search) in enumerate(launch.beams):
         if group.closed or group.search is not search:
             continue
@@ -63,9 +65,12 @@ def apply_result(
             scheduler.distrust(group.sequences[0])
             failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
             continue
+        leader = group.sequences[0]
+        before = leader.last_token_at or group.first_token_at  # it may have started again
+        (inter if before else first).append(now - (before or group.arrived_at))
+        leader.last_token_at = now
         if group.first_token_at is None:
             group.first_token_at = now
-            first.append(now - group.arrived_at)
         scheduler.advance_beams(group, result.beams[number], _alternatives(launch.plan.beams[number], result.logprobs))
         if not group.sequences:
             failed[group] = InvalidRequest("No beam could be completed: nothing is allowed to follow.")
@@ -88,7 +93,8 @@ def apply_result(
             _receive_encoder_states(scheduler, group, positions, values)
             if group.finished:
                 moved[group] = None
-    return Applied(tuple(moved), tuple(failed.items()), tuple(first), tuple(inter))
+    num_generated += sum(group.completion_tokens for group in moved if group.request.params.beams is not None)
+    return Applied(tuple(moved), tuple(failed.items()), num_generated, tuple(first), tuple(inter))
 
 
 def _receive_states(scheduler: Scheduler, sequence: Sequence, positions: Indices, values: StatesArray) -> None:
@@ -121,12 +127,12 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
         return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
     excludes = params.min_tokens > 0 or bool(params.bad_words)
-    narrow = params.allowed_token_ids is not None or params.grammar is not None
-    if params.catalogue is None and not (narrow and excludes):
+    allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]
+    if params.catalogue is None and len(allows) < 2 and not (allows and excludes):
         return InternalError("The model produced NaN for this request; it was stopped.")
     return InvalidRequest(
-        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, `min_tokens` or "
-        "`bad_words` exclude.",
+        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, one of the others, "
+        "`min_tokens` or `bad_words` exclude.",
         param=_narrowest(params),
     )
 

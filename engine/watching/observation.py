@@ -42,7 +42,7 @@ class EngineLoad:
 class StepStats:
     """What one applied step did."""
 
-    prompt_tokens: int  # computed in this step
+    prompt_tokens: int  # computed in this step, those of encoder inputs among them
     generated_tokens: int
     preempted: int
     swapped_out: int  # blocks

@@ -13,8 +13,8 @@ from engine.watching.observation import RequestStats, StepStats
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
     return StepStats(
-        prompt_tokens=launch.num_prompt_tokens,
-        generated_tokens=len(applied.first_token_seconds) + len(applied.inter_token_seconds),
+        prompt_tokens=launch.num_prompt_tokens + sum(run.input.length for run in launch.plan.encoders),
+        generated_tokens=applied.generated_tokens,
         preempted=launch.num_preempted,
         swapped_out=len(launch.plan.swaps_out),
         swapped_in=len(launch.plan.swaps_in),

@@ -6,11 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
+from engine.errors import InsufficientRetention, RetentionTooLarge
 from engine.types import RecordEntry
 from server import fields
 from server.context import CONTEXT, TENANT
 from server.continuation import leases
-from server.errors import ApiError, missing
+from server.errors import ApiError, from_engine, missing
 from server.generation.generation import json_response
 from server.intake import read_with_nulls
 from server.paging import QUERY, page_of
@@ -39,7 +40,12 @@ async def change(request: web.Request) -> web.Response:
     if "ttl" not in body:
         raise missing("ttl", "`ttl` is missing: send a number of seconds, or null to end the lease.")
     ttl = None if body["ttl"] is None else leases.check_ttl(body["ttl"], context.leases, "ttl")
-    return json_response(_entry(context.engine.set_ttl(request[TENANT], request.match_info["id"], ttl)))
+    try:
+        return json_response(_entry(context.engine.set_ttl(request[TENANT], request.match_info["id"], ttl)))
+    except (InsufficientRetention, RetentionTooLarge) as error:
+        failed = from_engine(error)
+        failed.param = "ttl"  # which asks for here what `retain` asks for elsewhere
+        raise failed from error
 
 
 async def delete(request: web.Request) -> web.Response:

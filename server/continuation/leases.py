@@ -29,7 +29,7 @@ def retain(body: GenerationBody, times: LeaseTimes, default_tokens: int | None) 
     ttl: Any = None
     if isinstance(asked, dict):
         for name in asked:
-            if name != "ttl":
+            if name != "ttl" and asked[name] is not None:
                 message = f"`retain` has the field {shorten(repr(name))}; it is true, or an object with `ttl` alone."
                 raise ApiError(400, "unknown_parameter", message, param=f"retain.{shorten(name)}")
         ttl = asked.get("ttl")

@@ -23,13 +23,13 @@ from server.generation.generation import (
     collect,
     engine_requests,
     in_stream,
-    json_response,
     open_stream,
     send_stream,
     terms_of,
     usage_object,
 )
 from server.generation.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
+from server.generation.whole import made_response
 from server.intake import read_object
 from server.names import new_id
 from server.states.generated import GeneratedStates, generated_states
@@ -73,15 +73,17 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     if body.stream:
         return await _stream(http, context, body, head, request, states, report, calls, headers)
     [result] = await collect(context.engine, [request])
-    shape = ChatShape(context, body, prompt, calls)
-    choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
-    usage = usage_object([result.usage] if result.usage is not None else [])
-    told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
-    extras = shape.extras(result.prompt_logprobs)
-    answer = {**head, "choices": choices, "usage": usage, **extras, **told}
+
+    def answer() -> dict[str, Any]:
+        shape = ChatShape(context, body, prompt, calls)
+        choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
+        usage = usage_object([result.usage] if result.usage is not None else [])
+        told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
+        return {**head, "choices": choices, "usage": usage, **shape.extras(result.prompt_logprobs), **told}
+
     if states is not None:
-        return await states.send_whole(http, answer, [result.delivery], headers)
-    return json_response(answer, headers)
+        return await states.send_whole(http, answer(), [result.delivery], headers)
+    return await made_response(context, [result], answer, headers)
 
 
 async def _stream(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from engine.types import ChoiceDelta, Request, TokenLogprob
@@ -24,13 +25,13 @@ from server.generation.generation import (
     collect,
     engine_requests,
     in_stream,
-    json_response,
     open_stream,
     send_stream,
     terms_of,
     usage_object,
 )
 from server.generation.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
+from server.generation.whole import made_response
 from server.intake import read_object
 from server.names import new_id
 from server.states.generated import GeneratedStates, generated_states
@@ -68,16 +69,19 @@ async def completions(http: web.Request) -> web.StreamResponse:
     if body.stream:
         return await _stream(http, context, body, head, prompts, requests, states, report, headers)
     results = await collect(context.engine, requests)
-    objects = []
-    for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-        chunks = CompletionChunks(context, body, head, prompt, index, params.n, report)
-        objects += chunks.whole_choices(result)
-    usage = usage_object([result.usage for result in results if result.usage is not None])
-    beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
-    answer = {**head, "choices": objects, "usage": usage, **beside}
+
+    def answer() -> dict[str, Any]:
+        objects = []
+        for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+            chunks = CompletionChunks(context, body, head, prompt, index, params.n, report)
+            objects += chunks.whole_choices(result)
+        usage = usage_object([result.usage for result in results if result.usage is not None])
+        beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
+        return {**head, "choices": objects, "usage": usage, **beside}
+
     if states is not None:
-        return await states.send_whole(http, answer, [result.delivery for result in results], headers)
-    return json_response(answer, headers)
+        return await states.send_whole(http, answer(), [result.delivery for result in results], headers)
+    return await made_response(context, results, answer, headers)
 
 
 async def _stream(
@@ -122,6 +126,7 @@ class CompletionChunks(Chunks):
         self._tokenizer = context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
         shows_special = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
+        self._prompt_logprobs: orjson.Fragment | None = None  # all choices have the same
         self._offsets = [Offsets(self._tokenizer, shows_special) for _ in indices]
 
     def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
@@ -160,7 +165,10 @@ class CompletionChunks(Chunks):
                 if self._prompt.encoder is not None:
                     shown["encoder_prompt_token_ids"] = self._prompt.encoder.token_ids
         if first and body.prompt_logprobs is not None and prompt_logprobs_ is not None:
-            shown["prompt_logprobs"] = prompt_logprobs(prompt_logprobs_, body.prompt_logprobs, self._tokenizer)
+            if self._prompt_logprobs is None:
+                entries = prompt_logprobs(prompt_logprobs_, body.prompt_logprobs, self._tokenizer)
+                self._prompt_logprobs = orjson.Fragment(orjson.dumps(entries))
+            shown["prompt_logprobs"] = self._prompt_logprobs
         return shown
 
     def _logprobs(self, choice: ChoiceDelta, prompt: PromptLogprobs) -> dict[str, Any] | None:

@@ -228,6 +228,8 @@ def engine_requests(
             fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, terms.default_tokens)
         except EngineError as error:
             raise from_engine(error, prompt.param) from error
+        if terms.retain is not None and wish is not None and wish.params.stack == "encoder" and fitted.max_tokens == 0:
+            raise invalid("`retain` is of the decoder, which does not run for the encoder's states alone.", "retain")
         continues = prompt.lineage is not None and prompt.lineage.at > 0
         fitted = with_rules(fitted, context.engine.info.encoder, len(prompt.token_ids), continues)
         requests.append(

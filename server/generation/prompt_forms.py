@@ -10,6 +10,7 @@ from server.errors import ApiError, invalid, missing
 from server.wire import describe, shorten
 
 Given = str | list[int]
+MAX_PROMPTS = 4096  # of one request, as many as may wait unless the server is told otherwise
 _KINDS = ("prompt", "prompt_token_ids")
 _PAIR = ("encoder_prompt", "decoder_prompt")
 
@@ -39,6 +40,10 @@ def read_forms(given: Any, name: str) -> list[Form]:
         return [_form(given, name)]
     if not given:
         raise invalid(f"`{name}` is an empty list; send at least one token or string.", name)
+    if len(given) > MAX_PROMPTS:
+        raise invalid(
+            f"`{name}` may hold {MAX_PROMPTS} prompts at most, not {len(given)}: send several requests.", name
+        )
     return [_form(item, f"{name}[{index}]") for index, item in enumerate(given)]
 
 

@@ -24,6 +24,7 @@ from server.structured.tools import chat_tools
 from server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
+MESSAGE_CHARS = 20  # that reading a message takes as long as
 _Result = TypeVar("_Result")
 
 
@@ -161,11 +162,8 @@ def template_use(
 ) -> TemplateUse:
     """How `body` wants its messages rendered, the last of which is `last_role`'s. A conversation that goes on is
     rendered as it was `before`, unless the client says otherwise."""
-    encoder = context.engine.info.encoder
-    if encoder is not None and isinstance(body, ChatBody):
-        audio = encoder.takes == "audio"
-        where = "a recording to /v1/audio/transcriptions" if audio else "its input as `prompt` to /v1/completions"
-        raise invalid(f"`messages` cannot be used with an encoder-decoder model: send {where}.", "messages")
+    if isinstance(body, ChatBody):
+        check_converses(context, "messages")
     source, kwargs = body.chat_template, template_kwargs(body.chat_template_kwargs)
     choice = body.tool_choice if isinstance(body, ChatBody) else None
     tools: Sequence[Mapping[str, Any]] | None = chat_tools(body.tools, choice, None).for_template()
@@ -190,11 +188,20 @@ def template_use(
     return TemplateUse(template, source, kwargs, opened, continued, tools)
 
 
+def check_converses(context: Context, param: str) -> None:
+    """Refuses a conversation, in the field `param`, with a model that reads one input."""
+    encoder = context.engine.info.encoder
+    if encoder is not None:
+        audio = encoder.takes == "audio"
+        where = "a recording to /v1/audio/transcriptions" if audio else "its input as `prompt` to /v1/completions"
+        raise invalid(f"`{param}` cannot be used with an encoder-decoder model: send {where}.", param)
+
+
 async def rendered_chat(
     context: Context, body: ChatBody | TokenizeBody, given: list[dict[str, Any]] | None, name: str = "messages"
 ) -> tuple[Conversation, list[int]]:
     """The messages `given` in the field `name` through the chat template, which writes its own special tokens."""
-    messages = conversation(given, name)
+    messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, name))
     use = template_use(context, body, messages[-1]["role"])
 
     def work() -> tuple[Conversation, list[int]]:

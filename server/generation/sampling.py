@@ -16,13 +16,15 @@ from server.wire import ChatBody, CompletionBody, GenerationBody, shorten
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
+MAX_STOP_CHARS = 1024  # of a bad word too
+MAX_BAD_WORDS = 1024  # they are tokenised where others wait
 MAX_ANSWER_BYTES = 2**30
 MAX_TIMEOUT = 7 * 86400.0
 COMPLETION_DEFAULT_TOKENS = 16
 _BYTES_PER_LOGPROB = 100  # as JSON, and as an object on its way there: about
 _MOST_TOKENS = 2**31  # far beyond any window; larger numbers need not be told apart
 _SMALLEST_TOP_P = 1e-6  # top_p 0 keeps the most likely token alone
+_SMALLEST_PENALTY = 1e-6  # a repetition_penalty below it says the same, and logits stay finite in float32
 
 
 def sampling_params(
@@ -62,11 +64,11 @@ def sampling_params(
         min_p=min_p,
         presence_penalty=presence,
         frequency_penalty=frequency,
-        repetition_penalty=repetition,
+        repetition_penalty=max(repetition, _SMALLEST_PENALTY),
         seed=_seed(body.seed),
         logit_bias=_logit_bias(body.logit_bias, info.vocab_size),
         allowed_token_ids=_allowed(body.allowed_token_ids, info.vocab_size),
-        bad_words=_bad_words(body.bad_words, tokenizer),
+        bad_words=_bad_words(body.bad_words, tokenizer, info.vocab_size),
         stop=_stop(body.stop, catalogue),
         stop_token_ids=_stop_ids(body.stop_token_ids or [], info.vocab_size, catalogue),
         ignore_eos=body.ignore_eos,
@@ -301,14 +303,18 @@ def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
     return tuple(check_ids(ids, vocab_size, "allowed_token_ids"))
 
 
-def _bad_words(words: list[str] | None, tokenizer: TokenizerLike) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenised at the beginning of a text and after a space: most vocabularies hold both."""
+def _bad_words(words: list[str] | None, tokenizer: TokenizerLike, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenised at the beginning of a text and after a space: most vocabularies hold both. One with
+    a token that the model does not have cannot come."""
     sequences: dict[tuple[int, ...], None] = {}
+    if words is not None and len(words) > MAX_BAD_WORDS:
+        raise invalid(f"`bad_words` may hold {MAX_BAD_WORDS} words at most, not {len(words)}.", "bad_words")
     for index, word in enumerate(words or []):
-        if not word.strip():
-            raise invalid(f"`bad_words[{index}]` must not be empty.", f"bad_words[{index}]")
+        if not word.strip() or len(word) > MAX_STOP_CHARS:
+            fault = "be empty" if not word.strip() else f"have more than {MAX_STOP_CHARS} characters"
+            raise invalid(f"`bad_words[{index}]` must not {fault}.", f"bad_words[{index}]")
         for variant in (word, " " + word.lstrip()):
             ids = tuple(tokenizer.encode(variant, add_special_tokens=False))
-            if ids:
+            if ids and max(ids) < vocab_size:
                 sequences[ids] = None
     return tuple(sequences)

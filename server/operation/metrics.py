@@ -72,10 +72,10 @@ class Metrics(Collector):
         self.model_name = ""  # the label on everything, known when the model is
         self.cache_dtype = ""  # likewise
         self.load: Callable[[], EngineLoad] = lambda: EngineLoad(0, 0, 0, 0)  # asked at each exposition
-        self._prompt_tokens = 0
+        self._prompt_tokens = 0  # of requests that were answered, at least in part
+        self._computed_tokens = 0  # of prompts
         self._generation_tokens = 0
         self._preemptions = 0
-        self._prefix_queries = 0
         self._prefix_hits = 0
         self._swapped_out = 0
         self._swapped_in = 0
@@ -107,7 +107,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def on_step(self, stats: StepStats) -> None:
-        self._prompt_tokens += stats.prompt_tokens
+        self._computed_tokens += stats.prompt_tokens
         self._generation_tokens += stats.generated_tokens
         self._preemptions += stats.preempted
         self._swapped_out += stats.swapped_out
@@ -120,8 +120,9 @@ class Metrics(Collector):
 
     def on_finish(self, stats: RequestStats) -> None:
         self._finished[stats.reason] += 1
-        self._prefix_queries += stats.prompt_tokens
-        self._prefix_hits += stats.cached_tokens
+        if stats.completion_tokens or stats.reason in ("stop", "length"):
+            self._prompt_tokens += stats.prompt_tokens
+            self._prefix_hits += stats.cached_tokens
         if stats.inheritance is not None:
             self._continuations[stats.inheritance.source] += 1
             self._inherited_tokens += stats.inheritance.inherited_tokens
@@ -142,7 +143,7 @@ class Metrics(Collector):
         """Sums since the start, of which a watcher takes differences."""
         return {
             "generation_tokens": self._generation_tokens,
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self._computed_tokens,
             "inherited_tokens": self._inherited_tokens,
             "preemptions": self._preemptions,
             "first_token": {"bounds": self._first_token.bounds, "counts": list(self._first_token.counts)},
@@ -216,10 +217,11 @@ class Metrics(Collector):
 
     def _counters(self) -> Iterator[Metric]:
         for name, text, value in (
-            ("vllm:prompt_tokens", "Prompt tokens computed.", self._prompt_tokens),
+            ("vllm:prompt_tokens", "Prompt tokens of answered requests, cached ones included.", self._prompt_tokens),
+            ("bequest:computed_prompt_tokens", "Prompt tokens computed.", self._computed_tokens),
             ("vllm:generation_tokens", "Tokens generated.", self._generation_tokens),
             ("vllm:num_preemptions", "Times a sequence gave up its blocks to others.", self._preemptions),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", self._prefix_queries),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", self._prompt_tokens),
             ("vllm:prefix_cache_hits", "Prompt tokens found there, inherited ones included.", self._prefix_hits),
             ("bequest:inherited_tokens", "Tokens of parents never computed again.", self._inherited_tokens),
             ("bequest:extracted_vectors", "Hidden states delivered.", self._extracted_vectors),

@@ -20,7 +20,14 @@ from server.continuation.extension import Conversation, extend
 from server.errors import ApiError, from_engine, invalid, missing
 from server.generation.generation import Prompt, check_not_empty
 from server.generation.messages import text_length
-from server.generation.prompts import TemplateUse, check_length, off_loop, template_kwargs
+from server.generation.prompts import (
+    MESSAGE_CHARS,
+    TemplateUse,
+    check_converses,
+    check_length,
+    off_loop,
+    template_kwargs,
+)
 from server.responses.items import Item, input_items, messages_of
 from server.responses.store import StoredResponse
 from server.structured.tools import Tools
@@ -42,12 +49,13 @@ class ResponsePrompt:
 async def response_prompt(
     context: Context, tenant: str, body: ResponseBody, tools: Tools, deadline: float | None
 ) -> ResponsePrompt:
-    items = input_items(body.input)
+    check_converses(context, "input")
+    count = len(body.input) if isinstance(body.input, list) else 1
+    items = await off_loop(context, MESSAGE_CHARS * count, lambda: input_items(body.input))
     parent = None
     if body.previous_response_id is not None:
         parent = await _previous(context, tenant, body.previous_response_id, deadline)
-    history = parent.turn.all_items() if parent is not None else []
-    messages = messages_of([*history, *items])
+    messages = await off_loop(context, _history_chars(parent) + MESSAGE_CHARS * count, lambda: _messages(parent, items))
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
@@ -63,6 +71,16 @@ async def response_prompt(
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
         prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
+
+
+def _history_chars(parent: StoredResponse | None) -> int:
+    """Near enough to tell a long conversation from a short one: its text is in the prompt."""
+    return 0 if parent is None else len(parent.prompt_text)
+
+
+def _messages(parent: StoredResponse | None, items: Sequence[Item]) -> list[Message]:
+    history = parent.turn.all_items() if parent is not None else []
+    return messages_of([*history, *items])
 
 
 async def _previous(context: Context, tenant: str, reference: str, deadline: float | None) -> StoredResponse:

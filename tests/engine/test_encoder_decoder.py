@@ -358,7 +358,7 @@ async def test_an_input_must_fit_the_model_and_may_be_longer_than_the_budget() -
         for asked, answer in zip(requests, await ask_all(engine, requests), strict=True):
             check(asked, answer)
         assert runner.most_encoded == 64
-        with pytest.raises(ContextLengthExceeded, match="at most 64 tokens"):
+        with pytest.raises(ContextLengthExceeded, match="is 64 tokens in the encoder"):
             await ask(engine, request([START], GREEDY, encoder=encoder_of(65)))
 
 

@@ -120,6 +120,9 @@ async def test_the_end_token_comes_at_the_end_and_there_alone() -> None:
         assert cut.choices[0].finish_reason == "length" and EOS not in cut.choices[0].token_ids
         with pytest.raises(InvalidRequest, match="Nothing is allowed to follow"):
             await answer(engine, request(3, grammar("a"), min_tokens=9))
+        other = tuple(tokenizer().encode("xyz", False))
+        with pytest.raises(InvalidRequest, match="Nothing is allowed to follow"):
+            await answer(engine, request(3, grammar("a"), allowed_token_ids=other))
         # The others were not touched by it.
         assert (await answer(engine, request(4, grammar("yes|no")))).choices[0].text in ("yes", "no")
 

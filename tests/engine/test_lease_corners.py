@@ -210,7 +210,8 @@ async def test_what_was_reused_cannot_be_leased_any_more() -> None:
             await ask(engine, request([200 + i, *range(60)], params(10)))
         with pytest.raises(InsufficientRetention) as broken:
             engine.set_ttl("t", first.id, 60)
-        assert broken.value.param == "ttl"
+        details = {"budget_blocks": 10, "used_blocks": 0, "needed_blocks": 9, "earliest_expiry": None}
+        assert (broken.value.param, broken.value.details) == ("ttl", details)
         assert engine.load().retention_charged == engine.load().used_blocks == 0
 
 

@@ -39,6 +39,7 @@ class Shape:
             max_sequences,
             max_tokens,
             self.prefill_blocks,
+            True,
         )
 
 
@@ -61,6 +62,8 @@ class Join:
     stride: int
     counter: int
     num_readers: int
+    tail_row: int
+    token: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class WorkList:
     prefill: list[Item]
     merges: list[tuple[int, ...]]
     joins: dict[int, Join]  # by the token of the tail
+    num_wide_workers: int
+    mail_rows: int  # 0: no states are mailed
 
     @property
     def decode(self) -> list[Item]:
@@ -98,13 +103,14 @@ def build(shape: Shape, lens: list[tuple[int, int]], tables: np.ndarray | None =
     prefill = items_of(buffer[prefill_at : work.size], counts[1])
     assert len(merges) <= sum(work.max_merges)
     workers = [decode] if shape.dtype == F32 else [chain(decode, w) for w in range(work.workers if decode else 0)]
-    if buffer[5]:
-        deal_narrow(workers, decode, *map(int, buffer[4:7]))
     entries = buffer[merges_at:decode_at].reshape(-1, 8)
+    if buffer[5]:
+        deal_narrow(workers, decode, len(entries), *map(int, buffer[4:7]))
     tails = [item for worker in workers for item in worker if item.state_row < -1]
     assert len({item.state_row for item in tails}) == len(tails) <= len(entries) - len(merges)
-    joins = {item.first_token: Join(*map(int, entries[-2 - item.state_row, :5])) for item in tails}
-    return WorkList(workers, prefill, merges, joins)
+    joins = {item.first_token: Join(*map(int, entries[-2 - item.state_row, :7])) for item in tails}
+    mail_rows = work.mail_ints // shape.num_kv_heads // (shape.head_dim // 2 + 2) if buffer[5] else 0
+    return WorkList(workers, prefill, merges, joins, int(buffer[6]), mail_rows)
 
 
 def items_of(section: np.ndarray, count: int) -> list[Item]:
@@ -121,11 +127,17 @@ def chain(items: list[Item], worker: int) -> list[Item]:
     return found if found[0].num_tokens else []
 
 
-def deal_narrow(workers: list[list[Item]], items: list[Item], first: int, count: int, first_worker: int) -> None:
-    """Narrow items, dealt to the workers from first_worker on, a warp of four at a time: tails that join states."""
+def deal_narrow(
+    workers: list[list[Item]], items: list[Item], num_entries: int, first: int, count: int, first_worker: int
+) -> None:
+    """Narrow items, dealt to the workers from first_worker on, a warp of four at a time: tails that join states.
+
+    Their entries are the last of the section, from its end on.
+    """
     assert not any(workers[first_worker:]) and 0 < first_worker < len(workers) and first + count == len(items)
     for place, item in enumerate(items[first:]):
-        assert item.next == -1 and item.state_row < -1 and item.kv_end - item.kv_begin // 64 * 64 <= 128
+        assert item.next == -1 and item.kv_begin % 64 == 0 and item.kv_end - item.kv_begin <= 128
+        assert -2 - item.state_row == num_entries - 1 - place
         workers[first_worker + place // 4 % (len(workers) - first_worker)].append(item)
 
 
@@ -133,11 +145,20 @@ def check_states(shape: Shape, found: WorkList) -> None:
     """Each row of each state is left by one item and merged once, into the same row of the output."""
     group = shape.num_q_heads // shape.num_kv_heads
     left: dict[int, int] = {}  # row of a state → row of the output
+    mailed: dict[int, int] = {}  # the same in the mailbox
     for item in found.decode + found.prefill:
+        rows_left = mailed if found.mail_rows and item in found.decode else left
         for row in range(item.num_tokens * group if item.state_row >= 0 else 0):
-            assert item.state_row + row not in left
-            left[item.state_row + row] = item.first_token * group + row
+            assert item.state_row + row not in rows_left
+            rows_left[item.state_row + row] = item.first_token * group + row
+    for token, join in found.joins.items() if found.mail_rows else []:
+        assert join.token == token
+        for row in range(group):
+            assert join.tail_row + row not in mailed
+            mailed[join.tail_row + row] = token * group + row
+    assert max(mailed, default=-1) < max(found.mail_rows, 1)
     merged: dict[int, int] = {}
+    taken: dict[int, int] = {}
     for first_token, num_tokens, state_row, num_states, shared_row, num_shared, stride, _ in found.merges:
         assert num_states + num_shared > 1
         rows = num_tokens * group
@@ -147,18 +168,20 @@ def check_states(shape: Shape, found: WorkList) -> None:
             assert first + row not in merged
             merged[first + row] = first_token * group + row
     for token, join in found.joins.items():
-        for i, row in itertools.product(range(join.num_states), range(group)):
-            state = join.state_row + i * join.stride + row
-            assert state not in merged
-            merged[state] = token * group + row
-    assert merged == left
+        firsts = [join.state_row + i * join.stride for i in range(join.num_states)]
+        firsts += [join.tail_row] if found.mail_rows else []
+        rows_taken = taken if found.mail_rows else merged
+        for first, row in itertools.product(firsts, range(group)):
+            assert first + row not in rows_taken
+            rows_taken[first + row] = token * group + row
+    assert merged == left and taken == mailed
     check_counters(shape, found)
 
 
 def check_counters(shape: Shape, found: WorkList) -> None:
     """A counter counts the pieces of one tile, whose states the tails that wait for it are told of; nobody else does.
 
-    Tails that wait for no counter join states of prefill tiles.
+    Tails that wait for no counter join states of prefill tiles, or those that are mailed.
     """
     group = shape.num_q_heads // shape.num_kv_heads
     pieces: dict[int, list[Item]] = {}
@@ -172,7 +195,8 @@ def check_counters(shape: Shape, found: WorkList) -> None:
             tile = pieces[join.counter]
             assert all(item.first_token <= token < item.first_token + item.num_tokens for item in tile)
         else:
-            tile = [item for item in found.prefill if item.first_token <= token < item.first_token + item.num_tokens]
+            tiles = [item for item in found.decode if item.state_row >= 0] if found.mail_rows else found.prefill
+            tile = [item for item in tiles if item.first_token <= token < item.first_token + item.num_tokens]
         assert len(tile) == join.num_states > 0
         firsts = {item.state_row + (token - item.first_token) * group for item in tile}
         assert firsts == {join.state_row + i * join.stride for i in range(join.num_states)}
@@ -181,14 +205,15 @@ def check_counters(shape: Shape, found: WorkList) -> None:
 
 
 def check_wide(shape: Shape, found: WorkList) -> None:
-    """Tiles of more rows than a decode tile has are single units, and all that their worker has."""
+    """Wide tiles are single units, and all that the first workers have; the others' have the rows of decode tiles."""
     group = shape.num_q_heads // shape.num_kv_heads
-    for worker in found.workers if shape.dtype == BF16 else []:
-        wide = [item for item in worker if item.num_tokens * group > 16]
-        assert not wide or (wide == worker and len(wide) <= 2)
-        for item in wide:
+    for worker in found.workers[: found.num_wide_workers]:
+        assert 1 <= len(worker) <= 2
+        for item in worker:
             assert item.kv_begin % 64 == 0 and item.kv_end == item.kv_begin + 64 <= item.first_position
             assert item.num_tokens * group <= (128 if shape.head_dim < 256 else 64) and item.state_row >= 0
+    for worker in found.workers[found.num_wide_workers :] if shape.dtype == BF16 else []:
+        assert all(item.num_tokens * group <= 16 for item in worker)
 
 
 def check_cover(shape: Shape, lens: list[tuple[int, int]], found: WorkList, tables: np.ndarray | None = None) -> None:
@@ -297,17 +322,43 @@ def test_a_shared_prefix_is_read_once_per_tile(shape: Shape, count: int, keys: i
 
 @pytest.mark.parametrize(
     ("count", "keys", "rows", "narrow"),
-    [(8, 704, 32, False), (32, 704, 64, True), (64, 320, 128, True), (32, 1024, 128, False)],
+    [
+        (8, 704, 32, False),
+        (32, 704, 64, True),
+        (64, 320, 128, True),
+        (64, 704, 128, True),
+        (32, 1024, 128, True),
+        (32, 2048, 128, True),
+    ],
 )
 def test_wide_tiles_are_small_while_there_are_workers(count: int, keys: int, rows: int, narrow: bool) -> None:
     """33 workers, of which 22 may have wide tiles. Tails are narrow if they outnumber workers and states are few."""
     lens = [(1, keys + 40)] * count
-    found = build(Shape(), lens, shared_tables(np.random.default_rng(0), lens, [keys] * count))
+    tables = shared_tables(np.random.default_rng(0), lens, [keys] * count)
+    found = build(Shape(), lens, tables)
+    check_cover(Shape(), lens, found, tables)
+    assert bool(found.mail_rows) == narrow
     wide = [worker for worker in found.workers if any(item.num_tokens > 1 for item in worker)]
     assert max(item.num_tokens * 4 for worker in wide for item in worker) == rows
     others = found.workers[len(wide) :]
     assert sum(map(len, others)) == count
     assert ([item.first_token for item in others[0][:4]] == [0, 1, 2, 3]) == narrow
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_of_narrow_tails(seed: int) -> None:
+    """Several prefixes, and nothing but short tails behind them; beside a prompt where `seed` is odd."""
+    rng = np.random.default_rng(seed)
+    shape = [Shape(), Shape(num_q_heads=64), Shape(num_q_heads=16), Shape(num_q_heads=14, num_kv_heads=2)][seed % 4]
+    lens, common = [], []
+    for _ in range(rng.integers(1, 4)):
+        keys, count = 64 * int(rng.integers(2, 9)), int(rng.integers(12, 30))
+        lens += [(1, keys + int(n)) for n in rng.integers(1, 129, count)]
+        common += [0, *[keys] * (count - 1)]
+    if seed % 2:
+        lens, common = [*lens, (200, 200)], [*common, 0]
+    tables = shared_tables(rng, lens, common)
+    check_cover(shape, lens, build(shape, lens, tables), tables)
 
 
 @pytest.mark.parametrize(("blocks", "pieces"), [(1, 16), (2, 32)])

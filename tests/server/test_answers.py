@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import openai
 import pytest
 
-from server.generation.logprobs import Offsets
+from server.generation.logprobs import Offsets, Spelling
 from tests.server.fakes import BOS, EOS, PIECES, ByteTokenizer
 from tests.server.front import Front
 
@@ -258,3 +259,33 @@ async def test_service_tier_is_echoed(front: Front) -> None:
         model="fake/model", messages=HELLO, service_tier="flex", user="u", metadata={"a": "b"}, store=True
     )
     assert answer.service_tier == "flex"
+
+
+@pytest.mark.parametrize("path, field", [("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")])
+async def test_large_answers_are_written_in_a_worker_thread(
+    front: Front, monkeypatch: pytest.MonkeyPatch, path: str, field: str
+) -> None:
+    """Those of many log-probabilities, which would hold the others up; they say the same."""
+    threads: list[str] = []
+    shown = Spelling.token
+
+    def token(spelling: Spelling, token_id: int) -> str:
+        threads.append(threading.current_thread().name)
+        return shown(spelling, token_id)
+
+    monkeypatch.setattr(Spelling, "token", token)
+    text = "a" * 400
+    given: Any = text if field == "prompt" else [{"role": "user", "content": text}]
+    body = {field: given, "max_tokens": 2, "logprobs": 1 if field == "prompt" else True, "n": 2}
+    _, small = await front.post(path, body)
+    assert set(threads) == {"MainThread"}
+    threads.clear()
+    _, large = await front.post(path, {**body, "prompt_logprobs": 1})
+    assert threads and all(name.startswith("text") for name in threads)
+    told = (
+        [choice.pop("prompt_logprobs") for choice in large["choices"]]
+        if field == "prompt"
+        else [large.pop("prompt_logprobs")]
+    )
+    assert all(len(entries) == large["usage"]["prompt_tokens"] and entries == told[0] for entries in told)
+    assert small["choices"] == large["choices"] and small["usage"] == large["usage"]

@@ -193,3 +193,13 @@ async def test_an_input_too_long_for_the_encoder(model: Front, prompt: Any, para
     assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
     assert "This model's maximum context length is 64 tokens" in error["message"]
     assert "the prompt is too long: " in error["message"] and error["details"]["max_encoder_len"] == 64
+
+
+@pytest.mark.parametrize("takes, where", [("tokens", "/v1/completions"), ("audio", "/v1/audio/transcriptions")])
+async def test_responses_say_where_to_go(model: Front, takes: Any, where: str) -> None:
+    model.engine.info = replace(model.engine.info, encoder=replace(INFO, takes=takes))
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        answer, body = await model.post(path, {"input": "hi"})
+        error = body["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "invalid_value", "input")
+        assert where in error["message"]

@@ -157,6 +157,7 @@ async def test_complaints(model: Front, fields: dict[str, Any], param: str) -> N
         ({"return_hidden_states": {"stack": "encoder", "include_prompt": True}}, "return_hidden_states.include_prompt"),
         ({"return_hidden_states": {"stack": "encoder", "positions": [3]}}, "return_hidden_states.positions"),
         ({"return_hidden_states": {"stack": "encoder", "layers": [4]}}, "return_hidden_states.layers"),
+        ({"return_hidden_states": {"stack": "encoder"}, "max_tokens": 0, "retain": True}, "retain"),
         ({"suffix": "b"}, "suffix"),
     ],
 )

@@ -62,6 +62,8 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
         ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
         ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
         ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"bad_words": ["a"] * 1025}, "bad_words", "invalid_value"),
+        ({"bad_words": ["a", "b" * 1025]}, "bad_words[1]", "invalid_value"),
         ({"min_tokens": 17}, "min_tokens", "invalid_value"),
         ({"min_tokens": -1}, "min_tokens", "invalid_value"),
         ({"stop": ""}, "stop", "invalid_value"),
@@ -308,6 +310,35 @@ async def test_what_we_could_not_write_is_refused(front: Front, value: Any) -> N
         no_schema = "grammar_too_large" if "a" in value else "invalid_json_schema"
         assert error["code"] == (no_schema if param.endswith(schemas) else "invalid_value"), body
         assert error["param"] == param
+
+
+async def test_many_unknown_names_are_not_compared_with_ours(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comparison takes a quarter of a millisecond, in which nobody else is served."""
+    compared = []
+    monkeypatch.setattr("difflib.get_close_matches", lambda word, *_, **__: compared.append(word) or [])
+    for path, body in (
+        ("/v1/completions", {**COMPLETION, **{f"x{i}": 1 for i in range(5000)}}),
+        ("/v1/chat/completions", {**CHAT, "tools": [{**TOOL, **{f"x{i}": 1 for i in range(5000)}}]}),
+    ):
+        compared.clear()
+        answer, content = await front.post(path, body)
+        assert answer.status == 200, content
+        assert len(compared) == 64 and answer.headers["X-Bequest-Ignored"].endswith("and-4968-more")
+    error = await refused_later(front, {**COMPLETION, **{f"x{i}": 1 for i in range(5000)}, "maxTokens": 5})
+    assert (error["code"], error["param"]) == ("unknown_parameter", "maxTokens")
+
+
+async def refused_later(front: Front, body: dict[str, Any]) -> dict[str, Any]:
+    """Of a server that has answered others."""
+    answer, content = await front.post("/v1/completions", body)
+    assert answer.status == 400, content
+    error: dict[str, Any] = content["error"]
+    return error
+
+
+async def test_more_prompts_than_can_wait(front: Front) -> None:
+    error = await refused(front, {"prompt": ["a"] * 4097})
+    assert (error["code"], error["param"]) == ("invalid_value", "prompt")
 
 
 async def test_what_is_not_written_may_be_anything(front: Front) -> None:

@@ -263,6 +263,10 @@ async def test_metrics(front: Front) -> None:
             queue_seconds=0.1, prefill_seconds=0.2, decode_seconds=0.3, total_seconds=0.6,
         )
     )  # fmt: skip
+    waited = RequestStats("abort", 100, 0, 0, 16, 1, 0.1, 0.0, 0.0, 0.1)  # it left the queue
+    served = RequestStats("abort", 5, 0, 1, 16, 1, 0.1, 0.1, 0.0, 0.2)
+    front.metrics.on_finish(waited)
+    front.metrics.on_finish(served)
     async with front.http.get(front.url + "/metrics") as answer:
         lines = (await answer.text()).splitlines()
     label = '{model_name="fake/model"}'
@@ -271,10 +275,11 @@ async def test_metrics(front: Front) -> None:
         f"vllm:num_requests_waiting{label} 2.0",
         f"vllm:kv_cache_usage_perc{label} 0.25",
         'vllm:cache_config_info{cache_dtype="fp8_e4m3",model_name="fake/model",num_gpu_blocks="20"} 1.0',
-        f"vllm:prompt_tokens_total{label} 7.0",
+        f"vllm:prompt_tokens_total{label} 12.0",
+        f"bequest:computed_prompt_tokens_total{label} 7.0",
         f"vllm:generation_tokens_total{label} 2.0",
         f"vllm:num_preemptions_total{label} 1.0",
-        f"vllm:prefix_cache_queries_total{label} 7.0",
+        f"vllm:prefix_cache_queries_total{label} 12.0",
         f"vllm:prefix_cache_hits_total{label} 4.0",
         'vllm:request_success_total{finished_reason="stop",model_name="fake/model"} 1.0',
         f"vllm:time_to_first_token_seconds_count{label} 1.0",
@@ -282,8 +287,7 @@ async def test_metrics(front: Front) -> None:
         'vllm:inter_token_latency_seconds_bucket{le="0.001",model_name="fake/model"} 2.0',
         'vllm:inter_token_latency_seconds_bucket{le="10.0",model_name="fake/model"} 2.0',
         'vllm:inter_token_latency_seconds_bucket{le="+Inf",model_name="fake/model"} 3.0',
-        f"vllm:e2e_request_latency_seconds_sum{label} 0.6",
-        f"vllm:request_generation_tokens_sum{label} 9.0",
+        f"vllm:request_generation_tokens_sum{label} 10.0",
     ):
         assert line in lines, line
 

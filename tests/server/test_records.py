@@ -128,12 +128,13 @@ async def test_changes_that_are_refused(front: Front) -> None:
     await made(front, request_id="mine")
     for error, status in (
         (InsufficientRetention("Full.", details={"earliest_expiry": None}), 429),
-        (RetentionTooLarge("Too large."), 400),
+        (RetentionTooLarge("Too large.", param="retain"), 400),
         (InvalidRequest("It runs."), 400),
     ):
         front.engine.refused_ttl = error
         got, content = await call(front, "PATCH", f"{PATH}/mine", json={"ttl": 5})
         assert (got, content["error"]["code"]) == (status, error.code)
+        assert content["error"]["param"] == (None if error.code == "invalid_value" else "ttl")
     async with front.http.patch(f"{front.url}{PATH}/mine", data="{}", headers={"Content-Type": "text/plain"}) as answer:
         assert answer.status == 415
 

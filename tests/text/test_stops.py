@@ -93,3 +93,10 @@ def test_a_long_stop_string_takes_each_character_once() -> None:
     matcher = StopMatcher(("a" * 100_000 + "b",))
     text = "".join(matcher.feed("a" * 1000)[0] for _ in range(200)) + matcher.flush()
     assert text == "a" * 200_000
+
+
+def test_choices_share_what_is_made_of_their_stop_strings() -> None:
+    """It may be large."""
+    first, second = StopMatcher(["ab", "c"]), StopMatcher(("ab", "c"), include_stop=True)
+    assert first._automaton is second._automaton
+    assert first.feed("xa") == ("x", None) and second.feed("b") == ("b", None), "their texts are their own"
