@@ -240,8 +240,16 @@ void multiply_stretch(const TiledProduct& product, Span row_tiles, const BFloat1
   }
 }
 
-template <class Results>
-void multiply_item(const TiledProduct& product, const TiledItem& item, float* sums) {
+// Where there is nothing to do meanwhile.
+struct NothingPending {
+  int64_t pace(int64_t) const { return 0; }
+  void advance(int64_t) const {}
+};
+
+// `rows` takes the sums, `meanwhile` works while the units do: the same, or nothing.
+template <class Results, class Pending>
+void multiply_item(const TiledProduct& product, const TiledItem& item, float* sums,
+                   PendingRows<Results>& rows, Pending& meanwhile) {
   const int64_t k_tiles = product.k_tiles(), to_other_half = product.strips();
   const int64_t halves = Results::kHalves, strips = item.strip_end - item.strip_begin;
   const int64_t stretch_tiles = kStretchTiles / (item.row_end - item.row_begin);
@@ -250,7 +258,6 @@ void multiply_item(const TiledProduct& product, const TiledItem& item, float* su
     const int64_t strip = item.strip_begin + i % strips + i / strips * to_other_half;
     return static_cast<const BFloat16*>(product.params.weight) + (strip * k_tiles + k) * 2 * kTileValues;
   };
-  PendingRows<Results> pending(product);
   for (int64_t s = 0; s < stretches; ++s) {
     const Span stretch = part_of(k_tiles, stretches, s);
     for (int64_t i = 0; i < halves * strips; ++i) {
@@ -258,13 +265,21 @@ void multiply_item(const TiledProduct& product, const TiledItem& item, float* su
       const BFloat16* next = last ? weights(0, stretch.end) : weights(i + 1, stretch.begin);
       if (last && s + 1 == stretches) next = weights(i, k_tiles);  // where this thread probably goes on
       multiply_stretch(product, {item.row_begin, item.row_end}, weights(i, 0), stretch, next,
-                       sums + i * kStripSums, pending, [&](int64_t tile, int64_t tiles, const float* whole) {
+                       sums + i * kStripSums, meanwhile,
+                       [&](int64_t tile, int64_t tiles, const float* whole) {
                          if (i / strips + 1 < halves) return;  // a gate waits for what it gates
-                         pending.start(tile, tiles, item.strip_begin + i % strips, whole,
-                                       strips * kStripSums);
+                         rows.start(tile, tiles, item.strip_begin + i % strips, whole, strips * kStripSums);
                        });
     }
   }
+}
+
+template <class Results>
+void multiply_item(const TiledProduct& product, const TiledItem& item, float* sums) {
+  PendingRows<Results> rows(product);
+  NothingPending nothing;
+  product.inner != nullptr ? multiply_item(product, item, sums, rows, rows)
+                           : multiply_item(product, item, sums, rows, nothing);
 }
 
 }  // namespace
