@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -174,6 +175,8 @@ async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]
         directory = write_config(values, Path(folder) / name)
         engines = {side: await build(directory, shape, options, side) for side in sides(options)}
         torch.set_num_threads(options.threads)
+        gc.collect()
+        gc.freeze()  # as the server does: neither side should wait for a look at what was loaded
         for kind in options.jobs:
             jobs = make_jobs(shape, kind, options.rounds * shape.batch)
             seconds, their_seconds = await take_turns(engines, models, shape, START[name], jobs, options.repeats, draw)

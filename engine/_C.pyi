@@ -32,6 +32,7 @@ def linear(
     num_tokens: int,
     out_features: int,
     in_features: int,
+    x_stride: int,
 ) -> None: ...
 def finished_linear(
     x: int,
@@ -42,6 +43,7 @@ def finished_linear(
     num_tokens: int,
     out_features: int,
     in_features: int,
+    x_stride: int,
     gated: bool,
     activation: int,
 ) -> None: ...
@@ -176,6 +178,46 @@ def paged_attention(
     value_scale: float,
     plan: AttentionPlan,
 ) -> None: ...
+def linear_into_cache(
+    x: int,
+    product: tuple[int, int, int, int, int],
+    out: int,
+    num_tokens: int,
+    num_out: int,
+    slots: int,
+    kv_cache: int,
+    kv_sizes: tuple[int, int, int, int, int],
+    layer: int,
+) -> None: ...
+
+class LayerStack:
+    def __init__(
+        self,
+        hidden: int,
+        num_heads: int,
+        head_dim: int,
+        scale: float,
+        activation: int,
+        gated: bool,
+        has_cross: bool,
+    ) -> None: ...
+    def add(self, norms: list[tuple[int, int, float]], products: list[tuple[int, int, int, int, int]]) -> None: ...
+    def run(
+        self,
+        added: int,
+        sum: int,
+        num_tokens: int,
+        slots: int,
+        kv_cache: int,
+        kv_dtype: int,
+        kv_sizes: tuple[int, int, int, int, int],
+        attention: AttentionPlan,
+        cross: AttentionPlan | None,
+        bias: int,
+        bias_reach: int,
+        tap: tuple[int, int, int, int],
+        embedding: tuple[int, int, int, int, int, int, int] | None,
+    ) -> None: ...
 
 # --- csrc/ops, sampling
 

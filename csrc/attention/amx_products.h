@@ -86,12 +86,19 @@ inline TileRows key_rows(const T* const* at, int d, int dim, int block_size, BFl
   return {room, kTileRowBytes};
 }
 
+// A tile of keys, or of their values, that is read next: asked for while its predecessor is multiplied.
+template <class T>
+struct NextRows {
+  const T* const* at;  // [kKeyTile] keys
+  int64_t offset;      // 0, or that of values behind them
+};
+
 // scores [kKeyTile / 16] tiles = (keys · q)ᵀ for a few rows: the keys need no packing so, and their products
 // are the same. q is [D / 32] tiles of 16 pairs along D × R; `room` is that of 32 keys.
 // REQUIRES: tiles of column_sizes(R)
 template <class T>
-inline void score_columns(const BFloat16* q, int num_rows, const KeyRows<T>& keys, const KeyRows<T>& next,
-                          int dim, int block_size, BFloat16* room, float* scores) {
+inline void score_columns(const BFloat16* q, int num_rows, const KeyRows<T>& keys, NextRows<T> next, int dim,
+                          int block_size, BFloat16* room, float* scores) {
   const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const int tiled = static_cast<int>(AmxScratch::tiled_dim(dim));
   const auto load_rows = [&]<int kTile>(int j, int d) {
@@ -99,7 +106,7 @@ inline void score_columns(const BFloat16* q, int num_rows, const KeyRows<T>& key
     load_tile<kTile>(rows.base, rows.stride);
     for (int i = 0; i < 16; ++i)
       for (int byte = 0; byte < 32 * int{sizeof(T)}; byte += 64)
-        fetch_ahead(reinterpret_cast<const char*>(next.at[j + i] + d) + byte);
+        fetch_ahead(reinterpret_cast<const char*>(next.at[j + i] + next.offset + d) + byte);
   };
   const auto write_scores = [&]<int kTile>(float* to) {
     if (num_rows == 1) return store_tile<kTile>(to, sizeof(float));
@@ -203,10 +210,11 @@ inline float weigh_in_place(float* scores, KeyRange steps, float factor, float s
   return reduce_add((VecF)sum);
 }
 
-// o [R, C * kLanes], rows o_stride apart = weights · values, from `offset` behind the keys on.
+// o [R, C * kLanes], rows o_stride apart = weights · values, from `offset` behind the keys on. `after`: what
+// is read when the last tile's values have been.
 template <int R, int C, class T>
 inline void weigh_columns_in_place(const float* weights, const KeyRows<T>* tiles, int64_t offset,
-                                   KeyRange steps, float* o, int64_t o_stride) {
+                                   KeyRange steps, NextRows<T> after, float* o, int64_t o_stride) {
   VecF sum[R][C] = {};
   // Unrolled by order: the compiler would keep the sums in memory as well.
   const auto each = [](auto f) {
@@ -217,7 +225,9 @@ inline void weigh_columns_in_place(const float* weights, const KeyRows<T>* tiles
   };
   for (int step = steps.begin; step < steps.end; ++step) {
     const T* const* at = tiles[step / 2].at + step % 2 * kStep;
-    const T* const* next = step + 2 < steps.end ? at + kKeyTile : at;
+    const bool last = step / 2 == (steps.end - 1) / 2;
+    const T* const* next = last ? after.at + step % 2 * kStep : at + kKeyTile;
+    const int64_t next_offset = last ? after.offset : offset;
     const float* w = weights + 2 * step * kTileFloats;
     VecF even[R][C], odd[R][C];
     each([&](int r, int c) { even[r][c] = odd[r][c] = VecF{}; });
@@ -228,8 +238,8 @@ inline void weigh_columns_in_place(const float* weights, const KeyRows<T>* tiles
       for (int c = 0; c < C; ++c) v[c] = load_rounded(at[k] + offset + c * kLanes);
       each([&](int r, int c) { even[r][c] += broadcast(pair[16 * r]) * v[c]; });
       for (int byte = 0; byte < C * kLanes * int{sizeof(T)}; byte += 64) {
-        fetch_ahead(reinterpret_cast<const char*>(next[k] + offset) + byte);
-        fetch_ahead(reinterpret_cast<const char*>(next[k + 1] + offset) + byte);
+        fetch_ahead(reinterpret_cast<const char*>(next[k] + next_offset) + byte);
+        fetch_ahead(reinterpret_cast<const char*>(next[k + 1] + next_offset) + byte);
       }
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = load_rounded(at[k + 1] + offset + c * kLanes);
@@ -257,13 +267,13 @@ class WithoutSubnormals {
 // REQUIRES: kLanes divides D
 template <int R, class T>
 inline void weigh_values_in_place(const float* weights, const KeyRows<T>* tiles, int64_t values_after_keys,
-                                  KeyRange steps, int dim, float* o) {
+                                  KeyRange steps, const KeyRows<T>& after, int dim, float* o) {
   constexpr int kWide = R <= 2 ? 4 : R <= 4 ? 2 : 1;  // twice as many sums fit the registers
   int d = 0;
   for (; d + kWide * kLanes <= dim; d += kWide * kLanes)
-    weigh_columns_in_place<R, kWide>(weights, tiles, values_after_keys + d, steps, o + d, dim);
+    weigh_columns_in_place<R, kWide>(weights, tiles, values_after_keys + d, steps, {after.at, d}, o + d, dim);
   for (; d < dim; d += kLanes)
-    weigh_columns_in_place<R, 1>(weights, tiles, values_after_keys + d, steps, o + d, dim);
+    weigh_columns_in_place<R, 1>(weights, tiles, values_after_keys + d, steps, {after.at, d}, o + d, dim);
 }
 
 }  // namespace bequest::amx

@@ -37,6 +37,12 @@ struct Maxima {
   }
 };
 
+// What a thread reads when it has attended a split, as far as it knows.
+struct NextSplit {
+  int head;
+  int split;
+};
+
 class AmxAttention {
  public:
   AmxAttention(const PagedAttentionParams& p, const AttendJob& job, float* scratch)
@@ -63,10 +69,11 @@ class AmxAttention {
   }
 
   // Leaves the state of one split in `state`.
+  // `next` is the split that this thread attends after it.
   template <class T>
-  void attend_split(int split, StateRows state) {
+  void attend_split(int split, NextSplit next, StateRows state) {
     const int begin = split * kSplit;
-    if (is_few()) return attend_few<T>(block_at(0, begin), begin, state);
+    if (is_few()) return attend_few<T>(block_at(0, begin), begin, next, state);
     pack<T>(begin);
     for (int first = 0; first < rows_; first += kAmxRows) {
       const RowBlock block = block_at(first, begin);
@@ -151,7 +158,7 @@ class AmxAttention {
 
   // All rows of the tile.
   template <class T>
-  void attend_few(const RowBlock& block, int split_begin, StateRows state) {
+  void attend_few(const RowBlock& block, int split_begin, NextSplit next, StateRows state) {
     if (block.steps.begin >= block.steps.end) return set_empty(block, state);
     KeyRows<T> rows[kSplit / kKeyTile];
     const KeyRange tiles = {block.steps.begin / 2, (block.steps.end + 1) / 2};
@@ -160,9 +167,12 @@ class AmxAttention {
       rows[t].find(p_, job_, begin, intersect(keys_of(split_begin), {begin, begin + kKeyTile}));
     }
     Maxima best;
+    const int64_t to_values = p_.layout.values_after_keys();
     for (int t = tiles.begin; t < tiles.end; ++t) {
-      score_columns(scratch_.q, rows_, rows[t], rows[t + 1 < tiles.end ? t + 1 : t], dim_,
-                    job_.shape->block_size, scratch_.keys, scratch_.scores + 4 * t * kTileFloats);
+      const bool last = t + 1 == tiles.end;
+      const NextRows<T> ahead = {rows[last ? tiles.begin : t + 1].at, last ? to_values : 0};
+      score_columns(scratch_.q, rows_, rows[t], ahead, dim_, job_.shape->block_size, scratch_.keys,
+                    scratch_.scores + 4 * t * kTileFloats);
       const KeyRange steps = intersect(block.steps, {2 * t, 2 * t + 2});
       for (int step = steps.begin; step < steps.end; ++step) finish_scores(block, 0, rows_, step, best);
     }
@@ -170,11 +180,22 @@ class AmxAttention {
     set_maxima(block, best, shift, state);
     for (int r = 0; r < rows_; ++r)
       state.d[r] = weigh_in_place(scratch_.scores + 16 * r, block.steps, factor(), shift[r]);
+    KeyRows<T> after;
+    find_first<T>(next, after);
     const WithoutSubnormals as_the_unit;
     with_rows<kFewRows>(rows_, [&]<int R>() {
-      weigh_values_in_place<R>(scratch_.scores, rows, p_.layout.values_after_keys(), block.steps, dim_,
-                               state.o);
+      weigh_values_in_place<R>(scratch_.scores, rows, to_values, block.steps, after, dim_, state.o);
     });
+  }
+
+  // The first keys of a split.
+  template <class T>
+  void find_first(NextSplit next, KeyRows<T>& rows) const {
+    AttendJob job = job_;
+    job.head = next.head;
+    const KeyRange keys = keys_of(next.split * kSplit);
+    const int begin = keys.begin / kKeyTile * kKeyTile;
+    rows.find(p_, job, begin, intersect(keys, {begin, begin + kKeyTile}));
   }
 
   // The rows' maxima in the units of scaled scores, and what their weights' exponents are to be less by.
@@ -260,18 +281,24 @@ void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split
   AmxAttention tile(p, job, scratch);
   const TileScope tiles(tile.is_few() ? column_sizes(job.num_rows()) : TileSizes{});
   tile.gather();
+  // The next item is probably of the next head, which reads the same blocks.
+  const int next_head = job.head + 1 < job.shape->num_kv_heads ? job.head + 1 : job.head;
+  const auto after = [&](int split) {
+    return split + 1 < split_end ? NextSplit{job.head, split + 1} : NextSplit{next_head, split_begin};
+  };
   if (partials != nullptr) {
     const int64_t state_floats = int64_t{job.num_rows()} * (job.padded_dim + 2);
     for (int split = split_begin; split < split_end; ++split, partials += state_floats)
-      tile.attend_split<T>(split, StateRows(partials, job.num_rows(), job.padded_dim));
+      tile.attend_split<T>(split, after(split), StateRows(partials, job.num_rows(), job.padded_dim));
     return;
   }
   if (split_begin < split_end)
-    tile.attend_split<T>(split_begin, tile.total());  // merging with nothing would change no bit
+    tile.attend_split<T>(split_begin, after(split_begin),
+                         tile.total());  // merging with nothing would change no bit
   else
     avx512::clear_states(job, tile.total());
   for (int split = split_begin + 1; split < split_end; ++split) {
-    tile.attend_split<T>(split, tile.split_state());
+    tile.attend_split<T>(split, after(split), tile.split_state());
     avx512::merge_states(job, tile.total(), tile.split_state());
   }
   avx512::write_result(p, job, tile.total());

@@ -1,3 +1,4 @@
+#include <optional>
 #include <vector>
 
 #include "attention/attention.h"
@@ -12,6 +13,8 @@ namespace {
 
 // (NB, L, NKV, BS, D), the sizes of a cache tensor [NB, L, 2, NKV, BS, D]
 using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+constexpr int64_t kSmallPlan = 64;  // sequences
 
 KvLayout layout_of(const KvSizes& s) {
   return {std::get<0>(s), std::get<1>(s), std::get<2>(s), std::get<3>(s), std::get<4>(s)};
@@ -47,7 +50,9 @@ void bind_attention(py::module_& m) {
                        int64_t max_blocks, int num_q_heads, int num_kv_heads, int head_dim, int block_size,
                        int num_blocks, bool causal, int window, bool bfloat16) {
         // Not a call_guard: pybind11 enters the new object in a table of its own, and needs the GIL for it.
-        const py::gil_scoped_release unlocked;
+        // A small plan is made sooner than others would give the GIL back.
+        std::optional<py::gil_scoped_release> unlocked;
+        if (num_sequences > kSmallPlan) unlocked.emplace();
         return std::make_unique<AttentionPlan>(
             AttentionBatch{pointer<int32_t>(query_start), pointer<int32_t>(seq_lens),
                            pointer<int32_t>(block_tables), num_sequences, max_blocks},

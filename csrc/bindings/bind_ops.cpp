@@ -32,18 +32,19 @@ void bind_ops(py::module_& m) {
   m.def(
       "linear",
       [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
-         int64_t out_features, int64_t in_features) {
+         int64_t out_features, int64_t in_features, int64_t x_stride) {
         linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
-                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features});
+                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
+                x_stride});
       },
       Unlocked());
   m.def(
       "finished_linear",
       [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
-         int64_t out_features, int64_t in_features, bool gated, int activation) {
+         int64_t out_features, int64_t in_features, int64_t x_stride, bool gated, int activation) {
         linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
                 pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
-                gated ? Finish::kGated : Finish::kActivated, Activation(activation)});
+                x_stride, gated ? Finish::kGated : Finish::kActivated, Activation(activation)});
       },
       Unlocked());
   m.def(

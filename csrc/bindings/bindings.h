@@ -19,6 +19,7 @@ void bind_ops(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_cuda_attention(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
+void bind_stack(pybind11::module_& m);
 void bind_beams(pybind11::module_& m);
 void bind_cuda_ops(pybind11::module_& m);  // only with BEQUEST_WITH_CUDA
 

@@ -31,6 +31,7 @@ PYBIND11_MODULE(_C, m) {
   bind_cuda_attention(m);
   bind_beams(m);
   bind_sampling(m);
+  bind_stack(m);
 #ifdef BEQUEST_WITH_CUDA
   bind_cuda_ops(m);
 #endif

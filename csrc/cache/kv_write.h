@@ -25,6 +25,9 @@ struct KvWriteParams {
   float value_factor = 1.0f;
 };
 
+// Throws if the layer or one of `count` slots is neither -1 nor in the cache.
+void check_kv_places(const int64_t* slots, int64_t count, const KvLayout& layout, int64_t layer);
+
 // Throws before anything is written if a slot is neither -1 nor in [0, NB * BS).
 // REQUIRES: no slot twice.
 void write_kv(const KvWriteParams& p);

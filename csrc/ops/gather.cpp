@@ -18,7 +18,18 @@ void gather_plain(const GatherParams& p, int64_t id, float* out) {
 
 void gather_tiled(const GatherParams& p, int64_t id, float* out) {
   const auto* column = static_cast<const BFloat16*>(p.weight) + tiled_column(id, p.in_features);
-  for (int64_t k = 0; k < p.in_features; ++k) out[k] = to_float(column[tiled_depth(k)]);
+  // A row is a pair in each of many cache lines: ask for those of a tile while others are on their way.
+  constexpr int64_t kTilesAhead = 4;
+  const auto fetch = [&](int64_t k) {
+    for (int64_t pair = 0; pair < kTileDepth; pair += 2)
+      __builtin_prefetch(column + tiled_depth(k) + pair / 2 * kTileDepth);
+  };
+  for (int64_t k = 0; k < kTilesAhead * kTileDepth; k += kTileDepth) fetch(k);
+  for (int64_t tile = 0; tile < p.in_features; tile += kTileDepth) {
+    fetch(tile + kTilesAhead * kTileDepth);
+    const int64_t end = tile + kTileDepth < p.in_features ? tile + kTileDepth : p.in_features;
+    for (int64_t k = tile; k < end; ++k) out[k] = to_float(column[tiled_depth(k)]);
+  }
 }
 
 template <int Bits>

@@ -64,7 +64,7 @@ void pack_weight(const PackParams& p);
 enum class Finish { kSum, kActivated, kGated };
 
 struct LinearParams {
-  const float* x;      // [T, K], contiguous
+  const float* x;      // [T, K], rows x_stride apart; they may overlap
   const void* weight;  // [ceil(N / 16), K, 16], or groups of codes, or tiles
   WeightFormat format;
   const float* bias;  // [N], or null
@@ -72,6 +72,7 @@ struct LinearParams {
   int64_t num_tokens;
   int64_t out_features;  // N
   int64_t in_features;   // K
+  int64_t x_stride;      // elements
   Finish finish = Finish::kSum;
   Activation activation = Activation::kSilu;  // where the finish has one
 

@@ -32,8 +32,8 @@ void multiply_strip(const LinearParams& p, const Pass& pass, int64_t j) {
   const Panel weight{static_cast<decltype(Panel::weights)>(p.weight), p.in_features * kPanelWidth};
   const auto operands = [&] {
     const bool ends = p.bias && pass.k.end == p.in_features;
-    return TileOperands{.x = p.x + pass.rows.begin * p.in_features + pass.k.begin,
-                        .x_stride = p.in_features,
+    return TileOperands{.x = p.x + pass.rows.begin * p.x_stride + pass.k.begin,
+                        .x_stride = p.x_stride,
                         .depth = depth,
                         .resumes = pass.k.begin > 0,
                         .bias = ends ? p.bias + j * kPanelWidth : nullptr,

@@ -200,8 +200,8 @@ struct GatedColumns {
 template <class Columns>
 TileOperands operands(const Columns& at, int64_t row, int64_t j, Span k) {
   const LinearParams& p = at.p;
-  return {.x = p.x + row * p.in_features + k.begin,
-          .x_stride = p.in_features,
+  return {.x = p.x + row * p.x_stride + k.begin,
+          .x_stride = p.x_stride,
           .depth = k.end - k.begin,
           .resumes = k.begin > 0,
           .bias = at.bias() && k.end == p.in_features ? at.bias() + j * kPanelWidth : nullptr,

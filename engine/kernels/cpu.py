@@ -75,6 +75,13 @@ def _check_f32(tensor: Tensor, *shape: int) -> None:
     assert tensor.shape == shape, (tuple(tensor.shape), shape)
 
 
+def _check_rows(rows: Tensor, num_rows: int, width: int) -> int:
+    """Dense float32 rows on the CPU, perhaps apart or overlapping. Returns their distance."""
+    distance, stride = rows.stride()
+    assert rows.dtype is _F32 and rows.is_cpu and stride == 1 and rows.shape == (num_rows, width), rows.shape
+    return distance
+
+
 def _check_i32(tensor: Tensor, *shape: int) -> None:
     """A dense int32 CPU tensor of this shape."""
     assert tensor.dtype is torch.int32 and tensor.is_cpu and tensor.is_contiguous(), (tensor.dtype, tensor.stride())
@@ -96,10 +103,10 @@ def _check_heads(tensor: Tensor) -> tuple[int, int, int, int]:
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x [T, K] · weightᵀ + bias [N] → [T, N], float32."""
+    """x [T, K] · weightᵀ + bias [N] → [T, N], float32. Rows of x may be apart or overlap."""
     num_tokens = x.shape[0]
     n, k = weight.out_features, weight.in_features
-    _check_f32(x, num_tokens, k)
+    x_stride = _check_rows(x, num_tokens, k)
     if out is None:
         out = torch.empty(num_tokens, n)
     else:
@@ -108,7 +115,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Ten
     if bias is not None:
         _check_f32(bias, n)
         bias_address = bias.data_ptr()
-    _C.linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k)
+    _C.linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k, x_stride)
     return out
 
 
@@ -124,14 +131,19 @@ def gated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor 
     return out
 
 
-def activated_linear(x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None) -> Tensor:
-    """f(x [T, K] · weightᵀ + bias [N]) → [T, N].
+def activated_linear(
+    x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """f(x [T, K] · weightᵀ + bias [N]) → [T, N]. Rows of x may be apart or overlap.
 
     To 2^-13 what `linear` and `activate` give: a product that follows rounds to 2^-9. The weight must be one that can
     (`can_activate`).
     """
     assert weight.can_activate, weight
-    out = torch.empty(x.shape[0], weight.out_features)
+    if out is None:
+        out = torch.empty(x.shape[0], weight.out_features)
+    else:
+        _check_f32(out, x.shape[0], weight.out_features)
     _finished_linear(x, weight, activation, bias, out, gated=False)
     return out
 
@@ -141,7 +153,7 @@ def _finished_linear(
 ) -> None:
     num_tokens = x.shape[0]
     n, k = weight.out_features, weight.in_features
-    _check_f32(x, num_tokens, k)
+    x_stride = _check_rows(x, num_tokens, k)
     bias_address = 0
     if bias is not None:
         _check_f32(bias, n)
@@ -155,6 +167,7 @@ def _finished_linear(
         num_tokens,
         n,
         k,
+        x_stride,
         gated,
         ACTIVATION_CODES[activation],
     )

@@ -275,10 +275,13 @@ class CpuBackend:
         q = self.prepare_qkv(projected, num_heads, cos_sin, norm)
         return self.attention(q, projected.kv_cache, projected.layer, work, scale, scales=projected.scales)
 
-    def activated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
+    def activated_linear(
+        self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation, out: Tensor | None = None
+    ) -> Tensor:
+        """Rows of x may be apart or overlap here."""
         if weight.can_activate:
-            return kernels.activated_linear(x, weight, activation, bias)
-        return kernels.activate(kernels.linear(x, weight, bias), activation)
+            return kernels.activated_linear(x, weight, activation, bias, out)
+        return kernels.activate(kernels.linear(x, weight, bias, out), activation)
 
     def gated_linear(self, x: Tensor, weight: Matrix, bias: Tensor | None, activation: Activation) -> Tensor:
         if weight.can_gate:

@@ -12,21 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.models.backend import CpuBackend
 from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_decoder import (
-    CrossAttention,
-    CrossLayer,
-    EncoderDecoder,
-    EncoderLayer,
-    FeedForward,
-    PostNorm,
-    PreNorm,
-    SelfAttention,
-    load_layers,
-    tap_at,
-)
+from engine.models.encoder_decoder import EncoderDecoder, PostNorm, PreNorm, load_layers, tap_at
 from engine.models.encoder_decoder_config import BartConfig, EncoderConfig, EncoderDecoderConfig
-from engine.models.layers import Embedding, LayerNorm, Linear, Loader
+from engine.models.layers import Embedding, LayerNorm, Linear, Loader, RowTable
+from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
 
 FIRST_POSITION = 2  # the row of position 0: the first two are left over from a padding token
 FINAL_BIAS = "final_logits_bias"
@@ -78,6 +69,8 @@ def _final_bias(loader: Loader) -> Tensor | None:
 def position_table(loader: Loader, name: str, first: int = 0) -> Embedding:
     """Rows by position; the checkpoint's row `first` is that of position 0."""
     rows = loader.source.load(f"{name}.weight")[first:]
+    if isinstance(loader.backend, CpuBackend):
+        return RowTable(loader.backend, rows, loader.dtype)
     return Embedding(loader.backend, loader.backend.matrix([rows], loader.dtype))
 
 

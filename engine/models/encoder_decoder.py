@@ -11,131 +11,30 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from engine.kernels.hidden_tap import LayerTap
-from engine.models.backend import Activation, AttentionWork, Matrix, Projected
+from engine.kernels.cpu_stack import LayerStack, StackCache, StackEmbedding
+from engine.kernels.hidden_tap import HiddenTap, LayerTap
+from engine.models.backend import Matrix
 from engine.models.batch import EncoderInputs, ModelInput
+from engine.models.cpu_layers import stack_of
 from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.layers import Embedding, LayerNorm, Linear, RMSNorm
+from engine.models.layers import Embedding, Linear
+from engine.models.sublayers import CrossLayer, EncoderLayer, Norm, SelfKeys
 
-Norm = LayerNorm | RMSNorm
 Layer = TypeVar("Layer")
-
-
-@dataclass(frozen=True, slots=True)
-class SelfKeys:
-    """Where a layer's keys and values go and what its queries see of them."""
-
-    positions: Tensor  # [T] int32
-    slots: Tensor  # [T] int64
-    kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
-    layer: int
-    work: AttentionWork
-    bias: Tensor | None  # [NQ, 2 R + 1] float32
-
-
-class SelfAttention:
-    def __init__(self, qkv: Linear, output: Linear, num_heads: int, scale: float) -> None:
-        self.qkv = qkv  # [3 NQ D, H]
-        self.output = output
-        self.num_heads = num_heads
-        self.scale = scale
-
-    def __call__(self, x: Tensor, keys: SelfKeys) -> Tensor:
-        """[T, H] → [T, H]"""
-        backend = self.qkv.backend
-        projected = Projected(self.qkv(x), keys.positions, keys.slots, keys.kv_cache, keys.layer)
-        q = backend.prepare_qkv(projected, self.num_heads, None, None)  # [T, NQ, D]
-        attended = backend.attention(q, keys.kv_cache, keys.layer, keys.work, self.scale, keys.bias)
-        return self.output(attended.flatten(1))
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        return [self.qkv.weight, self.output.weight]
-
-
-class CrossAttention:
-    def __init__(self, q: Linear, kv: Linear, output: Linear, num_heads: int, scale: float, layer: int) -> None:
-        self.q = q
-        self.kv = kv  # [2 NQ D, H]
-        self.output = output
-        self.num_heads = num_heads
-        self.scale = scale
-        self.layer = layer
-
-    def write(self, states: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
-        """Keys and values of states [E, H] to slots [E]."""
-        heads = self.kv(states).view(states.shape[0], 2 * self.num_heads, -1)  # [E, 2 NQ, D]
-        keys, values = heads[:, : self.num_heads], heads[:, self.num_heads :]
-        self.kv.backend.write_kv(keys, values, kv_cache, self.layer, slots)
-
-    def __call__(self, x: Tensor, kv_cache: Tensor, work: AttentionWork) -> Tensor:
-        """[T, H] → [T, H]"""
-        q = self.q(x).view(x.shape[0], self.num_heads, -1)  # [T, NQ, D]
-        attended = self.q.backend.attention(q, kv_cache, self.layer, work, self.scale)
-        return self.output(attended.flatten(1))
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        return [self.q.weight, self.kv.weight, self.output.weight]
-
-
-class FeedForward:
-    def __init__(self, up: Linear, down: Linear, activation: Activation, gated: bool) -> None:
-        self.up = up  # [I, H], or gate and up [2 I, H]
-        self.down = down  # [H, I]
-        self.activation = activation
-        self.gated = gated
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] → [T, H]"""
-        return self.up.backend.feed_forward(x, self.up.product, self.down.product, self.activation, self.gated)
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        return [self.up.weight, self.down.weight]
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderLayer:
-    attention_norm: Norm
-    attention: SelfAttention
-    mlp_norm: Norm
-    mlp: FeedForward
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        return self.attention.matrices + self.mlp.matrices
-
-
-@dataclass(frozen=True, slots=True)
-class CrossLayer:
-    """Of a decoder."""
-
-    attention_norm: Norm
-    attention: SelfAttention
-    cross_norm: Norm
-    cross: CrossAttention
-    mlp_norm: Norm
-    mlp: FeedForward
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        return self.attention.matrices + self.cross.matrices + self.mlp.matrices
 
 
 class PreNorm:
     """A residual stream to which each sublayer adds f(norm(stream))."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, total: Tensor | None = None) -> None:
         self._added = x  # [T, H], what the last sublayer adds
-        self._sum = torch.zeros_like(x)  # what all before it have
+        self._sum = torch.zeros_like(x) if total is None else total  # what all before it have
 
     def apply(
         self,
@@ -146,6 +45,10 @@ class PreNorm:
     ) -> None:
         """`before` wants the state that the sublayer reads, `after` the one that it leaves; each stream has one."""
         self._added = function(norm(self._added, self._sum, before))
+
+    def apply_all(self, stack: LayerStack, cache: StackCache, tap: HiddenTap | None = None) -> None:
+        """All layers of a stack; the tap wants the states that layers begin with."""
+        stack.run(self._added, self._sum, cache, tap)
 
     def state(self) -> Tensor:
         """[T, H]"""
@@ -207,8 +110,21 @@ class EncoderDecoder(ABC):
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         """[T, H]"""
 
+    def encoder_stream(self, batch: EncoderInputs) -> PreNorm:
+        """What `embed_encoder` gives, or the parts that it adds up."""
+        return PreNorm(self.embed_encoder(batch))
+
+    def decoder_rows(self, batch: ModelInput) -> StackEmbedding | None:
+        """What `embed_decoder` adds up, where it is nothing but rows of tables."""
+        return None
+
     def encode(self, batch: EncoderInputs, tap: Tap | None = None) -> Tensor:
         """The encoder's states, [E, H]."""
+        if tap is None and self._encoder_stack is not None:
+            run = self.encoder_stream(batch)
+            cache = StackCache(batch.scratch, batch.slots, batch.attention, bias=self.encoder_bias)
+            run.apply_all(self._encoder_stack, cache)
+            return run.finish(self.encoder_norm)
         keys = SelfKeys(batch.positions, batch.slots, batch.scratch, 0, batch.attention, self.encoder_bias)
         stream = self.stream(self.embed_encoder(batch))
         for index, layer in enumerate(self.encoder_layers):
@@ -232,15 +148,41 @@ class EncoderDecoder(ABC):
         All layers compute all rows: a decoder's prompt is short.
         """
         assert batch.cross is not None, "an encoder-decoder model attends to cross tables"
+        stack = self._decoder_stack
+        embedding = None if stack is None else self.decoder_rows(batch)
+        stream: PreNorm | PostNorm
+        if stack is not None and embedding is not None:
+            stream = PreNorm(*stack.embed_and_run(embedding, self._self_and_cross(batch), batch.tap))
+        else:
+            stream = self.stream(self.embed_decoder(batch))
+            if stack is not None and isinstance(stream, PreNorm):
+                stream.apply_all(stack, self._self_and_cross(batch), batch.tap)
+            else:
+                self._apply_layers(stream, batch)
+        states = stream.finish(self.decoder_norm, tap_at(batch, len(self.decoder_layers), of_output=True))
+        return states if batch.read is None else states[batch.read.rows]
+
+    def _apply_layers(self, stream: PreNorm | PostNorm, batch: ModelInput) -> None:
+        """The decoder's, one by one."""
         work = batch.attention[self.config.sliding_windows[0]]
-        stream = self.stream(self.embed_decoder(batch))
         for index, layer in enumerate(self.decoder_layers):
             keys = SelfKeys(batch.positions, batch.slot_mapping, batch.kv_cache, index, work, self.decoder_bias)
             stream.apply(layer.attention_norm, partial(layer.attention, keys=keys), before=tap_at(batch, index))
             stream.apply(layer.cross_norm, partial(layer.cross, kv_cache=batch.kv_cache, work=batch.cross))
             stream.apply(layer.mlp_norm, layer.mlp, after=tap_at(batch, index + 1, of_output=True))
-        states = stream.finish(self.decoder_norm, tap_at(batch, len(self.decoder_layers), of_output=True))
-        return states if batch.read is None else states[batch.read.rows]
+
+    def _self_and_cross(self, batch: ModelInput) -> StackCache:
+        work = batch.attention[self.config.sliding_windows[0]]
+        return StackCache(batch.kv_cache, batch.slot_mapping, work, batch.cross, self.decoder_bias)
+
+    @cached_property
+    def _encoder_stack(self) -> LayerStack | None:
+        """Where norms stand before sublayers and a CPU runs them."""
+        return stack_of(self.encoder_layers, self.config.hidden_size) if self.stream is PreNorm else None
+
+    @cached_property
+    def _decoder_stack(self) -> LayerStack | None:
+        return stack_of(self.decoder_layers, self.config.hidden_size) if self.stream is PreNorm else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V]"""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels.hidden_tap import LayerTap
 from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import Backend, Matrix, Product, StreamNorm
+from engine.models.backend import Backend, CpuBackend, Matrix, Product, StreamNorm
 from engine.models.kv_scales import read_kv_scales
 from engine.models.weights import WeightSource
 
@@ -87,6 +87,17 @@ class Embedding:
 
     def as_linear(self) -> Linear:
         return Linear(self.backend, self.weight)
+
+
+class RowTable(Embedding):
+    """A table on the CPU that nothing is multiplied with: its rows lie in one piece each, as float32."""
+
+    def __init__(self, backend: CpuBackend, rows: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(backend, rows.to(dtype).float().contiguous())
+
+    def __call__(self, ids: Tensor, last_tokens: Tensor | None) -> Tensor:
+        assert last_tokens is None, "on the CPU the runner resolves them"
+        return torch.index_select(self.weight, 0, ids)
 
 
 class RMSNorm:

@@ -12,19 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.kernels.cpu_stack import StackEmbedding
 from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_decoder import (
-    CrossAttention,
-    CrossLayer,
-    EncoderDecoder,
-    EncoderLayer,
-    FeedForward,
-    PreNorm,
-    SelfAttention,
-    load_layers,
-)
+from engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
 from engine.models.encoder_decoder_config import EncoderConfig, T5Config
 from engine.models.layers import Embedding, Linear, Loader, RMSNorm
+from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
 
 BIAS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
@@ -54,6 +47,9 @@ class T5(EncoderDecoder):
 
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         return self._embedding(batch.input_ids, batch.last_tokens)
+
+    def decoder_rows(self, batch: ModelInput) -> StackEmbedding:
+        return StackEmbedding(batch.input_ids, self._embedding.weight, batch.positions, rows=None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.output(hidden if self._output_scale == 1.0 else hidden * self._output_scale)

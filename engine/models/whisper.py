@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.cpu_stack import StackEmbedding
+from engine.models.backend import CpuBackend
 from engine.models.bart import decoder_layer, encoder_layer, layer_tensors, position_table
 from engine.models.batch import EncoderInputs, ModelInput
 from engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
@@ -19,6 +21,7 @@ from engine.models.encoder_decoder_config import WhisperConfig
 from engine.models.layers import Embedding, LayerNorm, Linear, Loader
 
 KERNEL = 3  # frames under each convolution, centred
+MARGIN = KERNEL // 2  # frames of zeros around an input
 
 
 class Whisper(EncoderDecoder):
@@ -27,6 +30,7 @@ class Whisper(EncoderDecoder):
     def __init__(self, config: WhisperConfig, loader: Loader) -> None:
         """The loader's source has passed check_tensors."""
         self.config = config
+        self._backend = loader.backend
         self._conv1 = Convolution.load(loader, "model.encoder.conv1", stride=1)
         self._conv2 = Convolution.load(loader, "model.encoder.conv2", stride=config.encoder.frames_per_state)
         self._dtype = loader.dtype if loader.backend.device.type != "cpu" else torch.float32  # of activations
@@ -42,13 +46,36 @@ class Whisper(EncoderDecoder):
         self.output = self._embedding.as_linear() if tied else Linear.load(loader, ["proj_out"], has_bias=False)
 
     def embed_encoder(self, batch: EncoderInputs) -> Tensor:
+        if isinstance(self._backend, CpuBackend):
+            return self.encoder_stream(batch).state()
         rows = [item.T.to(self._dtype) for item in batch.features]  # [frames, n_mels] each
         states = self._conv2(self._conv1(rows))
         return torch.cat(states).add_(self._encoder_positions(batch.positions, None))
 
+    def encoder_stream(self, batch: EncoderInputs) -> PreNorm:
+        """On the CPU, without copies of the windows: products read them where they lie, overlapping."""
+        states = torch.empty(len(batch.positions), self.config.hidden_size)
+        first = 0
+        for features in batch.features:
+            num_mels, frames = features.shape
+            mels = torch.empty(frames + 2 * MARGIN, num_mels)
+            inner = torch.empty(frames + 2 * MARGIN, self.config.hidden_size)
+            for padded in (mels, inner):
+                padded[:MARGIN] = padded[-MARGIN:] = 0
+            mels.numpy()[MARGIN:-MARGIN] = features.numpy().T  # twice as fast as torch's
+            self._conv1.write(mels, inner[MARGIN:-MARGIN])
+            last = first + self._conv2.num_results(frames)
+            self._conv2.write(inner, states[first:last])
+            first = last
+        return PreNorm(states, self._encoder_positions(batch.positions, None))
+
     def embed_decoder(self, batch: ModelInput) -> Tensor:
         tokens = self._embedding(batch.input_ids, batch.last_tokens)
         return tokens.add_(self._decoder_positions(batch.positions, None))
+
+    def decoder_rows(self, batch: ModelInput) -> StackEmbedding:
+        rows = self._decoder_positions.weight
+        return StackEmbedding(batch.input_ids, self._embedding.weight, batch.positions, rows)
 
 
 class Convolution:
@@ -66,16 +93,24 @@ class Convolution:
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """[frames, C] each → [ceil(frames / stride), H] each"""
-        windows = [self._windows(item) for item in inputs]
+        windows = [self._windows(F.pad(item, (0, 0, MARGIN, MARGIN)).contiguous()) for item in inputs]
         product = self.product
         states = product.backend.activated_linear(torch.cat(windows), product.weight, product.bias, "gelu")
         return list(states.split([len(item) for item in windows]))
 
-    def _windows(self, rows: Tensor) -> Tensor:
-        """[ceil(frames / stride), KERNEL * C]"""
-        frames, channels = rows.shape
-        padded = F.pad(rows, (0, 0, KERNEL // 2, KERNEL // 2)).contiguous()
-        count = -(-frames // self.stride)
+    def write(self, padded: Tensor, out: Tensor) -> None:
+        """[MARGIN + frames + MARGIN, C] on the CPU, with zeros around it → out [ceil(frames / stride), H]."""
+        product = self.product
+        assert isinstance(product.backend, CpuBackend)
+        product.backend.activated_linear(self._windows(padded), product.weight, product.bias, "gelu", out)
+
+    def num_results(self, frames: int) -> int:
+        return -(-frames // self.stride)
+
+    def _windows(self, padded: Tensor) -> Tensor:
+        """[MARGIN + frames + MARGIN, C], dense → [ceil(frames / stride), KERNEL * C], overlapping"""
+        rows, channels = padded.shape
+        count = self.num_results(rows - 2 * MARGIN)
         return padded.as_strided((count, KERNEL * channels), (self.stride * channels, 1))
 
 

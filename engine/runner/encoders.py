@@ -105,7 +105,9 @@ def encode_on_cpu(
             bfloat16=bfloat16,
         )
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
-        return plan, torch.empty((layout.num_blocks, *shape), dtype=torch.float32)  # as activations are
+        # As activations are, unless the units round what they multiply anyway: then half of the bytes are enough.
+        dtype = torch.bfloat16 if bfloat16 and kernels.multiplies_tiles() else torch.float32
+        return plan, torch.empty((layout.num_blocks, *shape), dtype=dtype)
 
     tap = None if ring is None else store_states(taps, ring, torch.from_numpy)
     encode(model, kv_cache, specs, attention, torch.from_numpy, tap)
