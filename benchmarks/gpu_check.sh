@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, in a few minutes: build, tests, sanitizers, figures.
 #
-#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests sanitize engine fp8 attention ops …"
+#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests memcheck racecheck engine …"
 #
 # Tests run beside memcheck (they do not time anything). Racecheck runs alone, because tests beside it found the memory
 # of the card taken, and so do benchmarks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:-results/gpu}" && cd "${1:-results/gpu}" && pwd)
-stages=" ${STAGES:-build tests sanitize engine fp8 attention ops beams structured http two_stage start} "
+stages=" ${STAGES:-build tests memcheck racecheck engine fp8 attention ops beams structured http two_stage start} "
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:${PYTHONPATH:-}"
 python=${PYTHON:-python3}
 failed=0
@@ -38,11 +38,11 @@ jobs=()
 if has tests; then
   check tests 12 "$python" -m pytest -m gpu tests/gpu -q -p no:cacheprovider --timeout 120 --durations=4 & jobs+=($!)
 fi
-if has sanitize; then
+if has memcheck; then
   sanitize memcheck & jobs+=($!)
 fi
 for job in "${jobs[@]}"; do wait "$job" || failed=1; done
-has sanitize && { sanitize racecheck || failed=1; }
+has racecheck && { sanitize racecheck || failed=1; }
 has engine && { check engine 40 "$python" -m benchmarks.gpu_engine --json "$out/engine.json" || failed=1; }
 has fp8 && { check fp8 4 "$python" -m benchmarks.gpu_engine --shapes llama-3.1-8b --kv-cache-dtype fp8 --load-only || failed=1; }
 has http && { check http 6 "$python" -m benchmarks.http_load --json "$out/http.json" || failed=1; }
