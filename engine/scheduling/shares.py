@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _RESERVED_PART = 8  # one slot of so many is for tenants that have less than their share,
 _LEAST_TO_RESERVE = 4  # and one at least of so many: of fewer it would be too large a part
-_PROMPT_PART = 4  # one of so many tokens of a step is for the prompts of tenants that have their share
+_PROMPT_PART = 5  # one of so many tokens of a step is for the prompts of tenants that have their share
 
 
 class SlotShares:
