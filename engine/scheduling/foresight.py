@@ -14,7 +14,7 @@ from collections import deque
 
 from engine.types import StepPlan
 
-_WORTH_WAITING = 0.01  # seconds of a step; nobody notices having waited for a shorter one
+_WORTH_WAITING = 0.0125  # seconds of a step; nobody notices having waited for a shorter one
 _MARGIN = 0.003  # seconds before the end: the time that planning and the way to the device take
 _WEIGHT = 1 / 8  # of the latest step in the averages
 _SIZES_PER_DOUBLING = 4  # steps whose sizes differ by less than a fifth are expected to take as long
