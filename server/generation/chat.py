@@ -66,7 +66,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         context.engine.check_room(terms.tenant)
     headers = fields.ignored_header(ignored)
     finding = chat_prompt(context, terms, body)
-    prompt = await (in_stream(http, headers, finding) if body.stream else finding)
+    prompt = await (in_stream(http, headers, finding) if body.stream and body.continuation_of else finding)
     [request] = engine_requests(context, body, answer_id, [prompt], params, terms, wish)
     states = generated_states(context, wish, [request])
     report = report_of(request)

@@ -61,7 +61,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
         context.engine.check_room(terms.tenant)
     headers = fields.ignored_header(ignored)
     finding = completion_prompts(context, terms, body)
-    prompts = await (in_stream(http, headers, finding) if body.stream else finding)
+    prompts = await (in_stream(http, headers, finding) if body.stream and body.continuation_of else finding)
     requests = engine_requests(context, body, answer_id, prompts, params, terms, wish)
     states = generated_states(context, wish, requests)
     # Only a single prompt may have a parent or a lease.

@@ -156,7 +156,7 @@ def open_stream(
 
 
 async def in_stream(http: web.Request, headers: dict[str, str], work: Awaitable[_Result]) -> _Result:
-    """Awaits what a stream of chunks needs before it can be asked for."""
+    """Awaits the end of a parent, which a stream of chunks needs before it can be asked for."""
     return await in_time(http, http.app[CONTEXT].config.sse_keep_alive_interval, headers, Done.failed, work)
 
 

@@ -61,7 +61,7 @@ async def create(http: web.Request) -> web.StreamResponse:
     context.engine.check_room(terms.tenant)
     headers = fields.ignored_header(ignored)
     finding = response_prompt(context, terms.tenant, body, tools, terms.deadline)
-    if body.stream:
+    if body.stream and body.previous_response_id:
         interval = context.config.sse_keep_alive_interval
         finding = in_time(http, interval, headers, partial(failed_at_once, head), finding)
     prompt = await finding
