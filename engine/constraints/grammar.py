@@ -35,7 +35,10 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-_MOST_THREADS = 4  # more wait for each other longer than they work
+# A thread has to be woken, and then takes cores and memory from those that launch steps: for fewer rows it costs more
+# time than it saves. More threads wait for each other longer than they work.
+_ROWS_PER_THREAD = 64
+_MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +199,9 @@ class GrammarMatcher:
 class GrammarMasks:
     """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
 
-    def __init__(self, num_threads: int) -> None:
-        self._threads = llguidance.LLExecutor(num_threads)
+    def __init__(self, most_threads: int) -> None:
+        self._most_threads = most_threads
+        self._threads: dict[int, llguidance.LLExecutor] = {}  # by their number
 
     def advance(self, sampled: Sequence[tuple[GrammarMatcher, int | None]]) -> None:
         """By a token each; None: nothing could be sampled."""
@@ -209,19 +213,26 @@ class GrammarMasks:
             elif not matcher.ended and matcher.failed is None:
                 moves.append((matcher.handle, token))
         if moves:
-            consume_token_par(self._threads, moves)  # one call: each hands the interpreter over, and has to get it back
+            consume_token_par(self._threads_for(moves), moves)  # one call: each hands the interpreter over, and has to get it back
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
         """`masks` [len(matchers), words]."""
         live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.done]
         if live:
-            fill_next_token_bitmask_par(self._threads, live, masks)
+            fill_next_token_bitmask_par(self._threads_for(live), live, masks)
         # The device may be waiting: of a row that is as usual nothing more is asked than this.
         for row, matcher in enumerate(matchers):
             if matcher.ended or matcher.failed is not None or matcher.handle.is_error():
                 _fill_idle(matcher, masks[row])
         if matchers:
             _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
+
+    def _threads_for(self, rows: Sequence[object]) -> llguidance.LLExecutor:
+        number = min(-(-len(rows) // _ROWS_PER_THREAD), self._most_threads)
+        threads = self._threads.get(number)
+        if threads is None:
+            threads = self._threads[number] = llguidance.LLExecutor(number)
+        return threads
 
 
 def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:
@@ -241,7 +252,7 @@ def _fill_idle(matcher: GrammarMatcher, mask: IntArray) -> None:
 
 
 def mask_threads() -> int:
-    """How many make the masks of a step."""
+    """How many make the masks of a step at most."""
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) - 1))
 
 

@@ -251,3 +251,19 @@ def test_where_one_end_token_may_come_all_may() -> None:
             assert allowed[EOS] == row
         allowed[list(ends)] = allowed[EOS]
         assert (np.unpackbits(more.view(np.uint8), bitorder="little") == allowed).all()
+
+
+def test_many_rows_in_several_threads_are_as_each_alone() -> None:
+    texts = ["abc", "x(abc)?", "[0-9]+", "a.c"]
+    rules = [Grammar(GrammarSource("regex", text), vocabulary()) for text in texts]
+    matchers = [rules[row % 4].matcher() for row in range(200)]
+    masks = np.zeros((200, mask_words(vocabulary().vocab_size)), np.int32)
+    several = GrammarMasks(4)
+    several.fill(matchers, masks)
+    alone = np.zeros((4, masks.shape[1]), np.int32)
+    for row, rule in enumerate(rules):
+        GrammarMasks(1).fill([rule.matcher()], alone[row : row + 1])
+    assert (masks == np.tile(alone, (50, 1))).all()
+    first = [int(np.unpackbits(row.view(np.uint8), bitorder="little").argmax()) for row in alone]
+    several.advance([(matcher, first[row % 4]) for row, matcher in enumerate(matchers)])
+    assert all(matcher.num_seen == 1 and not matcher.handle.is_error() for matcher in matchers)
