@@ -58,9 +58,9 @@ class Draft:
     prompt_tokens: int = 0  # that are left to tenants which have their share of the slots
     overdrawn: int = 0  # positions that encoders read for extractions, beyond what was left of the budget
 
-    def divide(self, shares: SlotShares) -> None:
-        """REQUIRES: nothing was added."""
-        self.shares, self.prompt_tokens = shares, shares.prompt_tokens(self.budget)
+    def divide(self, shares: SlotShares, prompt_tokens: int) -> None:
+        """`prompt_tokens`: for tenants that have their share of the slots. REQUIRES: nothing was added."""
+        self.shares, self.prompt_tokens = shares, prompt_tokens
 
     def most_tokens(self, sequence: Sequence) -> int:
         """That the sequence may compute in this step."""

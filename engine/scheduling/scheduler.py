@@ -10,7 +10,8 @@ Rules of a step, within a budget of tokens:
      the two, waiting sequences whose turn is before any in prefill: a continuation does not wait for a long prompt;
   2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
      gives its blocks back;
-  3. unless that happened and others run, waiting sequences in turn, as long as slots, blocks and budget last;
+  3. unless that happened and others run, waiting sequences in turn, as long as slots, blocks and budget last; while
+     more wait than there are slots for, prompts have a part of the budget only (flow.py);
   4. extractions of hidden states (engine/states): beside generations the share of tokens that is theirs, else all there
      are. They are preempted before any generation, also to let one in.
 """
@@ -31,6 +32,7 @@ from engine.inheritance.retention import Retention
 from engine.outputs import ChoiceOutput
 from engine.scheduling.draft import Draft, SchedulerLimits
 from engine.scheduling.fairness import Account, FairQueue, turn
+from engine.scheduling.flow import PromptFlow
 from engine.scheduling.placing import Placer
 from engine.scheduling.sampler_rows import SamplerRows
 from engine.scheduling.sequence import Group, Sequence, Status
@@ -55,6 +57,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._placer = Placer(cache)
+        self._flow = PromptFlow()
         self._block_size = cache.pool.block_size
 
     # --- what the engine calls -----------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ class Scheduler:
         due = None
         if prefilling or len(self.waiting):  # in most steps neither: what runs need not be counted
             shares = self._count_slots()
-            draft.divide(shares)
+            draft.divide(shares, self._prompt_tokens(shares, most, len(decoding)))
             due = self._level_slots(draft, shares)
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
         extracted = self.extractions.begin(draft, fill)
@@ -179,6 +182,7 @@ class Scheduler:
         self.cache.end_plan()
         if not draft.chunks and not draft.encoders:
             return None
+        self._flow.planned(len(decoding))
         moves = BlockMoves(*self.cache.take_swaps(), draft.copies, draft.copies_of_beams)
         return self._steps.make(draft.chunks, moves, draft.encoders, draft.num_preempted)
 
@@ -421,6 +425,13 @@ class Scheduler:
         limits = self.limits
         return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=self.waiting.several)
 
+    def _prompt_tokens(self, shares: SlotShares, most: int, num_streams: int) -> int:
+        """Of a step of `most`, for the prompts of tenants that have their share of the slots."""
+        most = shares.prompt_tokens(most)
+        if len(self.waiting) <= shares.num_free:
+            return most
+        return int(min(most, self._flow.tokens_of_step(num_streams, self.limits.max_num_seqs)))
+
     def _level_slots(self, draft: Draft, shares: SlotShares) -> Sequence | None:
         """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""
         for waiting in self.waiting.heads():
@@ -466,6 +477,8 @@ class Scheduler:
             group.inheritance = self.cache.report(placement, sequence)
         self._enter(sequence, draft.now)
         slots = self.cache.settle(placement, sequence)
+        if not sequence.extracts:
+            self._flow.let_in(sequence.num_pending)
         if slots is not None:
             draft.add_encoder(sequence, slots)
         scheduled = self._schedule_chunk(draft, sequence)

@@ -46,6 +46,11 @@ class SlotShares:
         sharers = max(2, len({*self._held, account}))  # whoever might come next counts as one
         return self._held[account] * sharers >= self._max_num_seqs
 
+    @property
+    def num_free(self) -> int:
+        """Slots that tenants with their share may take; negative where some of those kept are taken."""
+        return self._free - self._num_reserved
+
     def fits(self, waiting: Sequence) -> bool:
         """Whether there are slots for it, kept for others or not."""
         free = self._free if waiting.group.search is None else self._free_of_beams

@@ -1,0 +1,38 @@
+"""How much of prompts a step computes while requests wait for slots: as much as keeps up with the streams that end.
+
+Every stream waits for the prompts in its step. While all slots are taken, a prompt that is computed at once only
+makes some steps long: in the long run as many requests are let in as streams end. So the prompts are spread over the
+steps between, and each step is about as long as any other.
+
+How much that is follows from what there was: prompt tokens let in for each token of a stream. Prompts count as they
+are let in, so that a long one speeds up the flow at once: each is spread over some dozens of steps at most.
+
+Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+import math
+
+_WEIGHT = 1 / 128  # of the latest step in the averages
+_AHEAD = 2  # times as fast as slots become free, so that few of them hold a prompt that is not done
+
+
+class PromptFlow:
+    def __init__(self) -> None:
+        self._prompts, self._streams = 0.0, 0.0  # tokens of the latest steps
+
+    def let_in(self, num_tokens: int) -> None:
+        """A sequence got a slot, and has so many tokens to compute before its first one."""
+        self._prompts += num_tokens
+
+    def planned(self, num_streams: int) -> None:
+        """A step, with a token for each of these."""
+        self._prompts -= _WEIGHT * self._prompts
+        self._streams += num_streams - _WEIGHT * self._streams
+
+    def tokens_of_step(self, num_streams: int, num_slots: int) -> float:
+        """Beside these streams, while requests wait for one of the slots."""
+        if num_streams * 2 < num_slots:
+            return math.inf  # prompts hold most of them
+        return math.ceil(_AHEAD * num_slots * self._prompts / max(self._streams, 1.0)) or 1

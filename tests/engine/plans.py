@@ -1,0 +1,53 @@
+"""A scheduler that is looked at step by step, without a device."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+
+from engine.build import CacheSizes, make_scheduler
+from engine.cache.salt import pack_salt
+from engine.outputs import ChoiceOutput
+from engine.scheduling.draft import SchedulerLimits
+from engine.scheduling.results import apply_result
+from engine.scheduling.sequence import Group
+from engine.scheduling.step import Launch
+from engine.types import Request, SamplingParams, StepResult
+
+
+class Plans:
+    """A scheduler whose steps are looked at; samples are zeros."""
+
+    def __init__(self, slots: int, budget: int = 256) -> None:
+        limits = SchedulerLimits(slots, budget, prefix_caching=True)
+        self.scheduler = make_scheduler(limits, CacheSizes(4, 2000), ())
+        self._numbers = itertools.count(1)
+
+    def send(
+        self, tenant: str, count: int = 1, prompt_len: int = 4, answer: int = 500, n: int = 1, priority: int = 0
+    ) -> None:
+        for number in itertools.islice(self._numbers, count):
+            prompt = tuple(range(number * 1000, number * 1000 + prompt_len))
+            params = SamplingParams(max_tokens=answer, temperature=0, n=n)
+            asked = Request(f"r{number}", tenant, prompt, params, priority=priority)
+            group = Group(asked, lambda _: None, 0, number, arrived_at=0.0)
+            self.scheduler.retention.open(group, pack_salt(tenant, ""))
+            self.scheduler.add(group, ChoiceOutput(asked, 0, None))
+
+    def step(self) -> Launch:
+        launch = self.scheduler.plan(0.0)
+        assert launch is not None
+        rows = len(launch.plan.sample_tokens)
+        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
+        apply_result(self.scheduler, launch, result, (), 0.0)
+        return launch
+
+    def steps(self, count: int) -> int:
+        """Runs some; how often one had to give way."""
+        return sum(self.step().num_preempted for _ in range(count))
+
+    @property
+    def running(self) -> dict[str, int]:
+        return dict(Counter(s.group.request.tenant for s in self.scheduler._running))
