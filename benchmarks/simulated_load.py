@@ -40,13 +40,14 @@ class Device:
     budget: int  # tokens of a step
     step_seconds: float
     token_seconds: float
+    prompt_pace: float  # as in SchedulerLimits
 
     def seconds(self, num_tokens: int) -> float:
         return self.step_seconds + self.token_seconds * num_tokens
 
 
-WIDE = Device(slots=32, queue=128, budget=256, step_seconds=0.008, token_seconds=40e-6)
-NARROW = Device(slots=8, queue=32, budget=128, step_seconds=0.010, token_seconds=1e-3)
+WIDE = Device(slots=32, queue=128, budget=256, step_seconds=0.008, token_seconds=40e-6, prompt_pace=2.0)
+NARROW = Device(slots=8, queue=32, budget=128, step_seconds=0.010, token_seconds=1e-3, prompt_pace=1.0)
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Simulation:
         self.figures: dict[str, Figures] = {}
         self._seed = seed
         self._scheduler = make_scheduler(
-            SchedulerLimits(device.slots, device.budget, prefix_caching=True),
+            SchedulerLimits(device.slots, device.budget, prefix_caching=True, prompt_pace=device.prompt_pace),
             CacheSizes(16, 4000),
             (),
             wall=lambda: self.now,

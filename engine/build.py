@@ -105,6 +105,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                     prepared.short_extractions,
                     queues_steps=prepared.max_num_tokens_extracting is None,
                 ),
+                prepared.prompt_pace,
                 prepared.max_num_encoder_tokens,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),

@@ -213,7 +213,8 @@ class GrammarMasks:
             elif not matcher.ended and matcher.failed is None:
                 moves.append((matcher.handle, token))
         if moves:
-            consume_token_par(self._threads_for(moves), moves)  # one call: each hands the interpreter over, and has to get it back
+            # One call: each hands the interpreter over, and has to get it back.
+            consume_token_par(self._threads_for(moves), moves)
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
         """`masks` [len(matchers), words]."""

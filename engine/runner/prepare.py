@@ -44,6 +44,9 @@ log = logging.getLogger("bequest.start")
 _CPU_BATCHED_TOKENS = 128
 # Where none runs, only who comes next waits for the end of the step.
 _CPU_TOKENS_ALONE = 512
+# A step takes the time of its tokens on a CPU: a slot that holds a prompt costs the others little. On a GPU it takes as
+# long for a few as for a hundred, and should have a stream for each slot.
+_CPU_PROMPT_PACE, _CUDA_PROMPT_PACE = 1.0, 2.0
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
 _CPU_TOKENS_EXTRACTING = 64
 _CPU_SHORT_EXTRACTIONS = (4, 8, 16, 32)
@@ -76,6 +79,7 @@ class Prepared:
     num_host_blocks: int
     num_lease_blocks: int  # of the first, that leases may hold
     max_num_batched_tokens: int
+    prompt_pace: float  # as in SchedulerLimits
     states_rows: int  # as in ExtractionLimits.max_step_rows
     max_num_tokens_alone: int | None = None  # as in SchedulerLimits
     max_num_tokens_extracting: int | None = None  # as in ExtractionLimits.max_step_tokens
@@ -145,6 +149,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         num_host,
         plan.num_lease_blocks,
         tokens,
+        _CPU_PROMPT_PACE,
         states,
         alone,
         _CPU_TOKENS_EXTRACTING,
@@ -228,6 +233,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         num_host,
         plan.num_lease_blocks,
         tokens,
+        _CUDA_PROMPT_PACE,
         states,
         max_num_tokens_extracting=extracting,
         short_extractions=tuple(size for size in mixed_ladder(tokens) if size < extracting),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.cache.kv_cache import KvCache
 from engine.encoder import check_encoder
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.scheduling.fairness import FairQueue
@@ -91,7 +92,7 @@ def _check_beams(request: Request, beams: BeamParams, info: ModelInfo, scheduler
             param="stop_token_ids",
             details={"limit": MAX_BEAM_CANDIDATES},
         )
-    needed, most = scheduler.most_blocks_of_beams(request, beams), scheduler.blocks_beside_leases
+    needed, most = most_blocks_of_beams(request, beams, scheduler.cache), scheduler.blocks_beside_leases
     if needed > most:
         raise InvalidRequest(
             f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
@@ -100,3 +101,11 @@ def _check_beams(request: Request, beams: BeamParams, info: ModelInfo, scheduler
             param="beam_width",
             details={"needed_blocks": needed, "blocks": most},
         )
+
+
+def most_blocks_of_beams(request: Request, beams: BeamParams, cache: KvCache) -> int:
+    """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
+    prompt, block_size = len(request.prompt_token_ids), cache.pool.block_size
+    shared = prompt // block_size
+    tail = -(-(prompt + request.params.max_tokens) // block_size) - shared
+    return shared + 2 * beams.width * tail + beams.width + cache.cross.num_blocks(request.encoder)

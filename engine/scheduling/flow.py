@@ -15,11 +15,13 @@ from __future__ import annotations
 import math
 
 _WEIGHT = 1 / 128  # of the latest step in the averages
-_AHEAD = 2  # times as fast as slots become free, so that few of them hold a prompt that is not done
+_LEAST_PART = 16  # of a step's tokens: fewer would hardly make it shorter
 
 
 class PromptFlow:
-    def __init__(self) -> None:
+    def __init__(self, pace: float, num_slots: int) -> None:
+        """`pace` as in SchedulerLimits.prompt_pace."""
+        self._pace, self._num_slots = pace, num_slots
         self._prompts, self._streams = 0.0, 0.0  # tokens of the latest steps
 
     def let_in(self, num_tokens: int) -> None:
@@ -31,8 +33,9 @@ class PromptFlow:
         self._prompts -= _WEIGHT * self._prompts
         self._streams += num_streams - _WEIGHT * self._streams
 
-    def tokens_of_step(self, num_streams: int, num_slots: int) -> float:
-        """Beside these streams, while requests wait for one of the slots."""
-        if num_streams * 2 < num_slots:
-            return math.inf  # prompts hold most of them
-        return math.ceil(_AHEAD * num_slots * self._prompts / max(self._streams, 1.0)) or 1
+    def tokens_of_step(self, most: int, num_streams: int, crowded: bool) -> int:
+        """Of at most so many, beside these streams. `crowded`: more requests wait than there are slots for."""
+        if not crowded or num_streams * 2 < self._num_slots:  # prompts hold most of the slots
+            return most
+        needed = math.ceil(self._pace * self._num_slots * self._prompts / max(self._streams, 1.0))
+        return min(most, max(needed, most // _LEAST_PART, 1))

@@ -40,7 +40,7 @@ from engine.scheduling.shares import SlotShares
 from engine.scheduling.step import BlockMoves, Launch, StepMaker
 from engine.states.capture import EncoderCapture, capture_of
 from engine.states.extraction import Extractions, Room
-from engine.types import MAX_BEAM_WIDTH, BeamCandidates, BeamParams, Request
+from engine.types import MAX_BEAM_WIDTH, BeamCandidates
 
 
 class Scheduler:
@@ -57,7 +57,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._placer = Placer(cache)
-        self._flow = PromptFlow()
+        self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs)
         self._block_size = cache.pool.block_size
 
     # --- what the engine calls -----------------------------------------------------------------------------------
@@ -92,16 +92,6 @@ class Scheduler:
         group.sequences.append(leader)
         group.account = self._queue_of(leader).account(request.tenant)
         self._enqueue(leader)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.pool.block_size)
-
-    def most_blocks_of_beams(self, request: Request, beams: BeamParams) -> int:
-        """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
-        prompt = len(request.prompt_token_ids)
-        shared = prompt // self.pool.block_size
-        tail = self.blocks_for(prompt + request.params.max_tokens) - shared
-        return shared + 2 * beams.width * tail + beams.width + self.cache.cross.num_blocks(request.encoder)
 
     @property
     def blocks_beside_leases(self) -> int:
@@ -163,7 +153,8 @@ class Scheduler:
         due = None
         if prefilling or len(self.waiting):  # in most steps neither: what runs need not be counted
             shares = self._count_slots()
-            draft.divide(shares, self._prompt_tokens(shares, most, len(decoding)))
+            crowded = len(self.waiting) > shares.num_free
+            draft.divide(shares, self._flow.tokens_of_step(shares.prompt_tokens(most), len(decoding), crowded))
             due = self._level_slots(draft, shares)
         fill = partial(self.extractions.fill, running=extracting, schedule=self._schedule, admit=self._admit)
         extracted = self.extractions.begin(draft, fill)
@@ -424,13 +415,6 @@ class Scheduler:
     def _count_slots(self) -> SlotShares:
         limits = self.limits
         return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=self.waiting.several)
-
-    def _prompt_tokens(self, shares: SlotShares, most: int, num_streams: int) -> int:
-        """Of a step of `most`, for the prompts of tenants that have their share of the slots."""
-        most = shares.prompt_tokens(most)
-        if len(self.waiting) <= shares.num_free:
-            return most
-        return int(min(most, self._flow.tokens_of_step(num_streams, self.limits.max_num_seqs)))
 
     def _level_slots(self, draft: Draft, shares: SlotShares) -> Sequence | None:
         """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""

@@ -54,11 +54,12 @@ def test_who_has_no_slots_is_not_held_back() -> None:
 
 
 def test_slots_that_hold_prompts_are_worth_a_long_step() -> None:
-    flow = PromptFlow()
+    flow = PromptFlow(1.0, SLOTS)
     flow.let_in(80)
     for _ in range(60):
         flow.planned(SLOTS)
-    assert flow.tokens_of_step(SLOTS, SLOTS) < 8
-    assert flow.tokens_of_step(SLOTS // 2 - 1, SLOTS) > 1000
+    assert flow.tokens_of_step(256, SLOTS, crowded=True) == 256 // 16
+    assert flow.tokens_of_step(256, SLOTS // 2 - 1, crowded=True) == 256
+    assert flow.tokens_of_step(256, SLOTS, crowded=False) == 256
     flow.let_in(4000)
-    assert flow.tokens_of_step(SLOTS, SLOTS) > 100
+    assert 50 < flow.tokens_of_step(256, SLOTS, crowded=True) < 256

@@ -19,6 +19,7 @@ from engine.encoder import EncoderInput
 from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from engine.inheritance.records import KeptChoice, Record
 from engine.outputs import ChoiceOutput
+from engine.scheduling.admission import most_blocks_of_beams
 from engine.scheduling.draft import SchedulerLimits
 from engine.scheduling.results import apply_result
 from engine.scheduling.sequence import NO_ROW, Group, Status
@@ -201,7 +202,7 @@ class World:
         )
         asked = request(prompt, params, output=OutputMode.FINAL, **fields)
         asked = with_states(draw, asked) if draw.random() < 0.2 else asked
-        if self.scheduler.most_blocks_of_beams(asked, beams) > self.scheduler.blocks_beside_leases:
+        if most_blocks_of_beams(asked, beams, self.scheduler.cache) > self.scheduler.blocks_beside_leases:
             return None
         return asked
 
@@ -413,7 +414,8 @@ class World:
             assert group.search is not None and group.request.params.beams is not None
             own = blocks_of_beams(group)
             distinct = {block for table in own for block in table}
-            assert len(distinct) <= self.scheduler.most_blocks_of_beams(group.request, group.request.params.beams)
+            beams = group.request.params.beams
+            assert len(distinct) <= most_blocks_of_beams(group.request, beams, self.scheduler.cache)
             if group.beams is None:
                 continue
             assert len(group.beams) == group.search.num_running
