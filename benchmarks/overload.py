@@ -37,6 +37,7 @@ import numpy as np
 from benchmarks.stalls import Stalls
 
 KEYS = 'keys = [{name = "heavy", key = "heavy"}, {name = "light", key = "light"}]'
+LIGHT_PART = 3  # times as long as the others: its requests are few
 # What lies between: sent, STAGES of staged_server.py, and here.
 SPANS = ("to the handler", "parsed, submitted", "queued", "computed", "to its sink", "to the client")
 
@@ -202,8 +203,9 @@ def measure(url: str, seconds: float, shape: Shape) -> tuple[float, dict[str, Se
         seen = {"all slots busy": full}
         seen["half of capacity"] = start("heavy", 1, capacity / 2).result()
         seen["twice the capacity"] = start("heavy", 1, capacity * 2).result()
-        seen["light alone"] = start("light", 1, capacity / 10).result()
-        light, heavy = start("light", 1, capacity / 10), start("heavy", 1, num_clients=10 * shape.slots)
+        seen["light alone"] = start("light", LIGHT_PART, capacity / 10).result()
+        light = start("light", LIGHT_PART, capacity / 10)
+        heavy = start("heavy", LIGHT_PART, num_clients=10 * shape.slots)
         seen["light, overloaded"], seen["  the heavy one then"] = light.result(), heavy.result()
     return capacity, seen
 
@@ -241,7 +243,7 @@ def show(rows: Sequence[dict[str, object]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30, help="of each load")
+    parser.add_argument("--seconds", type=float, default=30, help="of each load; thrice of the light tenant's")
     parser.add_argument("--timed", action="store_true", help="a device that only waits")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
