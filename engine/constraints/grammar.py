@@ -102,19 +102,28 @@ class _Face:
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("text only")
-        return self._encode(text)
+        return self._encode(text)[0]
 
-    def _encode(self, text: str) -> list[int]:
-        """Without special tokens: a text that spells one is meant as text."""
+    def _encode(self, text: str) -> tuple[list[int], bool]:
+        """Up to what cannot be spelled, and whether that is all: without special tokens, since a text that spells one
+        is meant as text, and without those that the tokenizer knows and the model does not."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if self._special.isdisjoint(ids) or len(text) < 2:
-            return [token for token in ids if token not in self._special]
+        if all(token < len(self.tokens) and token not in self._special for token in ids):
+            return ids, True
+        if len(text) < 2:
+            return [], False
         middle = len(text) // 2
-        return self._encode(text[:middle]) + self._encode(text[middle:])
+        left, whole = self._encode(text[:middle])
+        if not whole:
+            return left, False
+        right, whole = self._encode(text[middle:])
+        return left + right, whole
 
 
 def _native(tokenizer: Tokenizer, face: _Face) -> llguidance.LLTokenizer | None:
     """llguidance's own reading of the tokenizer; None if it is not the same as ours in every token."""
+    if tokenizer.vocab_size > len(face.tokens):
+        return None  # it would use those that the model does not have
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
             file.write(tokenizer.backend.to_str())
@@ -269,6 +278,10 @@ def _serialised(source: GrammarSource) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=options)
 
 
+# What llguidance says when no token continues what has been said.
+_DEAD_END = "NoExtension"
+UNSPELLABLE = "it wants text that no token of this model spells"
+
 # What llguidance says when a grammar is well-formed and runs into one of the limits.
 _LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to determine if regex is empty")
 
@@ -280,6 +293,8 @@ def _explained(message: str) -> GrammarError:
 
 def _first_line(message: str) -> str:
     """Without the state of the parser, which no client can use."""
+    if message.startswith(_DEAD_END):
+        return UNSPELLABLE
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = lines[0].removeprefix("Parser Error: ").partition("; consider making your grammar")[0] if lines else ""
     # A regular expression's error is told over several lines, the reason in the last of them.

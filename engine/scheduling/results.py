@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.beams.search import Alternatives
+from engine.constraints.grammar import UNSPELLABLE
 from engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Group, Sequence, Status
@@ -125,6 +126,8 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
     params = sequence.group.request.params
     if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
+        if why == UNSPELLABLE:
+            return InvalidRequest(f"The grammar cannot be followed to its end: {why}.", param="structured_outputs")
         return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]

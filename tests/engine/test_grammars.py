@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.constraints.grammar import Grammar, GrammarError, GrammarMasks, GrammarSource, Vocabulary, lark_of_any
+from engine.constraints.grammar import (
+    UNSPELLABLE,
+    Grammar,
+    GrammarError,
+    GrammarMasks,
+    GrammarSource,
+    Vocabulary,
+    lark_of_any,
+)
 from engine.constraints.grammar_check import GrammarCheck
 from engine.constraints.masks import mask_words
 from engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
@@ -267,3 +275,29 @@ def test_many_rows_in_several_threads_are_as_each_alone() -> None:
     first = [int(np.unpackbits(row.view(np.uint8), bitorder="little").argmax()) for row in alone]
     several.advance([(matcher, first[row % 4]) for row, matcher in enumerate(matchers)])
     assert all(matcher.num_seen == 1 and not matcher.handle.is_error() for matcher in matchers)
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer_spells_with_those_it_has() -> None:
+    fewer = Vocabulary(tokenizer(), 2000, (EOS,))
+    for text, spelled in (("(a|b) Republican", True), ("[a-c]zwischenzeitlich", True), ("(a|b)é", False)):
+        matcher, masks = Grammar(GrammarSource("regex", text), fewer).matcher(), GrammarMasks(1)
+        mask, said = np.empty((1, mask_words(2000)), np.int32), b""
+        while True:
+            masks.fill([matcher], mask)
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+            if len(allowed) == 0 or EOS in allowed:
+                break
+            said += tokenizer().token_bytes(int(allowed[-1]))
+            masks.advance([(matcher, int(allowed[-1]))])
+        assert bool(re.fullmatch(text, said.decode())) == spelled == (matcher.failed is None)
+        assert spelled or matcher.failed == UNSPELLABLE
+
+
+async def test_text_that_no_token_spells_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = grammar("abc")
+    matcher = rule.matcher()
+    matcher.failed = UNSPELLABLE  # as it is with the vocabulary above
+    monkeypatch.setattr(rule, "matcher", lambda: matcher)
+    async with random_engine() as engine:
+        with pytest.raises(InvalidRequest, match="no token of this model spells"):
+            await answer(engine, request(1, rule))
