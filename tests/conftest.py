@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +30,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[name]
 
     return directory_of
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For the CPU's kernels, which have one otherwise."""
+    from engine.kernels import cpu as kernels
+
+    before = kernels.num_threads()
+    kernels.set_num_threads(2)
+    yield
+    kernels.set_num_threads(before)

@@ -89,15 +89,22 @@ def decoding_defaults(generation: Fields, config: Fields) -> DecodingDefaults:
     ]
     if not starts:
         raise ModelError(f"{config.source} has no decoder_start_token_id, so that nobody knows how its decoder begins")
+    vocab_size = config.integer("vocab_size") if config.has("vocab_size") else None
     forced_bos = next(iter(generation.integers("forced_bos_token_id")), None)
-    return DecodingDefaults(
-        starts[0],
-        (starts[0], *_after_start(generation, config, forced_bos)),
-        forced_bos,
-        next(iter(generation.integers("forced_eos_token_id")), None),
-        generation.integers("suppress_tokens"),
-        generation.integers("begin_suppress_tokens"),
+    forced_eos = next(iter(generation.integers("forced_eos_token_id")), None)
+    prompt = (starts[0], *_after_start(generation, config, forced_bos))
+    for token in (*prompt, forced_eos):
+        if vocab_size is not None and token is not None and not 0 <= token < vocab_size:
+            raise ModelError(
+                f"{generation.source} begins or ends answers with the token {token}, but {config.source} has a "
+                f"vocabulary of {vocab_size}"
+            )
+    suppressed, suppressed_first = (
+        # A token that the model does not have cannot come anyway.
+        tuple(token for token in generation.integers(name) if vocab_size is None or 0 <= token < vocab_size)
+        for name in ("suppress_tokens", "begin_suppress_tokens")
     )
+    return DecodingDefaults(starts[0], prompt, forced_bos, forced_eos, suppressed, suppressed_first)
 
 
 def _after_start(generation: Fields, config: Fields, forced_bos: int | None) -> tuple[int, ...]:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from engine.kernels import cpu as kernels
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 TOKENS = [0, 1, 2, 5, 6, 7, 12, 13, 16, 17, 31, 33, 64]
 OUTPUTS = [1, 15, 16, 17, 960]
 INPUTS = [1, 3, 64, 576]
 STORED = [torch.float32, torch.bfloat16]
 CANARY = 12345.0
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = kernels.num_threads()
-    kernels.set_num_threads(2)
-    yield
-    kernels.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import gguf.quants
@@ -13,18 +12,12 @@ from torch import Tensor
 
 from engine.kernels import cpu as kernels
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 Bits = Literal[4, 8]
 KINDS = {4: gguf.quants.Q4_1, 8: gguf.quants.Q8_0}
 TOKENS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 257, 300]
 CANARY = 12345.0
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = kernels.num_threads()
-    kernels.set_num_threads(2)
-    yield
-    kernels.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

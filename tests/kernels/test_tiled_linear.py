@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ from torch import Tensor
 from engine.kernels import cpu as kernels
 from engine.kernels.cpu_weights import PackedWeight
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 BF16 = torch.bfloat16
 CANARY = 12345.0
 TOKENS = [0, 1, 2, 15, 16, 17, 31, 32, 33, 48, 257]
@@ -25,14 +26,6 @@ OUTPUTS = [1, 15, 16, 17, 31, 32, 33, 64, 200]
 INPUTS = [1, 15, 16, 17, 31, 32, 33, 64, 511, 513, 1025]
 ROOT = Path(__file__).parent.parent.parent
 needs_units = pytest.mark.skipif(not kernels.multiplies_tiles(), reason="this chip has no matrix units")
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = kernels.num_threads()
-    kernels.set_num_threads(2)
-    yield
-    kernels.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

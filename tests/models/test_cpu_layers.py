@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -19,17 +18,11 @@ from engine.models.encoder_decoder import PreNorm
 from engine.models.layers import LayerNorm, Linear, RMSNorm
 from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, Norm, SelfAttention, SelfKeys
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 HEADS, BLOCK, LAYERS = 2, 16, 3
 BF16, F32 = torch.bfloat16, torch.float32
 needs_units = pytest.mark.skipif(not kernels.multiplies_tiles(), reason="this chip has no matrix units")
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = kernels.num_threads()
-    kernels.set_num_threads(2)
-    yield
-    kernels.set_num_threads(before)
 
 
 class Maker:

@@ -153,3 +153,18 @@ def test_layout_of_a_batch() -> None:
         assert layout.slots[layout.query_start[s] : layout.query_start[s + 1]].tolist() == expected.tolist()
     assert len(set(layout.slots.tolist())) == 14
     assert lay_out([]).num_states == 0
+
+
+def test_tokens_that_a_checkpoint_forces_and_does_not_have(tmp_path: Path) -> None:
+    directory = save_encoder_decoder("bart", tmp_path)
+    path = directory / "generation_config.json"
+    told = json.loads(path.read_text()) if path.exists() else {}
+    size = json.loads((directory / "config.json").read_text())["vocab_size"]
+    start = {"decoder_start_token_id": 2, "suppress_tokens": [-1, 3, size], "begin_suppress_tokens": [size + 5, 4]}
+    path.write_text(json.dumps(told | start))
+    decoding = open_checkpoint(directory).generation.decoding
+    assert decoding is not None and (decoding.suppress_tokens, decoding.begin_suppress_tokens) == ((3,), (4,))
+    for field in ("decoder_start_token_id", "forced_eos_token_id"):
+        path.write_text(json.dumps(told | start | {field: size}))
+        with pytest.raises(ModelError, match=f"the token {size}, but .*config.json has a vocabulary of {size}"):
+            open_checkpoint(directory)
