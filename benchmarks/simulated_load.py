@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulated_load [--seconds 120]
 
-Two devices: one with 32 slots that takes 8 ms for a step and 40 µs per token, and one with 8 slots that takes 10 ms and
-1 ms per token, about what two cores need for the embedded model. Two steps are in flight, as in the engine. The same
+Two devices: one with 32 slots that takes 8 ms for a step and 40 µs per token, and one with 8 slots that takes 7 ms and
+0.85 ms per token, what two cores need for the embedded model. Two steps are in flight, as in the engine. The same
 figures as benchmarks/overload.py gives of a whole server, but the same on every machine.
 """
 
@@ -47,7 +47,7 @@ class Device:
 
 
 WIDE = Device(slots=32, queue=128, budget=256, step_seconds=0.008, token_seconds=40e-6, prompt_pace=2.0)
-NARROW = Device(slots=8, queue=32, budget=128, step_seconds=0.010, token_seconds=1e-3, prompt_pace=1.0)
+NARROW = Device(slots=8, queue=32, budget=128, step_seconds=0.007, token_seconds=0.85e-3, prompt_pace=0.625)
 
 
 @dataclass

@@ -46,7 +46,7 @@ _CPU_BATCHED_TOKENS = 128
 _CPU_TOKENS_ALONE = 512
 # A step takes the time of its tokens on a CPU: a slot that holds a prompt costs the others little. On a GPU it takes as
 # long for a few as for a hundred, and should have a stream for each slot.
-_CPU_PROMPT_PACE, _CUDA_PROMPT_PACE = 1.0, 2.0
+_CPU_PROMPT_PACE, _CUDA_PROMPT_PACE = 0.625, 2.0
 # Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
 _CPU_TOKENS_EXTRACTING = 64
 _CPU_SHORT_EXTRACTIONS = (4, 8, 16, 32)
