@@ -5,7 +5,7 @@ makes some steps long: in the long run as many requests are let in as streams en
 steps between, and each step is about as long as any other.
 
 How much that is follows from what there was: prompt tokens let in for each token of a stream. Prompts count as they
-are let in, so that a long one speeds up the flow at once: each is spread over some dozens of steps at most.
+are let in, so that a long one speeds up the flow at once: each is spread over a hundred steps at most.
 
 Owned by the event-loop thread.
 """
@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 
-_WEIGHT = 1 / 128  # of the latest step in the averages
-_LEAST_PART = 16  # of a step's tokens: fewer would hardly make it shorter
+_WEIGHT = 1 / 64  # of the latest step in the averages
+_LEAST_PART = 16  # one of so many tokens that a step may have: fewer would hardly make it shorter
 
 
 class PromptFlow:
-    def __init__(self, pace: float, num_slots: int) -> None:
-        """`pace` as in SchedulerLimits.prompt_pace."""
+    def __init__(self, pace: float, num_slots: int, max_num_tokens: int) -> None:
+        """`pace` as in SchedulerLimits.prompt_pace; `max_num_tokens` of a step."""
         self._pace, self._num_slots = pace, num_slots
+        self._least = max(1, max_num_tokens // _LEAST_PART)
         self._prompts, self._streams = 0.0, 0.0  # tokens of the latest steps
 
     def let_in(self, num_tokens: int) -> None:
@@ -38,4 +39,4 @@ class PromptFlow:
         if not crowded or num_streams * 2 < self._num_slots:  # prompts hold most of the slots
             return most
         needed = math.ceil(self._pace * self._num_slots * self._prompts / max(self._streams, 1.0))
-        return min(most, max(needed, most // _LEAST_PART, 1))
+        return min(most, max(needed, self._least))

@@ -57,7 +57,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._placer = Placer(cache)
-        self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs)
+        self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens)
         self._block_size = cache.pool.block_size
 
     # --- what the engine calls -----------------------------------------------------------------------------------
