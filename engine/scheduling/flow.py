@@ -5,7 +5,7 @@ makes some steps long: in the long run as many requests are let in as streams en
 steps between, and each step is about as long as any other.
 
 How much that is follows from what there was: prompt tokens let in for each token of a stream. Prompts count as they
-are let in, so that a long one speeds up the flow at once: each is spread over a hundred steps at most.
+are let in, so that a long one speeds up the flow at once: each is spread over two hundred steps at most.
 
 Owned by the event-loop thread.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-_WEIGHT = 1 / 64  # of the latest step in the averages
+_WEIGHT = 1 / 128  # of the latest step in the averages
 _LEAST_PART = 16  # one of so many tokens that a step may have: fewer would hardly make it shorter
 
 
