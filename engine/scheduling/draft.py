@@ -20,11 +20,11 @@ class SchedulerLimits:
     prefix_caching: bool
     max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
     extraction: ExtractionLimits = ExtractionLimits()
+    max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
     # How fast prompts are computed while requests wait for slots, by how fast slots become free: the faster, the fewer
     # slots hold a prompt that is not done, and the longer are the steps that streams wait for. Below 1 it is the part
     # of the slots that stream.
     prompt_pace: float = 2.0
-    max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
 
     @property
     def max_num_beams(self) -> int:
