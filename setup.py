@@ -1,4 +1,4 @@
-"""Builds engine._C with CMake and Ninja.
+"""Builds bequest.engine._C with CMake and Ninja.
 
 BEQUEST_CUDA=auto|on|off chooses the CUDA sources: auto compiles them when nvcc and a device are here, for that
 device's architecture; on compiles for sm_90a plus PTX; off leaves them out.
@@ -76,4 +76,4 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", str(build_dir)], check=True, env=tools)
 
 
-setup(ext_modules=[Extension("engine._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(ext_modules=[Extension("bequest.engine._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,8 +1,8 @@
-"""`python -m bench`: the same as `bequest bench`."""
+"""`python -m bequest.bench`: the same as `bequest bench`."""
 
 import sys
 
-from bench.command import main
+from bequest.bench.command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.client import Answer, Choice, Prompt
-from bench.two_stage import JobResult, Mode, TwoStage
+from bequest.bench.client import Answer, Choice, Prompt
+from bequest.bench.two_stage import JobResult, Mode, TwoStage
 
 
 @dataclass(frozen=True, slots=True)

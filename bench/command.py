@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from bench import plot
-from bench.checks import check
-from bench.client import BenchError, Client
-from bench.options import TwoStageOptions, parse
-from bench.report import Failure, Row, as_json, summarise, table
-from bench.two_stage import Abilities, JobResult, Mode, TwoStage, probe
-from bench.workload import make_workload
+from bequest.bench import plot
+from bequest.bench.checks import check
+from bequest.bench.client import BenchError, Client
+from bequest.bench.options import TwoStageOptions, parse
+from bequest.bench.report import Failure, Row, as_json, summarise, table
+from bequest.bench.two_stage import Abilities, JobResult, Mode, TwoStage, probe
+from bequest.bench.workload import make_workload
 
 
 @dataclass(slots=True)

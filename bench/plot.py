@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from bench.client import BenchError
-from bench.report import Row
-from bench.two_stage import Mode
+from bequest.bench.client import BenchError
+from bequest.bench.report import Row
+from bequest.bench.two_stage import Mode
 
 
 def need_matplotlib() -> None:

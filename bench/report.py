@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.checks import Differences
-from bench.two_stage import JobResult, Mode
+from bequest.bench.checks import Differences
+from bequest.bench.two_stage import JobResult, Mode
 
 SHARES = (50, 90, 99)
 

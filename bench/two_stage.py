@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.client import Answer, BenchError, Client, Prompt, ServerError
-from bench.options import TwoStageOptions
-from bench.workload import Workload
+from bequest.bench.client import Answer, BenchError, Client, Prompt, ServerError
+from bequest.bench.options import TwoStageOptions
+from bequest.bench.workload import Workload
 
 _LEASE_SECONDS = 900  # longer than the slowest level takes
 

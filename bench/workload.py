@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from bench.client import Answer, BenchError, Client, Prompt, ServerError
-from bench.options import TwoStageOptions
+from bequest.bench.client import Answer, BenchError, Client, Prompt, ServerError
+from bequest.bench.options import TwoStageOptions
 
 _WORDS = """water stone river light paper green house letter music winter garden bridge window silver market simple
 morning engine forest summer second doctor island number circle yellow button animal planet corner bottle ladder pencil

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.kernels import cpu as kernels
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.types import RowSpec, SamplingParams
 
 BLOCK_SIZE = 16
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.fetch import model_path
-from engine.kernels import cpu as kernels
-from engine.kernels.kv_format import FP8
-from engine.models.batch import ModelInput
-from engine.models.decoder import Decoder
-from engine.models.load import load_model
-from engine.text import load_text
+from bequest.engine.fetch import model_path
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.batch import ModelInput
+from bequest.engine.models.decoder import Decoder
+from bequest.engine.models.load import load_model
+from bequest.engine.text import load_text
 
 BLOCK_SIZE = 16
 ROOT = Path(__file__).parent.parent

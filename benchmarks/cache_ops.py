@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 
-from engine._C import BlockPool, BlockTable, TokenList, prepare_batch, try_swap_in, try_swap_out
+from bequest.engine._C import BlockPool, BlockTable, TokenList, prepare_batch, try_swap_in, try_swap_out
 
 BLOCK_SIZE = 16
 BLOCKS = 100  # of a table under test

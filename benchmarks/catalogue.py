@@ -20,12 +20,12 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from engine.beams.catalogue import Catalogue
-from engine.kernels import cpu
-from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
-from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
-from engine.kernels.cpu_beams import beam_candidates
-from engine.types import IntArray
+from bequest.engine.kernels import cpu
+from bequest.engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
+from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.kernels.cpu_beams import beam_candidates
+from bequest.engine.types import IntArray
+from bequest.engine.types.catalogue import Catalogue
 
 VOCAB = 151_936
 WIDTH = 32

@@ -20,7 +20,7 @@ from pathlib import Path
 from compare_cpu import ENGINES, Worker, is_installed
 from peers.export import export_model, export_tokenizer
 
-from engine.models.embedded import embedded_model_path
+from bequest.engine.models.embedded import embedded_model_path
 
 NAMES = ("bequest", "transformers", "vllm")
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from peers.export import export_model
 
-from engine.models.embedded import embedded_model_path
+from bequest.engine.models.embedded import embedded_model_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
@@ -62,7 +62,7 @@ class Task:
 
 
 ENGINES = (
-    Engine("bequest", "engine", reads_gguf=True),
+    Engine("bequest", "bequest", reads_gguf=True),
     Engine("transformers", "transformers", reads_gguf=False),
     Engine("vllm", "vllm", reads_gguf=False),
     Engine("xllamacpp", "xllamacpp", reads_gguf=True),

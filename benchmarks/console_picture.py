@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
     flags = ["--port", "0", "--num-blocks", "600", "--host-cache-gb", "0.05", "--max-num-seqs", "8"]
-    command = [sys.executable, "-m", "server", "serve", "--max-model-len", "2048", *flags]
+    command = [sys.executable, "-m", "bequest", "serve", "--max-model-len", "2048", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         ready = next(line for line in process.stderr if "ready on" in line)

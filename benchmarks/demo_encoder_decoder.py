@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from openai import OpenAI
 
-from engine.fetch import fetch
+from bequest.engine.fetch import fetch
 
 ACTIVITIES = (
     "intent: Fixing login redirect | actions: read_file, edit_file, run_tests | files: auth.py, test_auth.py | "
@@ -61,7 +61,7 @@ def main() -> None:
 @contextmanager
 def served(model: str) -> Iterator[OpenAI]:
     """A server of the model as its client sees it."""
-    command = [sys.executable, "-m", "server", "serve", model, "--port", "0", "--kv-cache-gb", "0.5"]
+    command = [sys.executable, "-m", "bequest", "serve", model, "--port", "0", "--kv-cache-gb", "0.5"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

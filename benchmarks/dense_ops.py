@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.roofline import Roofline
-from engine.kernels import cpu as kernels
+from bequest.engine.kernels import cpu as kernels
 
 SHAPES = {
     "135M qkv": (960, 576),

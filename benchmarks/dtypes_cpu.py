@@ -26,9 +26,9 @@ import torch
 import transformers
 
 from benchmarks.model_shapes import SHAPES, write_config
-from engine.build import Built, build_engine
-from engine.config import EngineConfig
-from engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.types import OutputMode, Request, SamplingParams
 
 DTYPES = ("float32", "bfloat16")
 SHORT = 16  # tokens of a prompt that is not measured

@@ -31,10 +31,10 @@ import torch
 import transformers
 
 from benchmarks.model_shapes import write_config
-from engine.build import Built, build_engine
-from engine.config import EngineConfig
-from engine.encoder import EncoderInput
-from engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.types.encoder import EncoderInput
 
 Job = tuple[int, int]  # encoder positions, output tokens
 Side = tuple[str, str]  # dtype, that of the engine's cache

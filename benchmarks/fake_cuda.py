@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine import _C
+from bequest.engine import _C
 
 _clock = {"busy_until": 0.0}
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.kernels import cuda_attention as cuda
-from engine.kernels.kv_format import FP8
+from bequest.engine.kernels import cuda_attention as cuda
+from bequest.engine.kernels.kv_format import FP8
 
 NQ, NKV, D, BS = 32, 8, 128, 16
 SCALE = D**-0.5

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from benchmarks.catalogue import make_items
 from benchmarks.gpu_ops import DEVICE, VOCAB, randn, time_graph
-from engine.beams.catalogue import Catalogue
-from engine.kernels.beams import BeamConstraint, BeamGroup, pack_groups
-from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
-from engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace
+from bequest.engine.kernels.beams import BeamConstraint, BeamGroup, pack_groups
+from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace
+from bequest.engine.types.catalogue import Catalogue
 
 # groups, rows of each, candidates of each
 SHAPES = [(1, 1, 64), (1, 32, 64), (64, 1, 64), (8, 32, 64), (64, 32, 64), (1, 1024, 2048), (4, 512, 1024)]

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from benchmarks.model_shapes import GPU_SHAPES, SHAPES, write_model
-from engine.build import Built, build_engine
-from engine.config import EngineConfig
-from engine.types import OutputMode, Request, SamplingParams
-from engine.watching.observation import StepStats
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.watching.observation import StepStats
 
 
 @dataclass

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from benchmarks import gpu_products
 from benchmarks.model_shapes import GPU_SHAPES
-from engine.kernels import cuda as ops
-from engine.kernels.cuda_sampler import CudaSampler
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.types import RowSpec, SamplingParams
 
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16

@@ -12,9 +12,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench.command import main as bench
 from benchmarks.http_load import start_server
 from benchmarks.model_shapes import GPU_SHAPES, write_model
+from bequest.bench.command import main as bench
 
 
 def main() -> None:

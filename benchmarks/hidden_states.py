@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.model_shapes import SHAPES, write_model
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.states.hidden import HiddenStatesParams
-from engine.types import Delta, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.types import Delta, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.types.hidden import HiddenStatesParams
 
 PARENT_TOKENS = 700
 PROMPT, OUTPUT = 64, 128

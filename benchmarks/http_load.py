@@ -116,7 +116,7 @@ def measure(
 
 def start_server(directory: Path, max_model_len: int = 2560) -> tuple[subprocess.Popen[str], str, float]:
     """The process, its address, and how long it took to be ready."""
-    command = [sys.executable, "-m", "server", "serve", str(directory), "--port", "0", "--load-format", "dummy"]
+    command = [sys.executable, "-m", "bequest", "serve", str(directory), "--port", "0", "--load-format", "dummy"]
     began = time.perf_counter()
     process = subprocess.Popen([*command, "--max-model-len", str(max_model_len)], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.types import BeamCandidates, BeamSpec, StepPlan, StepResult
+from bequest.engine.types import BeamCandidates, BeamSpec, StepPlan, StepResult
 
 
 class NullRunner:

@@ -52,17 +52,17 @@ PARTS = [
 def serve(port: int, profile: str | None) -> None:
     """The server process: everything is real but the model."""
     from benchmarks.null_runner import NullRunner
-    from engine.build import CacheSizes, make_scheduler
-    from engine.engine import AsyncEngine
-    from engine.models.embedded import embedded_model_path
-    from engine.scheduling.draft import SchedulerLimits
-    from engine.text import load_text
-    from engine.types import ModelInfo
-    from server.__main__ import _loop_factory
-    from server.continuation.leases import LeaseTimes
-    from server.operation.metrics import Metrics
-    from server.options import parse
-    from server.serve import serve as run_server
+    from bequest.engine.build import CacheSizes, make_scheduler
+    from bequest.engine.engine import AsyncEngine
+    from bequest.engine.models.embedded import embedded_model_path
+    from bequest.engine.scheduling.draft import SchedulerLimits
+    from bequest.engine.text import load_text
+    from bequest.engine.types import ModelInfo
+    from bequest.server.__main__ import _loop_factory
+    from bequest.server.continuation.leases import LeaseTimes
+    from bequest.server.operation.metrics import Metrics
+    from bequest.server.options import parse
+    from bequest.server.serve import serve as run_server
 
     text = load_text(embedded_model_path())
     words = np.asarray(text.tokenizer.encode(Path(__file__).read_text() * 2, add_special_tokens=False))

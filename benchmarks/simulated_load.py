@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.build import CacheSizes, make_scheduler
-from engine.cache.salt import pack_salt
-from engine.outputs import ChoiceOutput
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.foresight import Foresight
-from engine.scheduling.results import apply_result
-from engine.scheduling.sequence import Group
-from engine.scheduling.step import Launch
-from engine.types import Request, SamplingParams, StepResult
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.cache.salt import pack_salt
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.foresight import Foresight
+from bequest.engine.scheduling.results import apply_result
+from bequest.engine.scheduling.sequence import Group
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.types import Request, SamplingParams, StepResult
 
 DEPTH = 2
 PROMPT, OUTPUT = (16, 120), (16, 80)  # tokens; from, to

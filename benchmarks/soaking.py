@@ -48,7 +48,7 @@ class Server:
         assert SHAPES[SHAPE].config["max_position_embeddings"] >= MAX_LEN
         self._log = folder / "server.log"
         model = write_model(SHAPE, folder / "model")
-        command = [sys.executable, "-m", "server", "serve", str(model), "--load-format", "dummy", *FLAGS]
+        command = [sys.executable, "-m", "bequest", "serve", str(model), "--load-format", "dummy", *FLAGS]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stderr=log, text=True)
         self.url = self._wait()

@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from engine.build import CacheSizes, build_engine, make_scheduler
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.models.embedded import embedded_model_path
-from engine.scheduling.draft import SchedulerLimits
-from engine.text import load_text
-from engine.types import Delta, ModelInfo, Request, Sink, StepPlan, StepResult
-from server.context import ARRIVED
-from server.continuation.leases import LeaseTimes
-from server.interfaces import EngineLike, TextLike
-from server.operation.logs import CURRENT, configure_logging
-from server.operation.metrics import Metrics
-from server.options import parse
-from server.serve import serve
+from bequest.engine.build import CacheSizes, build_engine, make_scheduler
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.text import load_text
+from bequest.engine.types import Delta, ModelInfo, Request, Sink, StepPlan, StepResult
+from bequest.server.context import ARRIVED
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.operation.logs import CURRENT, configure_logging
+from bequest.server.operation.metrics import Metrics
+from bequest.server.options import parse
+from bequest.server.serve import serve
 
 STAGES = ("read", "submitted", "admitted", "computed", "delivered")  # of a first token, in this order
 

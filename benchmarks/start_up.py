@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.model_shapes import SHAPES, write_model
-from engine.models.hf_config import parse_hf_config
-from engine.models.weights import expected_tensors
+from bequest.engine.models.hf_config import parse_hf_config
+from bequest.engine.models.weights import expected_tensors
 
 PORT = 8765
 
@@ -38,7 +38,7 @@ def write_checkpoint(shape: str, directory: Path) -> Path:
 
 def seconds_to_first_token(directory: Path) -> float:
     began = time.perf_counter()
-    command = [sys.executable, "-m", "server", "serve", str(directory), "--port", str(PORT)]
+    command = [sys.executable, "-m", "bequest", "serve", str(directory), "--port", str(PORT)]
     process = subprocess.Popen([*command, "--max-model-len", "2048"], stderr=sys.stderr)
     body = json.dumps({"prompt": [1000, 1001], "max_tokens": 1, "temperature": 0}).encode()
     request = urllib.request.Request(

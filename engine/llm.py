@@ -1,6 +1,6 @@
 """LLM: the same engine without a server, for scripts and notebooks.
 
-from engine.llm import LLM
+from bequest import LLM, SamplingParams
 for completion in LLM().generate(["The capital of France is"], SamplingParams(max_tokens=8, temperature=0)):
     print(completion.choices[0].text)
 """
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from engine.build import Built, build_engine
-from engine.config import EngineConfig
-from engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
-from engine.encoder import EncoderInput
-from engine.states.hidden import HiddenStatesParams
-from engine.states.values import ChoiceStates
-from engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
+from bequest.engine.types import ChoiceDelta, OutputMode, Request, SamplingParams, TokenLogprob, Usage
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.hidden import HiddenStatesParams
+from bequest.engine.types.states import ChoiceStates
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from engine.text.detokenizer import IncrementalDetokenizer
-from engine.text.stops import StopMatcher
-from engine.text.tokenizer import Tokenizer
-from engine.types import ChoiceDelta, FinishReason, OutputMode, Request, StopReason, TokenLogprob
+from bequest.engine.text.detokenizer import IncrementalDetokenizer
+from bequest.engine.text.stops import StopMatcher
+from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.types import ChoiceDelta, FinishReason, OutputMode, Request, StopReason, TokenLogprob
 
 
 class ChoiceOutput:

@@ -10,23 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from engine.config import EngineConfig, ServerConfig
-from server.continuation.leases import LeaseTimes
-from server.interfaces import EngineLike, TextLike
-from server.operation.logs import configure_logging
-from server.operation.metrics import Metrics
-from server.options import parse
-from server.serve import EXIT_OK, serve
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.operation.logs import configure_logging
+from bequest.server.operation.metrics import Metrics
+from bequest.server.options import parse
+from bequest.server.serve import EXIT_OK, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["bench"]:
-        from bench.command import main as bench  # a client, of which a server needs nothing
+        from bequest.bench.command import main as bench  # a client, of which a server needs nothing
 
         sys.exit(bench(arguments[1:]))
     if arguments[:1] == ["install-service"]:
-        from server.operation.service import main as install_service
+        from bequest.server.operation.service import main as install_service
 
         sys.exit(install_service(arguments[1:]))
     engine_config, server_config = parse(arguments)
@@ -47,7 +47,7 @@ def _exit(code: int) -> NoReturn:
 
 def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     async def load(metrics: Metrics) -> tuple[EngineLike, TextLike]:
-        from engine.build import build_engine  # torch is slow to import, and --help does not need it
+        from bequest.engine.build import build_engine  # torch is slow to import, and --help does not need it
 
         built = await build_engine(engine_config, metrics)
         return built.engine, built.text

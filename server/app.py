@@ -8,35 +8,35 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from engine.config import ServerConfig
-from server import console_routes, models, tokens
-from server.access.admission import Admission
-from server.access.auth import Gate
-from server.access.keys import KeyRing
-from server.access.turns import Entrance, FairPool
-from server.audio import form, transcriptions
-from server.audio.speech import speech_of
-from server.catalogues import catalogues
-from server.catalogues.store import CatalogueStore
-from server.context import CONTEXT, Context
-from server.continuation import continuations
-from server.continuation.leases import LeaseTimes
-from server.generation.chat import chat_completions
-from server.generation.completions import completions
-from server.intake import Expectation, body_limit, expect_continue
-from server.interfaces import EngineLike, TextLike
-from server.middleware import common_headers, guard
-from server.openapi import openapi
-from server.operation import operations
-from server.operation.metrics import Metrics
-from server.operation.tracing import start_tracing
-from server.protocol import JsonProtocol
-from server.responses import responses, stored
-from server.responses.store import ResponseStore
-from server.states.embeddings import embeddings
-from server.states.hidden_states import hidden_states
-from server.states.room import Room
-from server.structured.grammars import GrammarStore
+from bequest.engine.config import ServerConfig
+from bequest.server import console_routes, models, tokens
+from bequest.server.access.admission import Admission
+from bequest.server.access.auth import Gate
+from bequest.server.access.keys import KeyRing
+from bequest.server.access.turns import Entrance, FairPool
+from bequest.server.audio import form, transcriptions
+from bequest.server.audio.speech import speech_of
+from bequest.server.catalogues import catalogues
+from bequest.server.catalogues.store import CatalogueStore
+from bequest.server.context import CONTEXT, Context
+from bequest.server.continuation import continuations
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.generation.chat import chat_completions
+from bequest.server.generation.completions import completions
+from bequest.server.intake import Expectation, body_limit, expect_continue
+from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.middleware import common_headers, guard
+from bequest.server.openapi import openapi
+from bequest.server.operation import operations
+from bequest.server.operation.metrics import Metrics
+from bequest.server.operation.tracing import start_tracing
+from bequest.server.protocol import JsonProtocol
+from bequest.server.responses import responses, stored
+from bequest.server.responses.store import ResponseStore
+from bequest.server.states.embeddings import embeddings
+from bequest.server.states.hidden_states import hidden_states
+from bequest.server.states.room import Room
+from bequest.server.structured.grammars import GrammarStore
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from engine.watching.snapshot import FREE, LEASED, OpenRequest
-from server.access.auth import check_operator
-from server.context import CALLER, CONTEXT, Context
-from server.generation.generation import json_response
+from bequest.engine.watching.snapshot import FREE, LEASED, OpenRequest
+from bequest.server.access.auth import check_operator
+from bequest.server.context import CALLER, CONTEXT, Context
+from bequest.server.generation.generation import json_response
 
 _FOLDER = Path(__file__).parent / "console"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}

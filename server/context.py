@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from engine.config import ServerConfig
-from server.access.admission import Admission
-from server.access.auth import Gate
-from server.access.keys import Caller
-from server.access.turns import Entrance, FairPool
-from server.audio.speech import Speech
-from server.catalogues.store import CatalogueStore
-from server.continuation.leases import LeaseTimes
-from server.errors import ApiError
-from server.interfaces import EngineLike, TextLike
-from server.operation.metrics import Metrics
-from server.operation.tracing import Tracing
-from server.responses.store import ResponseStore, RunningResponses
-from server.states.room import Room
-from server.structured.grammars import GrammarStore
+from bequest.engine.config import ServerConfig
+from bequest.server.access.admission import Admission
+from bequest.server.access.auth import Gate
+from bequest.server.access.keys import Caller
+from bequest.server.access.turns import Entrance, FairPool
+from bequest.server.audio.speech import Speech
+from bequest.server.catalogues.store import CatalogueStore
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.errors import ApiError
+from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.operation.metrics import Metrics
+from bequest.server.operation.tracing import Tracing
+from bequest.server.responses.store import ResponseStore, RunningResponses
+from bequest.server.states.room import Room
+from bequest.server.structured.grammars import GrammarStore
 
 
 @dataclass(frozen=True, slots=True)

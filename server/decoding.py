@@ -6,7 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
-from server.errors import ApiError
+from bequest.server.errors import ApiError
 
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _PIECE = 1 << 16  # bytes that are unpacked at a time: what a few kilobytes become is checked as it comes

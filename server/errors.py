@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from engine.errors import EngineError
+from bequest.engine.errors import EngineError
 
 RETRY_SECONDS = "1"
 _LONGEST_RETRY = 60

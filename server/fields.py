@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from server import wire
-from server.errors import ApiError, unsupported
+from bequest.server import wire
+from bequest.server.errors import ApiError, unsupported
 
 IGNORED_HEADER = "X-Bequest-Ignored"
 _MOST_NAMED = 32  # of ignored fields, so that the header stays a header

@@ -10,10 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from server.context import CALLER, CONTEXT, Context
-from server.decoding import Decoder
-from server.errors import ApiError, too_slow
-from server.wire import parse_object
+from bequest.server.context import CALLER, CONTEXT, Context
+from bequest.server.decoding import Decoder
+from bequest.server.errors import ApiError, too_slow
+from bequest.server.wire import parse_object
 
 _PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
 

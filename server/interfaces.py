@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
-from engine.watching.observation import EngineLoad
-from engine.watching.snapshot import Snapshot
+from bequest.engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
+from bequest.engine.watching.observation import EngineLoad
+from bequest.engine.watching.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from engine.states.extraction import ExtractionLimits
+    from bequest.engine.states.extraction import ExtractionLimits
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 

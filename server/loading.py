@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from server.app import AppRunner
-from server.errors import ApiError
-from server.generation.generation import json_response
-from server.names import header_id, new_id
+from bequest.server.app import AppRunner
+from bequest.server.errors import ApiError
+from bequest.server.generation.generation import json_response
+from bequest.server.names import header_id, new_id
 
 
 @asynccontextmanager

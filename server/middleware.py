@@ -9,16 +9,16 @@ import time
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from engine.errors import EngineError
-from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
-from server.errors import ApiError, from_engine, internal
-from server.generation.opening import BEGUN
-from server.names import new_id
-from server.operation.logs import CURRENT, request_id_of
-from server.operation.noting import note_error
-from server.operation.tracing import route_of
-from server.states.sending import ReaderStopped
-from server.wire import shorten
+from bequest.engine.errors import EngineError
+from bequest.server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
+from bequest.server.errors import ApiError, from_engine, internal
+from bequest.server.generation.opening import BEGUN
+from bequest.server.names import new_id
+from bequest.server.operation.logs import CURRENT, request_id_of
+from bequest.server.operation.noting import note_error
+from bequest.server.operation.tracing import route_of
+from bequest.server.states.sending import ReaderStopped
+from bequest.server.wire import shorten
 
 _log = logging.getLogger("bequest.server")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from server.context import CONTEXT, Context, unknown_model
-from server.generation.generation import json_response
+from bequest.server.context import CONTEXT, Context, unknown_model
+from bequest.server.generation.generation import json_response
 
 
 async def list_models(request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 
-from server.errors import invalid
+from bequest.server.errors import invalid
 
 _PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "hs-")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")

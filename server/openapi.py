@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from server import answers, wire
-from server.audio import form
-from server.context import CONTEXT
-from server.generation.generation import json_response
-from server.operation.operations import installed_version
+from bequest.server import answers, wire
+from bequest.server.audio import form
+from bequest.server.context import CONTEXT
+from bequest.server.generation.generation import json_response
+from bequest.server.operation.operations import installed_version
 
 JSON, FORM = "application/json", "multipart/form-data"
 EVENTS, BYTES = "text/event-stream", "application/octet-stream"

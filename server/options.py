@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from engine.config import EngineConfig, ServerConfig
-from server.operation.operations import installed_version
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.operation.operations import installed_version
 
 _Config = TypeVar("_Config", EngineConfig, ServerConfig)
 

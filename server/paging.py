@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from server.errors import invalid
-from server.wire import shorten
+from bequest.server.errors import invalid
+from bequest.server.wire import shorten
 
 QUERY = ("limit", "after", "order")
 _DEFAULT_LIMIT, _MOST_LISTED = 20, 100

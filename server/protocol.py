@@ -13,8 +13,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from server.errors import ApiError, internal, too_slow
-from server.names import new_id
+from bequest.server.errors import ApiError, internal, too_slow
+from bequest.server.names import new_id
 
 _log = logging.getLogger("bequest.server")
 

@@ -22,17 +22,17 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from engine.config import ServerConfig
-from engine.errors import ModelError
-from server.access.auth import is_loopback
-from server.access.keys import KeyRing
-from server.app import AppRunner, make_app
-from server.continuation.leases import LeaseTimes
-from server.interfaces import EngineLike, TextLike
-from server.loading import loading_front
-from server.operation.memory import keep_trimmed
-from server.operation.metrics import Metrics
-from server.operation.systemd import Notifier, inherited_socket, keep_informed
+from bequest.engine.config import ServerConfig
+from bequest.engine.errors import ModelError
+from bequest.server.access.auth import is_loopback
+from bequest.server.access.keys import KeyRing
+from bequest.server.app import AppRunner, make_app
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.loading import loading_front
+from bequest.server.operation.memory import keep_trimmed
+from bequest.server.operation.metrics import Metrics
+from bequest.server.operation.systemd import Notifier, inherited_socket, keep_informed
 
 _log = logging.getLogger("bequest")
 

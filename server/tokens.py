@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server import fields
-from server.context import CONTEXT
-from server.errors import invalid, missing
-from server.generation.generation import json_response
-from server.generation.prompts import encode, off_loop, rendered_chat
-from server.generation.sampling import check_ids
-from server.intake import read_object
-from server.wire import DetokenizeBody, TokenizeBody
+from bequest.server import fields
+from bequest.server.context import CONTEXT
+from bequest.server.errors import invalid, missing
+from bequest.server.generation.generation import json_response
+from bequest.server.generation.prompts import encode, off_loop, rendered_chat
+from bequest.server.generation.sampling import check_ids
+from bequest.server.intake import read_object
+from bequest.server.wire import DetokenizeBody, TokenizeBody
 
 
 async def tokenize(request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from server.errors import ApiError, invalid
+from bequest.server.errors import ApiError, invalid
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

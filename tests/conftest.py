@@ -35,7 +35,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """For the CPU's kernels, which have one otherwise."""
-    from engine.kernels import cpu as kernels
+    from bequest.engine.kernels import cpu as kernels
 
     before = kernels.num_threads()
     kernels.set_num_threads(2)

@@ -6,14 +6,18 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import setuptools
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "bench")
 
-# folder or module → what it must not import
+_DECIDES = ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"]
+
+# folder or module → what it must not import; names of this project without their first part
 FORBIDDEN = {
     "server": ["torch", "engine.models", "engine.runner", "engine.kernels", "engine._C"],
     "engine.text": [
@@ -27,11 +31,11 @@ FORBIDDEN = {
     ],
     "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],
     # What decides knows neither tensors nor clocks nor who calls it.
-    "engine.scheduling": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
-    "engine.beams": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
-    "engine.states": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
-    "engine.cache": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
-    "engine.inheritance": ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"],
+    "engine.scheduling": _DECIDES,
+    "engine.beams": _DECIDES,
+    "engine.states": _DECIDES,
+    "engine.cache": _DECIDES,
+    "engine.inheritance": _DECIDES,
     "engine.constraints": ["torch", "engine.engine", "engine.runner", "engine.models", "server"],
     "engine.types": ["torch", "asyncio", "server"],
     "engine.runner": ["asyncio", "engine.engine", "engine.scheduling.scheduler", "engine._C", "server"],
@@ -46,6 +50,7 @@ FORBIDDEN = {
     "engine": ["server", "bench", "aiohttp"],
     "bench": ["torch", "numpy", "engine", "server"],  # a client of any server
 }
+OWN = "bequest."
 
 
 def modules() -> dict[str, Path]:
@@ -71,11 +76,26 @@ def imports_of(path: Path) -> set[str]:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
         stack.extend(ast.iter_child_nodes(node))
-    return names
+    return {name.removeprefix(OWN) for name in names}
+
+
+def test_nobody_imports_by_the_name_of_a_folder() -> None:
+    """Installed, `engine` would be anybody's."""
+    pattern = re.compile(r"^\s*(from|import) (engine|server|bench)\b", re.MULTILINE)
+    files = [path for folder in (*PACKAGES, "tests", "benchmarks", "bequest") for path in (ROOT / folder).rglob("*.py")]
+    assert not [str(path) for path in files if pattern.search(path.read_text())]
 
 
 def inside(name: str, scope: str) -> bool:
     return name == scope or name.startswith(scope + ".")
+
+
+def test_what_is_installed_has_one_name() -> None:
+    """A user's own `engine.py` must neither hide ours nor be hidden by it."""
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = setuptools.find_packages(str(ROOT), **find)
+    assert {name.partition(".")[0] for name in packages} == {"bequest"}
+    assert {"bequest.engine.scheduling", "bequest.server.generation", "bequest.bench"} <= set(packages)
 
 
 @pytest.mark.parametrize("scope", FORBIDDEN)
@@ -94,13 +114,13 @@ def test_only_the_kernels_and_the_cache_users_touch_the_extension() -> None:
     allowed = {f"engine.scheduling.{name}" for name in ("scheduler", "sequence", "step")}
     allowed |= {f"engine.cache.{name}" for name in ("kv_cache", "cross")}
     allowed |= {f"engine.inheritance.{name}" for name in ("budget", "leases", "records", "retention")}
-    allowed |= {"engine.build", "engine.beams.groups", "engine.beams.catalogue"}
+    allowed |= {"engine.build", "engine.beams.groups", "engine.types.catalogue"}
     touching = {m for m, p in modules().items() if any(inside(n, "engine._C") for n in imports_of(p))}
     assert {m for m in touching if not inside(m, "engine.kernels")} <= allowed
 
 
 def test_the_server_package_imports_without_torch() -> None:
-    code = "import sys, server.app; sys.exit('torch' in sys.modules)"
+    code = "import sys, bequest.server.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

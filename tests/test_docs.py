@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.fetch import directory_of
+from bequest.engine.fetch import directory_of
 from tests.test_end_to_end import Server
 from tests.test_real_checkpoints import needs
 

@@ -21,7 +21,7 @@ class Server:
     """A server process. `log` holds what it wrote to stderr."""
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "server", "serve", "--port", "0", *flags]
+        command = [sys.executable, "-m", "bequest", "serve", "--port", "0", *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.url = ""
@@ -171,7 +171,7 @@ def test_sigterm_lets_a_running_stream_finish_and_exits_0() -> None:
     ],
 )
 def test_a_start_that_cannot_work_says_why_and_fails(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "bequest", "serve", "--port", "0", *flags]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
     assert ended.returncode == 1
     assert message in ended.stderr

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine import fetch
-from engine.errors import ModelError
+from bequest.engine import fetch
+from bequest.engine.errors import ModelError
 
 
 class Shop:

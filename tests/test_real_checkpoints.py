@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.audio import LogMel, decode
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.encoder import EncoderInput
-from engine.fetch import directory_of
-from engine.models.foreign import open_foreign
-from engine.models.whisper_pt import hf_name
-from engine.text import load_text
-from engine.types import BeamParams, Request, SamplingParams
-from server.generation.generation import collect
+from bequest.engine.audio import LogMel, decode
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.fetch import directory_of
+from bequest.engine.models.foreign import open_foreign
+from bequest.engine.models.whisper_pt import hf_name
+from bequest.engine.text import load_text
+from bequest.engine.types import BeamParams, Request, SamplingParams
+from bequest.engine.types.encoder import EncoderInput
+from bequest.server.generation.generation import collect
 from tests.test_end_to_end import Server
 
 SMALL = ("--kv-cache-gb", "0.3", "--host-cache-gb", "0.1")
@@ -49,7 +49,7 @@ ACTIVITIES = [
 
 def needs(*names: str) -> pytest.MarkDecorator:
     absent = [name for name in names if not directory_of(name).is_dir()]
-    return pytest.mark.skipif(bool(absent), reason=f"not fetched: python -m engine.fetch {' '.join(absent)}")
+    return pytest.mark.skipif(bool(absent), reason=f"not fetched: python -m bequest.engine.fetch {' '.join(absent)}")
 
 
 def words(text: str) -> list[str]:

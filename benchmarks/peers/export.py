@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from engine.models.load import open_checkpoint
-from engine.text import load_text
+from bequest.engine.models.load import open_checkpoint
+from bequest.engine.text import load_text
 
 
 def export_model(source: Path, target: Path) -> None:

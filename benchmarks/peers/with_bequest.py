@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.llm import LLM, EngineConfig, SamplingParams
-from engine.types import BeamParams
+from bequest.engine.llm import LLM, EngineConfig, SamplingParams
+from bequest.engine.types import BeamParams
 
 
 def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:

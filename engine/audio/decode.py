@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import soundfile
 
-from engine.audio.resample import Resampler, Samples
-from engine.errors import InvalidAudio
+from bequest.engine.audio.resample import Resampler, Samples
+from bequest.engine.errors import InvalidAudio
 
 SAMPLE_RATE = 16_000
 _RATES = range(1_000, 384_001)

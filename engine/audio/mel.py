@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.audio.resample import Samples
+from bequest.engine.audio.resample import Samples
 
 Features = npt.NDArray[np.float32]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.beams.search import BeamSearch, Finished
-from engine.outputs import ChoiceOutput
-from engine.types import ChoiceDelta, FinishReason, StopReason
+from bequest.engine.beams.search import BeamSearch, Finished
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.types import ChoiceDelta, FinishReason, StopReason
 
 
 @dataclass(slots=True, eq=False)

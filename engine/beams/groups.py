@@ -16,13 +16,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine._C import BeamTables
-from engine.beams.answers import BeamAnswer
-from engine.beams.search import BeamSearch, Finished, Turn
-from engine.inheritance.records import KeptBeams
-from engine.outputs import ChoiceOutput
-from engine.scheduling.sequence import Group, Sequence, Status
-from engine.states.capture import capture_of
+from bequest.engine._C import BeamTables
+from bequest.engine.beams.answers import BeamAnswer
+from bequest.engine.beams.search import BeamSearch, Finished, Turn
+from bequest.engine.inheritance.records import KeptBeams
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.sequence import Group, Sequence, Status
+from bequest.engine.states.capture import capture_of
 
 
 def start_search(group: Group, eos_token_ids: Iterable[int]) -> BeamSearch:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.beams.catalogue import ROOT
-from engine.types import BeamCandidates, FloatArray, IntArray, SamplingParams, TokenLogprob
+from bequest.engine.types import BeamCandidates, FloatArray, IntArray, SamplingParams, TokenLogprob
+from bequest.engine.types.catalogue import ROOT
 
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
 

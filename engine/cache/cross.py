@@ -16,9 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engine._C import BlockPool, BlockTable
-from engine.encoder import EncoderInput, Slots
-from engine.types import Source
+from bequest.engine._C import BlockPool, BlockTable
+from bequest.engine.types import Source
+from bequest.engine.types.encoder import EncoderInput, Slots
 
 
 class Moving(Protocol):

@@ -15,13 +15,13 @@ from collections.abc import Sequence as Tables
 from dataclasses import dataclass
 from typing import get_args
 
-from engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
-from engine.cache.cross import CrossPlace, CrossTables, write_encoder
-from engine.encoder import Slots
-from engine.inheritance.leases import Leases
-from engine.inheritance.records import KeptChoice, Record
-from engine.scheduling.sequence import Group, Sequence, Status
-from engine.types import Inheritance, Source
+from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
+from bequest.engine.cache.cross import CrossPlace, CrossTables, write_encoder
+from bequest.engine.inheritance.leases import Leases
+from bequest.engine.inheritance.records import KeptChoice, Record
+from bequest.engine.scheduling.sequence import Group, Sequence, Status
+from bequest.engine.types import Inheritance, Source
+from bequest.engine.types.encoder import Slots
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.encoder import EncoderInput
-from engine.types import Request
+from bequest.engine.types import Request
+from bequest.engine.types.encoder import EncoderInput
 
 
 def salt_of(request: Request) -> bytes:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
-from engine.text.tokenizer import Tokenizer
-from engine.types import IntArray
+from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.types import IntArray
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -151,6 +151,10 @@ class Grammar:
         self.source = source
         self.vocabulary = vocabulary
         self._start = compile_source(source, vocabulary.handle_for(source))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.vocab_size
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self._start.deep_copy(), self.vocabulary.end_token_ids)

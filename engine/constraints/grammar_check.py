@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from engine.constraints.grammar import GrammarError, GrammarSource, compile_source
+from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source
 
 _MOST_BYTES = 2 << 30  # of the child's memory
 _END = 256  # the token behind those of the bytes
@@ -62,7 +62,7 @@ class GrammarCheck:
         if self._child is None or self._child.poll() is not None:
             self._end()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "engine.constraints.grammar_check"],
+                [sys.executable, "-m", "bequest.engine.constraints.grammar_check"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=Path(__file__).parents[2],  # where `engine` is found, however this process found it

@@ -15,13 +15,14 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
-from engine.constraints.masks import StepMasks, mask_words
-from engine.scheduling.step import Launch
-from engine.types import IntArray, StepResult
+from bequest.engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
+from bequest.engine.constraints.masks import StepMasks, mask_words
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.types import IntArray, StepResult
 
 log = logging.getLogger("bequest.engine")
 
@@ -61,7 +62,9 @@ class MaskMaker:
         masks = launch.plan.masks
         if masks is None:
             return
-        step = self._launched[launch.plan.step] = _Step(masks, tuple((m, m.count_sampling()) for m in launch.masked))
+        step = self._launched[launch.plan.step] = _Step(
+            masks, tuple((m, m.count_sampling()) for m in cast(tuple[GrammarMatcher, ...], launch.masked))
+        )
         if self._work is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._work = _Work()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.types import IntArray
+from bequest.engine.types import IntArray
 
 
 def mask_words(vocab_size: int) -> int:

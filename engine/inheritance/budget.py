@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine._C import BlockTable
-from engine.errors import InsufficientRetention, RetentionTooLarge
+from bequest.engine._C import BlockTable
+from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
 
 
 @dataclass(slots=True)

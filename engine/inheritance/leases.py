@@ -12,13 +12,13 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
-from engine.cache.cross import CrossTables
-from engine.errors import EngineError, InsufficientRetention
-from engine.inheritance.budget import LeaseBudget
-from engine.inheritance.records import KeptChoice, Record
-from engine.scheduling.sequence import Group
-from engine.types import Request, Retained
+from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
+from bequest.engine.cache.cross import CrossTables
+from bequest.engine.errors import EngineError, InsufficientRetention
+from bequest.engine.inheritance.budget import LeaseBudget
+from bequest.engine.inheritance.records import KeptChoice, Record
+from bequest.engine.scheduling.sequence import Group
+from bequest.engine.types import Request, Retained
 
 # A lease without max_tokens is charged for this many tokens of completion, and again whenever they are used up.
 OPEN_ENDED_TOKENS = 1024

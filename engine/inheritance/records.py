@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, overload
 
-from engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
-from engine.cache.cross import CrossTable
-from engine.encoder import EncoderInput
-from engine.scheduling.sequence import Group, Sequence, Status
-from engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry
+from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
+from bequest.engine.cache.cross import CrossTable
+from bequest.engine.scheduling.sequence import Group, Sequence, Status
+from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry
+from bequest.engine.types.encoder import EncoderInput
 
 
 class Estate(Protocol):

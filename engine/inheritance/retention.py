@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from engine._C import BlockPool, BlockTable
-from engine.cache.cross import CrossTables
-from engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
-from engine.inheritance.budget import LeaseBudget
-from engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
-from engine.inheritance.records import KeptBeams, KeptChoice, Record
-from engine.scheduling.sequence import Group, Sequence
-from engine.types import Grade, RecordEntry, Request, Retained
-from engine.watching.observation import GradeLoad
+from bequest.engine._C import BlockPool, BlockTable
+from bequest.engine.cache.cross import CrossTables
+from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
+from bequest.engine.inheritance.budget import LeaseBudget
+from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
+from bequest.engine.inheritance.records import KeptBeams, KeptChoice, Record
+from bequest.engine.scheduling.sequence import Group, Sequence
+from bequest.engine.types import Grade, RecordEntry, Request, Retained
+from bequest.engine.watching.observation import GradeLoad
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 

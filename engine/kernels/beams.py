@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine import _C
-from engine.kernels.catalogue import RULE_DTYPE, CatalogueRule
-from engine.types import MAX_BEAM_CANDIDATES, IntArray
+from bequest.engine import _C
+from bequest.engine.kernels.catalogue import RULE_DTYPE, CatalogueRule
+from bequest.engine.types import MAX_BEAM_CANDIDATES, IntArray
 
 MAX_CANDIDATES = _C.max_beam_candidates
 assert MAX_CANDIDATES >= MAX_BEAM_CANDIDATES

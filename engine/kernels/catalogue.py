@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine import _C
-from engine.beams.catalogue import Catalogue
+from bequest.engine import _C
+from bequest.engine.types.catalogue import Catalogue
 
 # csrc/ops/catalogue.h: CatalogueRule
 RULE_DTYPE = np.dtype(

@@ -14,24 +14,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.cpu_activations import ACTIVATION_CODES
-from engine.kernels.cpu_activations import activate as activate
-from engine.kernels.cpu_activations import gated_activation as gated_activation
-from engine.kernels.cpu_activations import gelu_mul as gelu_mul
-from engine.kernels.cpu_activations import silu_mul as silu_mul
-from engine.kernels.cpu_layer_norm import layer_norm as layer_norm
-from engine.kernels.cpu_sampler import Sampler as Sampler
-from engine.kernels.cpu_sampler import logprobs as logprobs
-from engine.kernels.cpu_weights import PackedWeight
-from engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
-from engine.kernels.cpu_weights import multiplies_tiles as multiplies_tiles
-from engine.kernels.cpu_weights import pack_quantised as pack_quantised
-from engine.kernels.cpu_weights import pack_weight as pack_weight
-from engine.kernels.cpu_weights import pack_weights as pack_weights
-from engine.kernels.hidden_tap import LayerTap, tap_arguments
-from engine.kernels.host_arrays import HostInts, host_ints
-from engine.kernels.kv_format import KV_DTYPE_CODES, UNSCALED, KvScales
+from bequest.engine import _C
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cpu_activations import activate as activate
+from bequest.engine.kernels.cpu_activations import gated_activation as gated_activation
+from bequest.engine.kernels.cpu_activations import gelu_mul as gelu_mul
+from bequest.engine.kernels.cpu_activations import silu_mul as silu_mul
+from bequest.engine.kernels.cpu_layer_norm import layer_norm as layer_norm
+from bequest.engine.kernels.cpu_sampler import Sampler as Sampler
+from bequest.engine.kernels.cpu_sampler import logprobs as logprobs
+from bequest.engine.kernels.cpu_weights import PackedWeight
+from bequest.engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
+from bequest.engine.kernels.cpu_weights import multiplies_tiles as multiplies_tiles
+from bequest.engine.kernels.cpu_weights import pack_quantised as pack_quantised
+from bequest.engine.kernels.cpu_weights import pack_weight as pack_weight
+from bequest.engine.kernels.cpu_weights import pack_weights as pack_weights
+from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
+from bequest.engine.kernels.host_arrays import HostInts, host_ints
+from bequest.engine.kernels.kv_format import KV_DTYPE_CODES, UNSCALED, KvScales
 
 Error = _C.Error
 WITH_CUDA: bool = _C.with_cuda  # whether this build has the CUDA kernels

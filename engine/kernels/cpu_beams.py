@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.beams import PackedGroups
-from engine.kernels.catalogue import CatalogueRule
-from engine.kernels.cpu import Sampler
-from engine.types import BoolArray, FloatArray, IntArray
+from bequest.engine import _C
+from bequest.engine.kernels.beams import PackedGroups
+from bequest.engine.kernels.catalogue import CatalogueRule
+from bequest.engine.kernels.cpu import Sampler
+from bequest.engine.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

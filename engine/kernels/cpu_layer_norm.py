@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.hidden_tap import LayerTap, tap_arguments
+from bequest.engine import _C
+from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
 
 
 def layer_norm(

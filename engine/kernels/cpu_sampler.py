@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from engine import _C
-from engine.constraints.masks import mask_words
-from engine.kernels.host_arrays import HostInts, host_ints, logit_stride
-from engine.kernels.host_arrays import address as address_of
-from engine.types import BoolArray, FloatArray, IntArray, RowSpec
+from bequest.engine import _C
+from bequest.engine.constraints.masks import mask_words
+from bequest.engine.kernels.host_arrays import HostInts, host_ints, logit_stride
+from bequest.engine.kernels.host_arrays import address as address_of
+from bequest.engine.types import BoolArray, FloatArray, IntArray, RowSpec
 
 
 class Sampler:

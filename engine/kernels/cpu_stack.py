@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.cpu import AttentionPlan
-from engine.kernels.cpu_activations import ACTIVATION_CODES
-from engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
-from engine.kernels.hidden_tap import HiddenTap
-from engine.kernels.host_arrays import address
-from engine.kernels.kv_format import KV_DTYPE_CODES
+from bequest.engine import _C
+from bequest.engine.kernels.cpu import AttentionPlan
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
+from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.kernels.host_arrays import address
+from bequest.engine.kernels.kv_format import KV_DTYPE_CODES
 
 _NO_TAP = (0, 0, 0, 0)
 

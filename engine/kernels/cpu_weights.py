@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine import _C
+from bequest.engine import _C
 
 PANEL_WIDTH = 16
 STRIP_WIDTH = 32

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.cpu_activations import ACTIVATION_CODES
-from engine.kernels.hidden_tap import LayerTap, tap_arguments
-from engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
-from engine.kernels.streams import current_stream as _stream
-from engine.types import IntArray
+from bequest.engine import _C
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
+from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
+from bequest.engine.kernels.streams import current_stream as _stream
+from bequest.engine.types import IntArray
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 _NO_CACHE = (0, 0, 0, 0, 0)

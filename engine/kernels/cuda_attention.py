@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.cpu import _kv_sizes
-from engine.kernels.cuda import QkNorm, address_of
-from engine.kernels.host_arrays import HostInts, host_ints
-from engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
+from bequest.engine import _C
+from bequest.engine.kernels.cpu import _kv_sizes
+from bequest.engine.kernels.cuda import QkNorm, address_of
+from bequest.engine.kernels.host_arrays import HostInts, host_ints
+from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels.beams import GROUP_DTYPE, PackedGroups
-from engine.kernels.cuda import logit_rows
-from engine.kernels.streams import current_stream
+from bequest.engine import _C
+from bequest.engine.kernels.beams import GROUP_DTYPE, PackedGroups
+from bequest.engine.kernels.cuda import logit_rows
+from bequest.engine.kernels.streams import current_stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cuda
-from engine.kernels.cpu_activations import ACTIVATION_CODES
-from engine.kernels.cuda_linear import RowNorm
-from engine.kernels.hidden_tap import tap_arguments
-from engine.kernels.streams import current_stream
+from bequest.engine import _C
+from bequest.engine.kernels import cuda
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.hidden_tap import tap_arguments
+from bequest.engine.kernels.streams import current_stream
 
 MOST_CHAINED_ROWS = 4  # csrc/ops/skinny_chain_cuda.h
 _BF16 = torch.bfloat16

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cuda
-from engine.kernels.cpu_activations import ACTIVATION_CODES
-from engine.kernels.hidden_tap import LayerTap, tap_arguments
-from engine.kernels.streams import current_stream
+from bequest.engine import _C
+from bequest.engine.kernels import cuda
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
+from bequest.engine.kernels.streams import current_stream
 
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

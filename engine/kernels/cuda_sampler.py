@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.constraints.masks import mask_words
-from engine.kernels.catalogue import CatalogueRule
-from engine.kernels.cuda import logit_rows
-from engine.kernels.streams import current_stream
-from engine.types import IntArray, RowSpec, SamplingParams
+from bequest.engine import _C
+from bequest.engine.constraints.masks import mask_words
+from bequest.engine.kernels.catalogue import CatalogueRule
+from bequest.engine.kernels.cuda import logit_rows
+from bequest.engine.kernels.streams import current_stream
+from bequest.engine.types import IntArray, RowSpec, SamplingParams
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
 _UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i Qi4x")

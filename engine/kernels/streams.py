@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from engine import _C
+from bequest.engine import _C
 
 
 def current_stream() -> int:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
-from engine.kernels.hidden_tap import LayerTap
-from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.config import Activation as Activation
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.kernels.kv_format import UNSCALED, KvScales
+from bequest.engine.models.config import Activation as Activation
 
 # A matrix in the form that the backend multiplies; it tells its `nbytes`.
 Matrix = Any

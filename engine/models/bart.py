@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.models.backend import CpuBackend
-from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_decoder import EncoderDecoder, PostNorm, PreNorm, load_layers, tap_at
-from engine.models.encoder_decoder_config import BartConfig, EncoderConfig, EncoderDecoderConfig
-from engine.models.layers import Embedding, LayerNorm, Linear, Loader, RowTable
-from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
+from bequest.engine.models.backend import CpuBackend
+from bequest.engine.models.batch import EncoderInputs, ModelInput
+from bequest.engine.models.encoder_decoder import EncoderDecoder, PostNorm, PreNorm, load_layers, tap_at
+from bequest.engine.models.encoder_decoder_config import BartConfig, EncoderConfig, EncoderDecoderConfig
+from bequest.engine.models.layers import Embedding, LayerNorm, Linear, Loader, RowTable
+from bequest.engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
 
 FIRST_POSITION = 2  # the row of position 0: the first two are left over from a padding token
 FINAL_BIAS = "final_logits_bias"

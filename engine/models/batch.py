@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
-from engine.models.backend import AttentionWork
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine.models.backend import AttentionWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")

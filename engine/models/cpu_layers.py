@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.kernels.cpu_stack import LayerStack, StackNorm, StackProduct
-from engine.models.backend import CpuBackend
-from engine.models.layers import LayerNorm, Linear, RMSNorm
-from engine.models.sublayers import CrossLayer, EncoderLayer
+from bequest.engine.kernels.cpu_stack import LayerStack, StackNorm, StackProduct
+from bequest.engine.models.backend import CpuBackend
+from bequest.engine.models.layers import LayerNorm, Linear, RMSNorm
+from bequest.engine.models.sublayers import CrossLayer, EncoderLayer
 
 
 def stack_of(layers: Sequence[EncoderLayer | CrossLayer], hidden_size: int) -> LayerStack | None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda, cuda_attention, cuda_chain, cuda_linear
-from engine.kernels.cpu_weights import QuantisedRows
-from engine.kernels.hidden_tap import LayerTap
-from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import (
+from bequest.engine.kernels import cuda, cuda_attention, cuda_chain, cuda_linear
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.kernels.kv_format import UNSCALED, KvScales
+from bequest.engine.models.backend import (
     Activation,
     AttentionWork,
     HeadNorm,

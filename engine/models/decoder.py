@@ -15,12 +15,12 @@ from itertools import pairwise
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.models.backend import HeadNorm, LayerHead, LayerTail, Matrix, Projected, StreamNorm
-from engine.models.batch import ModelInput, ReadRows
-from engine.models.config import DecoderConfig
-from engine.models.layers import Embedding, Linear, Loader, RMSNorm
-from engine.models.rope import cos_sin_table
-from engine.models.weights import layer_prefix
+from bequest.engine.models.backend import HeadNorm, LayerHead, LayerTail, Matrix, Projected, StreamNorm
+from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.layers import Embedding, Linear, Loader, RMSNorm
+from bequest.engine.models.rope import cos_sin_table
+from bequest.engine.models.weights import layer_prefix
 
 
 class Attention:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import ModelError
-from engine.kernels.kv_format import FP8
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.kv_format import FP8
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": FP8, "fp8_e4m3": FP8}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.kernels.cpu_weights import QuantisedRows
 
 
 class DummySource:

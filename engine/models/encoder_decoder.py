@@ -17,14 +17,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_stack import LayerStack, StackCache, StackEmbedding
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
-from engine.models.backend import Matrix
-from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.cpu_layers import stack_of
-from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.layers import Embedding, Linear
-from engine.models.sublayers import CrossLayer, EncoderLayer, Norm, SelfKeys
+from bequest.engine.kernels.cpu_stack import LayerStack, StackCache, StackEmbedding
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine.models.backend import Matrix
+from bequest.engine.models.batch import EncoderInputs, ModelInput
+from bequest.engine.models.cpu_layers import stack_of
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.layers import Embedding, Linear
+from bequest.engine.models.sublayers import CrossLayer, EncoderLayer, Norm, SelfKeys
 
 Layer = TypeVar("Layer")
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from engine.errors import ModelError
-from engine.models.config import Activation
+from bequest.engine.errors import ModelError
+from bequest.engine.models.config import Activation
 
 
 @dataclass(frozen=True, slots=True)

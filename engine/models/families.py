@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from engine.errors import ModelError
-from engine.models import bart, t5, whisper
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.fields import Fields
-from engine.models.hf_encoder_decoder import parse_bart, parse_t5, parse_whisper
-from engine.models.layers import Loader
-from engine.models.weights import PrefixedSource, WeightSource, check_shapes
+from bequest.engine.errors import ModelError
+from bequest.engine.models import bart, t5, whisper
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.hf_encoder_decoder import parse_bart, parse_t5, parse_whisper
+from bequest.engine.models.layers import Loader
+from bequest.engine.models.weights import PrefixedSource, WeightSource, check_shapes
 
 
 @dataclass(frozen=True, slots=True)

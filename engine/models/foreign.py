@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.models.weights import WeightSource
+from bequest.engine.models.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ def open_foreign(path: Path) -> ForeignCheckpoint | None:
     tokenizer.json lies beside them. None: neither of these."""
     if path.is_dir():
         if (path / "encoder.onnx").is_file() and (path / "decoder.onnx").is_file():
-            from engine.models.onnx_t5 import open_onnx_t5
+            from bequest.engine.models.onnx_t5 import open_onnx_t5
 
             return open_onnx_t5(path)
         files = sorted(path.glob("*.pt"))
@@ -30,6 +30,6 @@ def open_foreign(path: Path) -> ForeignCheckpoint | None:
         path = files[0]
     if path.suffix != ".pt":
         return None
-    from engine.models.whisper_pt import open_whisper_pt
+    from bequest.engine.models.whisper_pt import open_whisper_pt
 
     return open_whisper_pt(path)

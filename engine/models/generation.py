@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engine.errors import ModelError
-from engine.models.fields import Fields
+from bequest.engine.errors import ModelError
+from bequest.engine.models.fields import Fields
 
 if TYPE_CHECKING:
-    from engine.models.gguf_file import GGUFFile
+    from bequest.engine.models.gguf_file import GGUFFile
 
 # Our sampling parameters, which are also generation_config.json's names.
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)  # version 1 has 32-bit lengths and left the field in 2023

@@ -12,11 +12,11 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
-from engine.kernels.cpu_weights import QuantisedRows
-from engine.models.config import DecoderConfig
-from engine.models.gguf_file import GGUFFile, GGUFTensor
-from engine.models.registry import find_gguf_variant
-from engine.models.weights import layer_prefix
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.gguf_file import GGUFFile, GGUFTensor
+from bequest.engine.models.registry import find_gguf_variant
+from bequest.engine.models.weights import layer_prefix
 
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {

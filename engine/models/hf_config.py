@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import ModelError
-from engine.models.config import (
+from bequest.engine.errors import ModelError
+from bequest.engine.models.config import (
     DecoderConfig,
     RopeConfig,
     extended_max_position,
     parse_activation,
     parse_rope_kind,
 )
-from engine.models.fields import Fields
-from engine.models.kv_scales import quantises_only_the_cache
-from engine.models.registry import HFVariant, find_hf_variant
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.kv_scales import quantises_only_the_cache
+from bequest.engine.models.registry import HFVariant, find_hf_variant
 
 # Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
 UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engine.errors import ModelError
-from engine.models.config import Activation, parse_activation
-from engine.models.encoder_decoder_config import (
+from bequest.engine.errors import ModelError
+from bequest.engine.models.config import Activation, parse_activation
+from bequest.engine.models.encoder_decoder_config import (
     BartConfig,
     EncoderConfig,
     T5Config,
     WhisperConfig,
 )
-from engine.models.fields import Fields
+from bequest.engine.models.fields import Fields
 
 LAYER_NORM_EPS = 1e-5  # torch's, which these families leave as it is
 # A bias over clamped distances has no longest input; this bounds what a request may ask for.

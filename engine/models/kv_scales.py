@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import ModelError
-from engine.kernels.kv_format import KvScales
-from engine.models.weights import WeightSource
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.kv_format import KvScales
+from bequest.engine.models.weights import WeightSource
 
 # Behind a layer's `self_attn.`, as compressed-tensors, ModelOpt and vLLM write them; the first that is there counts.
 _KEY_NAMES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.hidden_tap import LayerTap
-from engine.kernels.kv_format import UNSCALED, KvScales
-from engine.models.backend import Backend, CpuBackend, Matrix, Product, StreamNorm
-from engine.models.kv_scales import read_kv_scales
-from engine.models.weights import WeightSource
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.kernels.kv_format import UNSCALED, KvScales
+from bequest.engine.models.backend import Backend, CpuBackend, Matrix, Product, StreamNorm
+from bequest.engine.models.kv_scales import read_kv_scales
+from bequest.engine.models.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,31 +10,31 @@ from typing import Any
 
 import torch
 
-from engine.errors import ModelError
-from engine.kernels.cpu_weights import PackedWeight
-from engine.kernels.kv_format import FP8
-from engine.models.backend import Backend, CpuBackend, Matrix
-from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
-from engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
-from engine.models.dummy import DummySource
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.families import FAMILIES, find_family, whole_name
-from engine.models.fields import Fields
-from engine.models.foreign import ForeignCheckpoint, open_foreign
-from engine.models.generation import (
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.cpu_weights import PackedWeight
+from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.backend import Backend, CpuBackend, Matrix
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.decoder import Decoder
+from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
+from bequest.engine.models.dummy import DummySource
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.families import FAMILIES, find_family, whole_name
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.foreign import ForeignCheckpoint, open_foreign
+from bequest.engine.models.generation import (
     GenerationDefaults,
     generation_defaults,
     gguf_generation_defaults,
     hf_generation_defaults,
     read_json,
 )
-from engine.models.hf_config import parse_hf_config
-from engine.models.layers import Loader
-from engine.models.padding import pad_heads
-from engine.models.safetensors_loader import SafetensorsSource
-from engine.models.weights import WeightSource, check_tensors, expected_tensors
+from bequest.engine.models.hf_config import parse_hf_config
+from bequest.engine.models.layers import Loader
+from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.safetensors_loader import SafetensorsSource
+from bequest.engine.models.weights import WeightSource, check_tensors, expected_tensors
 
 ModelConfig = DecoderConfig | EncoderDecoderConfig
 
@@ -153,9 +153,9 @@ def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    from engine.models.gguf_config import parse_gguf_config  # slow to import, and a directory needs none of it
-    from engine.models.gguf_file import GGUFFile
-    from engine.models.gguf_loader import GGUFSource
+    from bequest.engine.models.gguf_config import parse_gguf_config  # slow to import, and a directory needs none of it
+    from bequest.engine.models.gguf_file import GGUFFile
+    from bequest.engine.models.gguf_loader import GGUFSource
 
     file = GGUFFile(path)
     config = parse_gguf_config(file)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 Array = npt.NDArray[Any]
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.kernels.cpu_weights import QuantisedRows
-from engine.models.foreign import ForeignCheckpoint
-from engine.models.onnx_file import Array, OnnxFile
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.foreign import ForeignCheckpoint
+from bequest.engine.models.onnx_file import Array, OnnxFile
 
 # A node's result, or a tensor: the part that is the parameter's path, from either file's root on.
 _MATRIX = re.compile(r"/\w+/(?:decoder/)?(block\.\d+/.+)/MatMul_output_0(?:_output_quantized)?")

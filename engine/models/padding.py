@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.kernels.cpu_weights import QuantisedRows
-from engine.models.config import DecoderConfig
-from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.weights import WeightSource
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.weights import WeightSource
 
 Config = TypeVar("Config", bound=DecoderConfig | EncoderDecoderConfig)
 

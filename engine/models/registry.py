@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.config import RopeConfig
+from bequest.engine.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.cpu_stack import StackProduct, can_store_in_cache, linear_into_cache
-from engine.models.backend import Activation, AttentionWork, CpuBackend, Matrix, Projected
-from engine.models.layers import LayerNorm, Linear, RMSNorm
+from bequest.engine.kernels.cpu_stack import StackProduct, can_store_in_cache, linear_into_cache
+from bequest.engine.models.backend import Activation, AttentionWork, CpuBackend, Matrix, Projected
+from bequest.engine.models.layers import LayerNorm, Linear, RMSNorm
 
 Norm = LayerNorm | RMSNorm
 

@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_stack import StackEmbedding
-from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
-from engine.models.encoder_decoder_config import EncoderConfig, T5Config
-from engine.models.layers import Embedding, Linear, Loader, RMSNorm
-from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
+from bequest.engine.kernels.cpu_stack import StackEmbedding
+from bequest.engine.models.batch import EncoderInputs, ModelInput
+from bequest.engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
+from bequest.engine.models.encoder_decoder_config import EncoderConfig, T5Config
+from bequest.engine.models.layers import Embedding, Linear, Loader, RMSNorm
+from bequest.engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, SelfAttention
 
 BIAS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 

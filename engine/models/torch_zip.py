@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 _DTYPES = {
     "HalfStorage": torch.float16,

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.kernels.cpu_weights import QuantisedRows
-from engine.models.config import DecoderConfig
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.config import DecoderConfig
 
 MOST_NAMED = 10  # tensors that an error lists
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.cpu_stack import StackEmbedding
-from engine.models.backend import CpuBackend
-from engine.models.bart import decoder_layer, encoder_layer, layer_tensors, position_table
-from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
-from engine.models.encoder_decoder_config import WhisperConfig
-from engine.models.layers import Embedding, LayerNorm, Linear, Loader
+from bequest.engine.kernels.cpu_stack import StackEmbedding
+from bequest.engine.models.backend import CpuBackend
+from bequest.engine.models.bart import decoder_layer, encoder_layer, layer_tensors, position_table
+from bequest.engine.models.batch import EncoderInputs, ModelInput
+from bequest.engine.models.encoder_decoder import EncoderDecoder, PreNorm, load_layers
+from bequest.engine.models.encoder_decoder_config import WhisperConfig
+from bequest.engine.models.layers import Embedding, LayerNorm, Linear, Loader
 
 KERNEL = 3  # frames under each convolution, centred
 MARGIN = KERNEL // 2  # frames of zeros around an input

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.kernels.cpu_weights import QuantisedRows
-from engine.models.foreign import ForeignCheckpoint
-from engine.models.torch_zip import StoredTensor, TorchZip
-from engine.text.hf_tokenizer import tokenizer_from_directory
-from engine.text.tokenizer import Tokenizer
-from engine.text.whisper_tokens import non_speech_tokens, whisper_tokens
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.foreign import ForeignCheckpoint
+from bequest.engine.models.torch_zip import StoredTensor, TorchZip
+from bequest.engine.text.hf_tokenizer import tokenizer_from_directory
+from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.text.whisper_tokens import non_speech_tokens, whisper_tokens
 
 _DIMS = (
     "n_mels",

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.kernels import cpu_beams
-from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
-from engine.runner.catalogues import PlacedCatalogues
-from engine.types import BeamCandidates, BeamSpec, BoolArray, FloatArray, IntArray
+from bequest.engine.kernels import cpu_beams
+from bequest.engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.types import BeamCandidates, BeamSpec, BoolArray, FloatArray, IntArray
 
 _MOST_CONSTRAINTS = 1024  # of recent requests, kept from step to step
 

@@ -10,8 +10,8 @@ from collections import OrderedDict
 
 import torch
 
-from engine.beams.catalogue import Catalogue
-from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.types.catalogue import Catalogue
 
 _MOST_BYTES = 1 << 30
 _MOST_RULES = 256

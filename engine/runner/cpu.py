@@ -7,19 +7,19 @@ import time
 import numpy as np
 import torch
 
-from engine.kernels import cpu as kernels
-from engine.kernels.hidden_tap import HiddenTap
-from engine.models.batch import ModelInput, ReadRows
-from engine.models.decoder import Decoder
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.runner.beams import CpuBeams
-from engine.runner.catalogues import PlacedCatalogues
-from engine.runner.encoders import encode_on_cpu
-from engine.runner.read_rows import ReadTokens, read_tokens, samples_each
-from engine.runner.sampling import RowSampler
-from engine.states.hidden import StepTaps
-from engine.states.values import StatesArray
-from engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.decoder import Decoder
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.runner.beams import CpuBeams
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.encoders import encode_on_cpu
+from bequest.engine.runner.read_rows import ReadTokens, read_tokens, samples_each
+from bequest.engine.runner.sampling import RowSampler
+from bequest.engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
+from bequest.engine.types.hidden import StepTaps
+from bequest.engine.types.states import StatesArray
 
 # Logits of prompt log-probabilities are made this many rows at a time: [rows, V] float32 stays small.
 _LOGIT_ROWS = 64

@@ -13,25 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.constraints.masks import StepMasks
-from engine.kernels import cuda as kernels
-from engine.kernels.cuda_attention import CudaAttentionWorkspace
-from engine.kernels.cuda_sampler import CudaSampler
-from engine.kernels.streams import StreamScope
-from engine.models.batch import ModelInput
-from engine.models.decoder import Decoder
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.runner.catalogues import PlacedCatalogues
-from engine.runner.cuda_beams import CudaBeams
-from engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
-from engine.runner.cuda_encoders import CudaEncoders
-from engine.runner.cuda_masks import DeviceMasks
-from engine.runner.cuda_results import PendingResults, ResultBuffers
-from engine.runner.cuda_sizes import Ladder, StepSize
-from engine.runner.cuda_states import StatesRing
-from engine.runner.host_cache import PinnedHostCache
-from engine.runner.timestamps import TimestampRows
-from engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
+from bequest.engine.constraints.masks import StepMasks
+from bequest.engine.kernels import cuda as kernels
+from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
+from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.kernels.streams import StreamScope
+from bequest.engine.models.batch import ModelInput
+from bequest.engine.models.decoder import Decoder
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.cuda_beams import CudaBeams
+from bequest.engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
+from bequest.engine.runner.cuda_encoders import CudaEncoders
+from bequest.engine.runner.cuda_masks import DeviceMasks
+from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
+from bequest.engine.runner.cuda_sizes import Ladder, StepSize
+from bequest.engine.runner.cuda_states import StatesRing
+from bequest.engine.runner.host_cache import PinnedHostCache
+from bequest.engine.runner.timestamps import TimestampRows
+from bequest.engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda_beams
-from engine.kernels.beams import GROUP_DTYPE, PackedGroups
-from engine.kernels.streams import copy_bytes
-from engine.runner.beams import Constraints, nodes_of, pack, scores_of, unpack
-from engine.runner.catalogues import PlacedCatalogues
-from engine.runner.staging import Field, Staging, StagingLayout
-from engine.types import BeamCandidates, BeamSpec
+from bequest.engine.kernels import cuda_beams
+from bequest.engine.kernels.beams import GROUP_DTYPE, PackedGroups
+from bequest.engine.kernels.streams import copy_bytes
+from bequest.engine.runner.beams import Constraints, nodes_of, pack, scores_of, unpack
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.staging import Field, Staging, StagingLayout
+from bequest.engine.types import BeamCandidates, BeamSpec
 
 _ALIGNMENT = 16
 _USUAL_BYTES = 1 << 19  # of a step's candidates; more take memory of their own

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
-from engine.runner.cuda_sizes import StepSize
-from engine.runner.staging import Field, Staging, StagingLayout
-from engine.types import StepPlan
+from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from bequest.engine.runner.cuda_sizes import StepSize
+from bequest.engine.runner.staging import Field, Staging, StagingLayout
+from bequest.engine.types import StepPlan
 
 CROSS = -1  # among the windows: cross attention, which is not causal
 MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own

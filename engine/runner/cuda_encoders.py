@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.encoder import EncoderInput, EncoderSpec
-from engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
-from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.runner.encoders import Host, encode, store_states
-from engine.states.hidden import EncoderTap
+from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.runner.encoders import Host, encode, store_states
+from bequest.engine.types.encoder import EncoderInput, EncoderSpec
+from bequest.engine.types.hidden import EncoderTap
 
 
 class CudaEncoders:

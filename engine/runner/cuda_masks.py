@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.constraints.masks import StepMasks, mask_words
-from engine.kernels import cuda as kernels
-from engine.kernels.streams import StreamScope, record, wait_for
-from engine.types import IntArray
+from bequest.engine.constraints.masks import StepMasks, mask_words
+from bequest.engine.kernels import cuda as kernels
+from bequest.engine.kernels.streams import StreamScope, record, wait_for
+from bequest.engine.types import IntArray
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
 # Rows whose masks are copied behind the forward, not beside it: the products of so few need every multiprocessor

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.cuda import DeviceLogprobs
-from engine.kernels.streams import copy_bytes, record
-from engine.runner.cuda_beams import PendingCandidates
-from engine.runner.cuda_states import PendingStates
-from engine.runner.staging import Field, StagingLayout
-from engine.types import LogprobArrays, StepResult
+from bequest.engine.kernels.cuda import DeviceLogprobs
+from bequest.engine.kernels.streams import copy_bytes, record
+from bequest.engine.runner.cuda_beams import PendingCandidates
+from bequest.engine.runner.cuda_states import PendingStates
+from bequest.engine.runner.staging import Field, StagingLayout
+from bequest.engine.types import LogprobArrays, StepResult
 
 MOST_LOGPROBS = 20
 _TURNS = 4  # steps whose results may be on their way or unread at once

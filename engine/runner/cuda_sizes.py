@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from engine.types import MAX_BEAM_WIDTH
+from bequest.engine.types import MAX_BEAM_WIDTH
 
 # Steps of more tokens run eagerly: their kernels are long enough to hide the launches.
 MOST_GRAPH_TOKENS = 2048

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.hidden_tap import HiddenTap
-from engine.states.hidden import StepTaps
-from engine.states.values import StatesArray
+from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.types.hidden import StepTaps
+from bequest.engine.types.states import StatesArray
 
 _TURNS = 2
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.encoder import EncoderSpec
-from engine.kernels import cpu as kernels
-from engine.models.backend import AttentionWork
-from engine.models.batch import EncoderInputs
-from engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
-from engine.models.encoder_decoder import EncoderDecoder, Tap
-from engine.states.hidden import EncoderTap
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.models.backend import AttentionWork
+from bequest.engine.models.batch import EncoderInputs
+from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
+from bequest.engine.models.encoder_decoder import EncoderDecoder, Tap
+from bequest.engine.types.encoder import EncoderSpec
+from bequest.engine.types.hidden import EncoderTap
 
 Host = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda as kernels
-from engine.types import IntArray
+from bequest.engine.kernels import cuda as kernels
+from bequest.engine.types import IntArray
 
 _SLAB_BYTES = 256 << 20
 

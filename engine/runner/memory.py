@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.errors import ModelError
+from bequest.engine.errors import ModelError
 
 GIB = 1 << 30
 _LEAST_USEFUL_BLOCKS = 4096

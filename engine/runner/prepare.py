@@ -15,16 +15,15 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
-from engine.encoder import EncoderInfo
-from engine.errors import ModelError
-from engine.kernels import cpu as kernels
-from engine.kernels.kv_format import FP8
-from engine.models.encoder_decoder_config import EncoderDecoderConfig
-from engine.models.load import LoadedModel, load_model
-from engine.runner.cpu import CpuRunner
-from engine.runner.cuda_sizes import mixed_ladder
-from engine.runner.memory import (
+from bequest.engine.config import EngineConfig
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.load import LoadedModel, load_model
+from bequest.engine.runner.cpu import CpuRunner
+from bequest.engine.runner.cuda_sizes import mixed_ladder
+from bequest.engine.runner.memory import (
     GIB,
     CachePlan,
     CacheWish,
@@ -35,8 +34,9 @@ from engine.runner.memory import (
     plan_host_blocks,
     table,
 )
-from engine.runner.warm_pages import populate_in_background
-from engine.types import ModelInfo, Runner
+from bequest.engine.runner.warm_pages import populate_in_background
+from bequest.engine.types import ModelInfo, Runner
+from bequest.engine.types.encoder import EncoderInfo
 
 log = logging.getLogger("bequest.start")
 
@@ -159,8 +159,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
-    from engine.models.cuda_backend import CudaBackend
-    from engine.runner.cuda import CudaRunner, RunnerLimits
+    from bequest.engine.models.cuda_backend import CudaBackend
+    from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
 
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.types import IntArray, StepPlan
+from bequest.engine.types import IntArray, StepPlan
 
 _NO_TOKENS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 

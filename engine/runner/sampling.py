@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.constraints.masks import StepMasks
-from engine.kernels import cpu as kernels
-from engine.kernels.cpu_beams import constrain_row
-from engine.runner.catalogues import PlacedCatalogues
-from engine.runner.timestamps import TimestampRows
-from engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
+from bequest.engine.constraints.masks import StepMasks
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.cpu_beams import constrain_row
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.timestamps import TimestampRows
+from bequest.engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
 
 
 class RowSampler:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.kernels.streams import copy_bytes, record
+from bequest.engine.kernels.streams import copy_bytes, record
 
 _ALIGNMENT = 256
 _TURNS = 3  # one on its way, one behind it, one being written

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.types import RowSpec
+from bequest.engine.types import RowSpec
 
 _LATEST_BEGIN = 50  # timestamps, of 20 ms
 

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from engine.kernels import cpu as kernels
+from bequest.engine.kernels import cpu as kernels
 
 # At a time: one call holds up whoever changes the process's mappings.
 _STEP_BYTES = 8 << 20

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from engine.cache.kv_cache import KvCache
-from engine.encoder import check_encoder
-from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
-from engine.scheduling.fairness import FairQueue
-from engine.scheduling.pace import Pace
-from engine.scheduling.scheduler import Scheduler
-from engine.states.hidden import HiddenStatesParams, select_positions
-from engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
+from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from bequest.engine.scheduling.fairness import FairQueue
+from bequest.engine.scheduling.pace import Pace
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
+from bequest.engine.types.encoder import check_encoder
+from bequest.engine.types.hidden import HiddenStatesParams, select_positions
 
 
 def check_admissible(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.encoder import EncoderInput, EncoderSpec, Slots
-from engine.scheduling.sequence import Sequence
-from engine.scheduling.shares import SlotShares
-from engine.scheduling.step import Chunk, EncoderRun
-from engine.states.capture import EncoderCapture
-from engine.states.extraction import ExtractionLimits
-from engine.types import MAX_BEAM_WIDTH, IntArray
+from bequest.engine.scheduling.sequence import Sequence
+from bequest.engine.scheduling.shares import SlotShares
+from bequest.engine.scheduling.step import Chunk, EncoderRun
+from bequest.engine.states.capture import EncoderCapture
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import MAX_BEAM_WIDTH, IntArray
+from bequest.engine.types.encoder import EncoderInput, EncoderSpec, Slots
 
 
 @dataclass(frozen=True, slots=True)

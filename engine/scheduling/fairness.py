@@ -15,7 +15,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.scheduling.sequence import Sequence
+    from bequest.engine.scheduling.sequence import Sequence
 
 _Urgency = tuple[int, int, int, int]
 _MAX_IDLE_ACCOUNTS = 4096

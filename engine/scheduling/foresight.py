@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 
-from engine.types import StepPlan
+from bequest.engine.types import StepPlan
 
 _WORTH_WAITING = 0.0125  # seconds of a step; nobody notices having waited for a shorter one
 _MARGIN = 0.003  # seconds before the end: the time that planning and the way to the device take

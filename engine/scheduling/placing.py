@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.cache.kv_cache import KvCache, Placement
-from engine.scheduling.sequence import Sequence
+from bequest.engine.cache.kv_cache import KvCache, Placement
+from bequest.engine.scheduling.sequence import Sequence
 
 
 class Placer:

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.beams.search import Alternatives
-from engine.constraints.grammar import UNSPELLABLE
-from engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Group, Sequence, Status
-from engine.scheduling.step import Launch
-from engine.states.hidden import Indices
-from engine.states.values import StatesArray
-from engine.types import BeamSpec, FinishReason, LogprobArrays, SamplingParams, StepResult, StopReason, TokenLogprob
+from bequest.engine.beams.search import Alternatives
+from bequest.engine.constraints.grammar import UNSPELLABLE
+from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.scheduling.sequence import Group, Sequence, Status
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.types import (
+    BeamSpec,
+    FinishReason,
+    LogprobArrays,
+    SamplingParams,
+    StepResult,
+    StopReason,
+    TokenLogprob,
+)
+from bequest.engine.types.hidden import Indices
+from bequest.engine.types.states import StatesArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from engine.scheduling.sequence import NO_ROW, Sequence
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sequence import NO_ROW, Sequence
+from bequest.engine.types import RowSpec, SamplingParams
 
 _RECOGNISED = 32  # tokens by which the beginning of a sequence is told from the rest of it
 

@@ -22,25 +22,25 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
-from engine._C import BeamTables, BlockPool, BlockTable, TokenList
-from engine.beams import groups
-from engine.beams.answers import BeamAnswer
-from engine.beams.search import Alternatives, BeamSearch, Turn
-from engine.cache.kv_cache import KvCache
-from engine.cache.salt import salt_of
-from engine.inheritance.retention import Retention
-from engine.outputs import ChoiceOutput
-from engine.scheduling.draft import Draft, SchedulerLimits
-from engine.scheduling.fairness import Account, FairQueue, turn
-from engine.scheduling.flow import PromptFlow
-from engine.scheduling.placing import Placer
-from engine.scheduling.sampler_rows import SamplerRows
-from engine.scheduling.sequence import Group, Sequence, Status
-from engine.scheduling.shares import SlotShares
-from engine.scheduling.step import BlockMoves, Launch, StepMaker
-from engine.states.capture import EncoderCapture, capture_of
-from engine.states.extraction import Extractions, Room
-from engine.types import MAX_BEAM_WIDTH, BeamCandidates
+from bequest.engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from bequest.engine.beams import groups
+from bequest.engine.beams.answers import BeamAnswer
+from bequest.engine.beams.search import Alternatives, BeamSearch, Turn
+from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.salt import salt_of
+from bequest.engine.inheritance.retention import Retention
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.draft import Draft, SchedulerLimits
+from bequest.engine.scheduling.fairness import Account, FairQueue, turn
+from bequest.engine.scheduling.flow import PromptFlow
+from bequest.engine.scheduling.placing import Placer
+from bequest.engine.scheduling.sampler_rows import SamplerRows
+from bequest.engine.scheduling.sequence import Group, Sequence, Status
+from bequest.engine.scheduling.shares import SlotShares
+from bequest.engine.scheduling.step import BlockMoves, Launch, StepMaker
+from bequest.engine.states.capture import EncoderCapture, capture_of
+from bequest.engine.states.extraction import Extractions, Room
+from bequest.engine.types import MAX_BEAM_WIDTH, BeamCandidates
 
 
 class Scheduler:

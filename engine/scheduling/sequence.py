@@ -15,18 +15,17 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine._C import BeamTables, BlockTable, TokenList
-from engine.beams.answers import BeamAnswer
-from engine.beams.search import BeamSearch
-from engine.cache.cross import CrossTable
-from engine.constraints.grammar import GrammarMatcher
-from engine.outputs import ChoiceOutput
-from engine.scheduling.fairness import Account
-from engine.states.capture import Capture
-from engine.types import ChoiceDelta, Inheritance, Request, Sink, TokenLogprob
+from bequest.engine._C import BeamTables, BlockTable, TokenList
+from bequest.engine.beams.answers import BeamAnswer
+from bequest.engine.beams.search import BeamSearch
+from bequest.engine.cache.cross import CrossTable
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.fairness import Account
+from bequest.engine.states.capture import Capture
+from bequest.engine.types import ChoiceDelta, Inheritance, Matcher, Request, Sink, TokenLogprob
 
 if TYPE_CHECKING:
-    from engine.inheritance.records import Record
+    from bequest.engine.inheritance.records import Record
 
 NO_ROW = -1
 NEVER = 1 << 62  # more tokens than anybody samples
@@ -69,7 +68,7 @@ class Sequence:
     num_output: int = field(init=False, default=0)  # sampled and applied
     planned_len: int = field(init=False)  # len(tokens) + num_in_flight
     most_len: int = field(init=False)  # prompt + max_tokens
-    matcher: GrammarMatcher | None = field(init=False)  # where it stands in its grammar, if it has one
+    matcher: Matcher | None = field(init=False)  # where it stands in its grammar, if it has one
     extracts: bool = field(init=False)  # as its request
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from engine.scheduling.fairness import Account
+from bequest.engine.scheduling.fairness import Account
 
 if TYPE_CHECKING:
-    from engine.scheduling.sequence import Sequence
+    from bequest.engine.scheduling.sequence import Sequence
 
 _RESERVED_PART = 8  # one slot of so many is for tenants that have less than their share,
 _LEAST_TO_RESERVE = 4  # and one at least of so many: of fewer it would be too large a part

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
-from engine.beams.search import BeamSearch
-from engine.constraints.grammar import GrammarMatcher
-from engine.constraints.masks import StepMasks
-from engine.encoder import EncoderSpec
-from engine.scheduling.sampler_rows import SamplerRows
-from engine.scheduling.sequence import NO_ROW, Group, Sequence
-from engine.states.hidden import EncoderTap, Indices, StepTaps, TapSpec
-from engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
+from bequest.engine._C import BeamTables, BlockTable, gather_tables, prepare_batch
+from bequest.engine.beams.search import BeamSearch
+from bequest.engine.constraints.masks import StepMasks
+from bequest.engine.scheduling.sampler_rows import SamplerRows
+from bequest.engine.scheduling.sequence import NO_ROW, Group, Sequence
+from bequest.engine.types import BeamSpec, IntArray, Matcher, PromptLogprobSpec, RowSpec, StepPlan
+from bequest.engine.types.encoder import EncoderSpec
+from bequest.engine.types.hidden import EncoderTap, Indices, StepTaps, TapSpec
 
 BlockPairs = list[tuple[int, int]]
 NO_SLOT = -1
@@ -76,7 +75,7 @@ class Launch:
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
-    masked: tuple[GrammarMatcher, ...] = ()  # as plan.masks
+    masked: tuple[Matcher, ...] = ()  # as plan.masks
     tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
     encoded: tuple[tuple[Group, Indices], ...] = ()  # as plan.taps.encoders, likewise
     extracts_only: bool = False  # no generation is in it
@@ -206,7 +205,7 @@ class StepMaker:
             choice.note_sampling()
 
 
-def _masked_last(outcome: _Outcome) -> tuple[GrammarMatcher, ...]:
+def _masked_last(outcome: _Outcome) -> tuple[Matcher, ...]:
     """Moves the samples of rows with a grammar behind the others; returns their matchers."""
     masked = [s.matcher is not None for s in outcome.sampled]
     if not any(masked):
@@ -223,7 +222,7 @@ def _masks_of(sampled: list[Sequence], num_masked: int) -> StepMasks | None:
         return None
     grammar = sampled[-1].group.request.params.grammar
     assert grammar is not None
-    return StepMasks(len(sampled) - num_masked, num_masked, grammar.vocabulary.vocab_size)
+    return StepMasks(len(sampled) - num_masked, num_masked, grammar.vocab_size)
 
 
 def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:

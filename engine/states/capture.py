@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from engine.states.hidden import HiddenStatesParams, Indices, Span, present_positions, select_positions
-from engine.states.values import ChoiceStates, StatesArray, StatesPart
-from engine.types import BoolArray, ModelInfo, Request
+from bequest.engine.types import BoolArray, ModelInfo, Request
+from bequest.engine.types.hidden import HiddenStatesParams, Indices, Span, present_positions, select_positions
+from bequest.engine.types.states import ChoiceStates, StatesArray, StatesPart
 
 
 class Capture:

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.errors import AnswerTooLarge, QueueFull
-from engine.scheduling.fairness import FairQueue
-from engine.scheduling.sequence import Group, Sequence
-from engine.states.step_lengths import StepLengths
-from engine.states.values import ITEM_BYTES, ExtractedStates
-from engine.types import ModelInfo, Request
+from bequest.engine.errors import AnswerTooLarge, QueueFull
+from bequest.engine.scheduling.fairness import FairQueue
+from bequest.engine.scheduling.sequence import Group, Sequence
+from bequest.engine.states.step_lengths import StepLengths
+from bequest.engine.types import ModelInfo, Request
+from bequest.engine.types.states import ITEM_BYTES, ExtractedStates
 
 if TYPE_CHECKING:
-    from engine.scheduling.draft import Draft
-    from engine.scheduling.step import Launch
+    from bequest.engine.scheduling.draft import Draft
+    from bequest.engine.scheduling.step import Launch
 
 Fill = Callable[["Draft"], None]
 Schedule = Callable[["Draft", list[Sequence]], None]

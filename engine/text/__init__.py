@@ -1,10 +1,10 @@
 """Text in, text out: tokenizer, incremental detokeniser, stop strings, chat template. No torch, no asyncio."""
 
-from engine.text.chat import ChatTemplate, no_template_error
-from engine.text.detokenizer import IncrementalDetokenizer
-from engine.text.load import TextBundle, load_text, text_from_gguf
-from engine.text.stops import StopMatcher
-from engine.text.tokenizer import Tokenizer
+from bequest.engine.text.chat import ChatTemplate, no_template_error
+from bequest.engine.text.detokenizer import IncrementalDetokenizer
+from bequest.engine.text.load import TextBundle, load_text, text_from_gguf
+from bequest.engine.text.stops import StopMatcher
+from bequest.engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",

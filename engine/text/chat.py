@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from engine.errors import InvalidRequest, ModelError
-from engine.text import tool_prompt
-from engine.text.chat_sandbox import ChatEnvironment
+from bequest.engine.errors import InvalidRequest, ModelError
+from bequest.engine.text import tool_prompt
+from bequest.engine.text.chat_sandbox import ChatEnvironment
 
 Message = Mapping[str, Any]
 # Older names of the field, beside the one that most templates read.

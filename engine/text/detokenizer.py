@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
-from engine.text.tokenizer import Tokenizer
+from bequest.engine.text.tokenizer import Tokenizer
 
 MAX_UTF8_BYTES = 4
 # Prompt tokens that give the window its context, and output tokens that may wait for a character to complete.

@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from engine.errors import ModelError
-from engine.text.spelling import SPACE_MARK
-from engine.text.tokenizer import SpecialTokens, Tokenizer
+from bequest.engine.errors import ModelError
+from bequest.engine.text.spelling import SPACE_MARK
+from bequest.engine.text.tokenizer import SpecialTokens, Tokenizer
 
 # Values of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4

@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from engine.errors import ModelError
-from engine.text.tokenizer import SpecialTokens, Tokenizer
+from bequest.engine.errors import ModelError
+from bequest.engine.text.tokenizer import SpecialTokens, Tokenizer
 
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 

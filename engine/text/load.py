@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
-from engine.text.chat import ChatTemplate
-from engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_directory
-from engine.text.tokenizer import Tokenizer
+from bequest.engine.errors import ModelError
+from bequest.engine.text.chat import ChatTemplate
+from bequest.engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_directory
+from bequest.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from engine.models.gguf_file import GGUFFile
+    from bequest.engine.models.gguf_file import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,9 @@ def load_text(path: str | Path) -> TextBundle:
     if path.is_dir():
         return _from_directory(path)
     if path.suffix == ".gguf":
-        from engine.models.gguf_file import GGUFFile  # what reads GGUF is slow to import, and a directory needs none
+        from bequest.engine.models.gguf_file import (
+            GGUFFile,  # what reads GGUF is slow to import, and a directory needs none
+        )
 
         return text_from_gguf(GGUFFile(path))
     if path.suffix == ".pt":
@@ -37,7 +39,7 @@ def load_text(path: str | Path) -> TextBundle:
 
 def text_from_gguf(file: GGUFFile) -> TextBundle:
     """For a caller that has the file open already."""
-    from engine.text.gguf_tokenizer import tokenizer_from_gguf
+    from bequest.engine.text.gguf_tokenizer import tokenizer_from_gguf
 
     tokenizer = tokenizer_from_gguf(file.metadata, file.path.name)
     templates = {

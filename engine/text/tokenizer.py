@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from engine.text.spelling import Spelling, component_steps, spelling_of
+from bequest.engine.text.spelling import Spelling, component_steps, spelling_of
 
 # No canonical composition turns more than four code points into one.
 MAX_CHARS_COMPOSED = 4

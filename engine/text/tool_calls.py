@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.text.json_scan import CallScanner
+from bequest.engine.text.json_scan import CallScanner
 
 
 @dataclass(frozen=True, slots=True)

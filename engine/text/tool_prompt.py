@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.text.tool_calls import FORMATS
+from bequest.engine.text.tool_calls import FORMATS
 
 _FORMAT = FORMATS["hermes"]
 _INTRODUCTION = """You may call functions to help with the request. They are described in JSON, one per line:

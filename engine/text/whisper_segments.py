@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.text.whisper_tokens import WhisperTokens
+from bequest.engine.text.whisper_tokens import WhisperTokens
 
 
 @dataclass(frozen=True, slots=True)

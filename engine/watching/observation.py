@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from engine.types import Grade, Inheritance
+from bequest.engine.types import Grade, Inheritance
 
 
 @dataclass(frozen=True, slots=True)

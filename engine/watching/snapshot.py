@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from engine._C import BlockTable
-    from engine.scheduling.scheduler import Scheduler
-    from engine.scheduling.sequence import Group
+    from bequest.engine._C import BlockTable
+    from bequest.engine.scheduling.scheduler import Scheduler
+    from bequest.engine.scheduling.sequence import Group
 
 # Kinds of a block, the later ones win: held by one running sequence, by several tables, by a lease.
 FREE, IN_USE, SHARED, LEASED = range(4)

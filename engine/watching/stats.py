@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.scheduling.results import Applied
-from engine.scheduling.sequence import Group
-from engine.scheduling.step import Launch
-from engine.types import StepResult
-from engine.watching.observation import RequestStats, StepStats
+from bequest.engine.scheduling.results import Applied
+from bequest.engine.scheduling.sequence import Group
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.types import StepResult
+from bequest.engine.watching.observation import RequestStats, StepStats
 
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:

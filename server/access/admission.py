@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from server.access.keys import Caller
-from server.errors import ApiError, retry_seconds
+from bequest.server.access.keys import Caller
+from bequest.server.errors import ApiError, retry_seconds
 
 
 class _Usage:

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.audio import HOP, LogMel
-from engine.encoder import EncoderInfo
-from engine.text.whisper_tokens import WhisperTokens, whisper_tokens
-from engine.types import ModelInfo
-from server.interfaces import TokenizerLike
+from bequest.engine.audio import HOP, LogMel
+from bequest.engine.text.whisper_tokens import WhisperTokens, whisper_tokens
+from bequest.engine.types import ModelInfo
+from bequest.engine.types.encoder import EncoderInfo
+from bequest.server.interfaces import TokenizerLike
 
 _WORKERS = 2  # as those for texts: numpy leaves the interpreter lock, but must not starve the engine of cores
 _Result = TypeVar("_Result")

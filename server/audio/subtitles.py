@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.text.languages import language_name
+from bequest.engine.text.languages import language_name
 
 
 @dataclass(frozen=True, slots=True)

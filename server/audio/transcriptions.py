@@ -11,21 +11,21 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from engine.audio import Samples, decode
-from engine.text.languages import language_code
-from engine.text.whisper_tokens import Task
-from server import fields
-from server.audio.form import TranscriptionBody, TranslationBody, check_head, read_form
-from server.audio.speech import Speech
-from server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
-from server.audio.transcription import Order, Transcriber
-from server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
-from server.errors import ApiError, internal, invalid, unsupported
-from server.generation import sampling
-from server.generation.generation import json_response
-from server.generation.opening import HEADERS, KEEP_ALIVE
-from server.names import new_id
-from server.wire import shorten
+from bequest.engine.audio import Samples, decode
+from bequest.engine.text.languages import language_code
+from bequest.engine.text.whisper_tokens import Task
+from bequest.server import fields
+from bequest.server.audio.form import TranscriptionBody, TranslationBody, check_head, read_form
+from bequest.server.audio.speech import Speech
+from bequest.server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
+from bequest.server.audio.transcription import Order, Transcriber
+from bequest.server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
+from bequest.server.errors import ApiError, internal, invalid, unsupported
+from bequest.server.generation import sampling
+from bequest.server.generation.generation import json_response
+from bequest.server.generation.opening import HEADERS, KEEP_ALIVE
+from bequest.server.names import new_id
+from bequest.server.wire import shorten
 
 _log = logging.getLogger("bequest.server")
 

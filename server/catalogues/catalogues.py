@@ -16,15 +16,15 @@ import numpy as np
 from aiohttp import web
 from multidict import MultiMapping
 
-from server import fields
-from server.catalogues.items import ItemList, Vocabulary, build_array, parse_body
-from server.catalogues.store import StoredCatalogue, Upload, stored
-from server.context import CONTEXT, TENANT, Context
-from server.errors import ApiError, invalid, missing
-from server.generation.generation import json_response
-from server.intake import BodyLimit, body_chunks, of_caller
-from server.names import is_name
-from server.wire import shorten
+from bequest.server import fields
+from bequest.server.catalogues.items import ItemList, Vocabulary, build_array, parse_body
+from bequest.server.catalogues.store import StoredCatalogue, Upload, stored
+from bequest.server.context import CONTEXT, TENANT, Context
+from bequest.server.errors import ApiError, invalid, missing
+from bequest.server.generation.generation import json_response
+from bequest.server.intake import BodyLimit, body_chunks, of_caller
+from bequest.server.names import is_name
+from bequest.server.wire import shorten
 
 JSON, LINES, ARRAY = "application/json", "application/x-ndjson", "application/octet-stream"
 _JSON_BYTES = 4 << 20  # parsing holds the interpreter: the other forms are for large ones

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.beams.catalogue import Catalogue
-from engine.types import IntArray
-from server.errors import ApiError, invalid
-from server.wire import shorten, why_malformed
+from bequest.engine.types import IntArray
+from bequest.engine.types.catalogue import Catalogue
+from bequest.server.errors import ApiError, invalid
+from bequest.server.wire import shorten, why_malformed
 
 _ROWS = 1 << 16  # of an array, at once
 _ITEMS = 1 << 12  # of a list, at once

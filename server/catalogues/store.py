@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.beams.catalogue import Catalogue
-from server.errors import ApiError
-from server.wire import shorten
+from bequest.engine.types.catalogue import Catalogue
+from bequest.server.errors import ApiError
+from bequest.server.wire import shorten
 
 _ENTRY_BYTES = 1024  # of an entry beyond its arrays, about
 _CHUNK = 1 << 20

@@ -6,16 +6,16 @@ from typing import Any
 
 from aiohttp import web
 
-from engine.errors import InsufficientRetention, RetentionTooLarge
-from engine.types import RecordEntry
-from server import fields
-from server.context import CONTEXT, TENANT
-from server.continuation import leases
-from server.errors import ApiError, from_engine, missing
-from server.generation.generation import json_response
-from server.intake import read_with_nulls
-from server.paging import QUERY, page_of
-from server.wire import shorten
+from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
+from bequest.engine.types import RecordEntry
+from bequest.server import fields
+from bequest.server.context import CONTEXT, TENANT
+from bequest.server.continuation import leases
+from bequest.server.errors import ApiError, from_engine, missing
+from bequest.server.generation.generation import json_response
+from bequest.server.intake import read_with_nulls
+from bequest.server.paging import QUERY, page_of
+from bequest.server.wire import shorten
 
 
 async def list_records(request: web.Request) -> web.Response:

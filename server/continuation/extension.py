@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from engine.types import ParentChoice
-from server.interfaces import TokenizerLike
+from bequest.engine.types import ParentChoice
+from bequest.server.interfaces import TokenizerLike
 
 
 @dataclass(frozen=True, slots=True)

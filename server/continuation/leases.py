@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import Retain
-from server.errors import ApiError, invalid
-from server.generation import sampling
-from server.wire import GenerationBody, describe, shorten
+from bequest.engine.types import Retain
+from bequest.server.errors import ApiError, invalid
+from bequest.server.generation import sampling
+from bequest.server.wire import GenerationBody, describe, shorten
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.errors import ParentFailed, ParentNotFound
-from engine.types import Lineage, Parent, ParentChoice
-from server.context import Context
-from server.continuation.extension import Conversation, answer_text, extend
-from server.errors import ApiError, from_engine, invalid
-from server.generation.generation import Prompt, Terms, check_not_empty, truncated
-from server.generation.messages import conversation
-from server.generation.prompt_forms import read_forms
-from server.generation.prompts import (
+from bequest.engine.errors import ParentFailed, ParentNotFound
+from bequest.engine.types import Lineage, Parent, ParentChoice
+from bequest.server.context import Context
+from bequest.server.continuation.extension import Conversation, answer_text, extend
+from bequest.server.errors import ApiError, from_engine, invalid
+from bequest.server.generation.generation import Prompt, Terms, check_not_empty, truncated
+from bequest.server.generation.messages import conversation
+from bequest.server.generation.prompt_forms import read_forms
+from bequest.server.generation.prompts import (
     check_length,
     encode,
     off_loop_rendering,
@@ -26,9 +26,9 @@ from server.generation.prompts import (
     rendered_chat,
     template_use,
 )
-from server.generation.sampling import check_ids
-from server.names import part_id
-from server.wire import ChatBody, CompletionBody, PromptField, shorten
+from bequest.server.generation.sampling import check_ids
+from bequest.server.names import part_id
+from bequest.server.wire import ChatBody, CompletionBody, PromptField, shorten
 
 _PLACES = ("end", "last", "now")
 _LONGEST_REFERENCE = 200  # of an id or a name, far above what can be one

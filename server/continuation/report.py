@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import Delta, Request
+from bequest.engine.types import Delta, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from engine.types import MAX_BEAM_WIDTH, BeamParams
-from server.errors import invalid, unsupported
-from server.wire import GenerationBody, shorten
+from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams
+from bequest.server.errors import invalid, unsupported
+from bequest.server.wire import GenerationBody, shorten
 
 # A longest text of a million tokens to this power is still a float32.
 LARGEST_LENGTH_PENALTY = 5.0

@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from engine.text.tool_calls import ToolCallReader
-from engine.types import ChoiceDelta, Delta, Request
-from server import fields
-from server.context import ANSWER_ID, CONTEXT, TENANT, Context
-from server.continuation.lineage import chat_prompt
-from server.continuation.report import Report, report_of
-from server.generation import sampling
-from server.generation.chunks import Chunks, PromptLogprobs
-from server.generation.generation import (
+from bequest.engine.text.tool_calls import ToolCallReader
+from bequest.engine.types import ChoiceDelta, Delta, Request
+from bequest.server import fields
+from bequest.server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from bequest.server.continuation.lineage import chat_prompt
+from bequest.server.continuation.report import Report, report_of
+from bequest.server.generation import sampling
+from bequest.server.generation.chunks import Chunks, PromptLogprobs
+from bequest.server.generation.generation import (
     Prompt,
     check_stream_options,
     collect,
@@ -28,17 +28,17 @@ from server.generation.generation import (
     terms_of,
     usage_object,
 )
-from server.generation.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
-from server.generation.whole import made_response
-from server.intake import read_object
-from server.names import new_id
-from server.states.generated import GeneratedStates, generated_states
-from server.states.wish import completion_states
-from server.structured.constraints import constraint_of
-from server.structured.tool_deltas import DeltaMaker, reason_with_calls, whole_message
-from server.structured.tool_use import Calls
-from server.structured.tools import chat_tools
-from server.wire import ChatBody
+from bequest.server.generation.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
+from bequest.server.generation.whole import made_response
+from bequest.server.intake import read_object
+from bequest.server.names import new_id
+from bequest.server.states.generated import GeneratedStates, generated_states
+from bequest.server.states.wish import completion_states
+from bequest.server.structured.constraints import constraint_of
+from bequest.server.structured.tool_deltas import DeltaMaker, reason_with_calls, whole_message
+from bequest.server.structured.tool_use import Calls
+from bequest.server.structured.tools import chat_tools
+from bequest.server.wire import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 

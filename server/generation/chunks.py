@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from engine.types import ChoiceDelta, Delta, TokenLogprob
-from server.continuation.report import Report
+from bequest.engine.types import ChoiceDelta, Delta, TokenLogprob
+from bequest.server.continuation.report import Report
 
 PromptLogprobs = Sequence[TokenLogprob | None] | None
 

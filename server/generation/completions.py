@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from engine.types import ChoiceDelta, Request, TokenLogprob
-from server import fields
-from server.context import ANSWER_ID, CONTEXT, TENANT, Context
-from server.continuation.lineage import completion_prompts
-from server.continuation.report import Report, report_of
-from server.generation import sampling
-from server.generation.chunks import Chunks, PromptLogprobs
-from server.generation.generation import (
+from bequest.engine.types import ChoiceDelta, Request, TokenLogprob
+from bequest.server import fields
+from bequest.server.context import ANSWER_ID, CONTEXT, TENANT, Context
+from bequest.server.continuation.lineage import completion_prompts
+from bequest.server.continuation.report import Report, report_of
+from bequest.server.generation import sampling
+from bequest.server.generation.chunks import Chunks, PromptLogprobs
+from bequest.server.generation.generation import (
     Collector,
     Prompt,
     check_stream_options,
@@ -30,14 +30,14 @@ from server.generation.generation import (
     terms_of,
     usage_object,
 )
-from server.generation.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
-from server.generation.whole import made_response
-from server.intake import read_object
-from server.names import new_id
-from server.states.generated import GeneratedStates, generated_states
-from server.states.wish import completion_states
-from server.structured.constraints import constraint_of
-from server.wire import CompletionBody
+from bequest.server.generation.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
+from bequest.server.generation.whole import made_response
+from bequest.server.intake import read_object
+from bequest.server.names import new_id
+from bequest.server.states.generated import GeneratedStates, generated_states
+from bequest.server.states.wish import completion_states
+from bequest.server.structured.constraints import constraint_of
+from bequest.server.wire import CompletionBody
 
 
 async def completions(http: web.Request) -> web.StreamResponse:

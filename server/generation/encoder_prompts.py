@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.encoder import EncoderInfo, EncoderInput
-from engine.errors import EngineError
-from engine.types import SamplingParams
-from server.context import Context
-from server.errors import from_engine, invalid, unsupported
-from server.generation.prompt_forms import Form, Piece
-from server.generation.sampling import check_ids, context_exceeded
-from server.wire import CompletionBody
+from bequest.engine.errors import EngineError
+from bequest.engine.types import SamplingParams
+from bequest.engine.types.encoder import EncoderInfo, EncoderInput
+from bequest.server.context import Context
+from bequest.server.errors import from_engine, invalid, unsupported
+from bequest.server.generation.prompt_forms import Form, Piece
+from bequest.server.generation.sampling import check_ids, context_exceeded
+from bequest.server.wire import CompletionBody
 
 
 def check_forms(context: Context, body: CompletionBody, forms: Sequence[Form]) -> None:

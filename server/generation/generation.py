@@ -16,24 +16,34 @@ from typing import Any, Protocol, Self, TypeVar
 import orjson
 from aiohttp import web
 
-from engine.encoder import EncoderInput
-from engine.errors import EngineError
-from engine.types import ChoiceDelta, Delta, Lineage, OutputMode, Request, Retain, SamplingParams, TokenLogprob, Usage
-from server.context import ARRIVED, CALLER, CONTEXT, TENANT, Context
-from server.continuation import leases
-from server.continuation.report import Report
-from server.errors import from_engine, invalid
-from server.generation import sampling
-from server.generation.chunks import usage_event
-from server.generation.encoder_prompts import with_rules
-from server.generation.opening import in_time
-from server.generation.sse import Done, EventStream, Source
-from server.interfaces import EngineLike
-from server.names import check_name, part_id
-from server.states.extraction import release
-from server.states.generated import GeneratedStates
-from server.states.wish import StatesWish, check_states
-from server.wire import GenerationBody
+from bequest.engine.errors import EngineError
+from bequest.engine.types import (
+    ChoiceDelta,
+    Delta,
+    Lineage,
+    OutputMode,
+    Request,
+    Retain,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from bequest.engine.types.encoder import EncoderInput
+from bequest.server.context import ARRIVED, CALLER, CONTEXT, TENANT, Context
+from bequest.server.continuation import leases
+from bequest.server.continuation.report import Report
+from bequest.server.errors import from_engine, invalid
+from bequest.server.generation import sampling
+from bequest.server.generation.chunks import usage_event
+from bequest.server.generation.encoder_prompts import with_rules
+from bequest.server.generation.opening import in_time
+from bequest.server.generation.sse import Done, EventStream, Source
+from bequest.server.interfaces import EngineLike
+from bequest.server.names import check_name, part_id
+from bequest.server.states.extraction import release
+from bequest.server.states.generated import GeneratedStates
+from bequest.server.states.wish import StatesWish, check_states
+from bequest.server.wire import GenerationBody
 
 _Result = TypeVar("_Result")
 

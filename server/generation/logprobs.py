@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from engine.types import TokenLogprob
-from server.interfaces import TokenizerLike
+from bequest.engine.types import TokenLogprob
+from bequest.server.interfaces import TokenizerLike
 
 VERY_UNLIKELY = -9999.0  # stands for -inf, which JSON cannot say
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.errors import ApiError, invalid, missing
-from server.wire import shorten
+from bequest.server.errors import ApiError, invalid, missing
+from bequest.server.wire import shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from server.errors import ApiError
-from server.operation.noting import note_error
+from bequest.server.errors import ApiError
+from bequest.server.operation.noting import note_error
 
 _log = logging.getLogger("bequest.server")
 

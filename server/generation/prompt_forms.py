@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from server.errors import ApiError, invalid, missing
-from server.wire import describe, shorten
+from bequest.server.errors import ApiError, invalid, missing
+from bequest.server.wire import describe, shorten
 
 Given = str | list[int]
 MAX_PROMPTS = 4096  # of one request, as many as may wait unless the server is told otherwise

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.encoder import EncoderInfo
-from engine.errors import EngineError
-from engine.text import ChatTemplate, no_template_error
-from engine.text.fill_in import fill_in_tokens
-from server.context import TENANT, Context
-from server.continuation.extension import Conversation
-from server.errors import from_engine, invalid, unsupported
-from server.generation.encoder_prompts import check_forms, decoder_ids, encoder_input
-from server.generation.generation import Prompt, check_not_empty, truncated
-from server.generation.messages import conversation, text_length
-from server.generation.prompt_forms import Form, Piece, read_forms
-from server.generation.sampling import check_ids, context_exceeded
-from server.interfaces import ChatTemplateLike
-from server.operation.logs import CURRENT
-from server.structured.tools import chat_tools
-from server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
+from bequest.engine.errors import EngineError
+from bequest.engine.text import ChatTemplate, no_template_error
+from bequest.engine.text.fill_in import fill_in_tokens
+from bequest.engine.types.encoder import EncoderInfo
+from bequest.server.context import TENANT, Context
+from bequest.server.continuation.extension import Conversation
+from bequest.server.errors import from_engine, invalid, unsupported
+from bequest.server.generation.encoder_prompts import check_forms, decoder_ids, encoder_input
+from bequest.server.generation.generation import Prompt, check_not_empty, truncated
+from bequest.server.generation.messages import conversation, text_length
+from bequest.server.generation.prompt_forms import Form, Piece, read_forms
+from bequest.server.generation.sampling import check_ids, context_exceeded
+from bequest.server.interfaces import ChatTemplateLike
+from bequest.server.operation.logs import CURRENT
+from bequest.server.structured.tools import chat_tools
+from bequest.server.wire import ChatBody, CompletionBody, InputField, PromptField, TokenizeBody
 
 _INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
 MESSAGE_CHARS = 20  # that reading a message takes as long as

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from engine.errors import ContextLengthExceeded
-from engine.types import MAX_BEAM_WIDTH, ModelInfo, Request, SamplingParams
-from server.catalogues.store import StoredCatalogue
-from server.errors import ApiError, invalid, unsupported
-from server.generation.beams import beam_params
-from server.interfaces import TokenizerLike
-from server.wire import ChatBody, CompletionBody, GenerationBody, shorten
+from bequest.engine.errors import ContextLengthExceeded
+from bequest.engine.types import MAX_BEAM_WIDTH, ModelInfo, Request, SamplingParams
+from bequest.server.catalogues.store import StoredCatalogue
+from bequest.server.errors import ApiError, invalid, unsupported
+from bequest.server.generation.beams import beam_params
+from bequest.server.interfaces import TokenizerLike
+from bequest.server.wire import ChatBody, CompletionBody, GenerationBody, shorten
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20

@@ -20,13 +20,13 @@ from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 from msgspec import structs
 
-from engine.types import ChoiceDelta, Delta, TokenLogprob
-from server.errors import ApiError, from_engine, internal
-from server.generation.opening import KEEP_ALIVE, begin, log_failure
-from server.operation.noting import note_error
-from server.states.encoding import Piece
-from server.states.extraction import release
-from server.states.sending import drained
+from bequest.engine.types import ChoiceDelta, Delta, TokenLogprob
+from bequest.server.errors import ApiError, from_engine, internal
+from bequest.server.generation.opening import KEEP_ALIVE, begin, log_failure
+from bequest.server.operation.noting import note_error
+from bequest.server.states.encoding import Piece
+from bequest.server.states.extraction import release
+from bequest.server.states.sending import drained
 
 _log = logging.getLogger("bequest.server")
 

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from engine.types import TokenLogprob
-from server.context import Context
-from server.generation.generation import Collector
-from server.generation.prompts import off_loop
+from bequest.engine.types import TokenLogprob
+from bequest.server.context import Context
+from bequest.server.generation.generation import Collector
+from bequest.server.generation.prompts import off_loop
 
 _CHARS = 10  # of a text, that a log-probability takes as long as
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server.context import CONTEXT
-from server.errors import ApiError
-from server.operation.logs import request_id_of
-from server.operation.tracing import route_of
+from bequest.server.context import CONTEXT
+from bequest.server.errors import ApiError
+from bequest.server.operation.logs import request_id_of
+from bequest.server.operation.tracing import route_of
 
 
 def note_error(request: web.Request, error: ApiError) -> None:

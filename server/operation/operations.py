@@ -6,9 +6,9 @@ from importlib import metadata
 
 from aiohttp import web
 
-from server.context import CONTEXT
-from server.errors import ApiError
-from server.generation.generation import json_response
+from bequest.server.context import CONTEXT
+from bequest.server.errors import ApiError
+from bequest.server.generation.generation import json_response
 
 _UNREADY = {
     "loading": ("loading", "The model is still loading; try again soon."),

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.config import EngineConfig, ServerConfig
-from server.options import parse
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.options import parse
 
 _STOP_MARGIN = 20  # seconds beyond the drain: the last answers, and the device's thread
 _WATCHDOG_MARGIN = 30  # beyond a step: the engine's own watchdog is first, and answers the open requests
@@ -154,7 +154,7 @@ def executable() -> list[str]:
     if script.exists():
         return [str(script)]
     found = shutil.which("bequest")
-    return [found] if found is not None else [sys.executable, "-m", "server"]
+    return [found] if found is not None else [sys.executable, "-m", "bequest"]
 
 
 def absolute(flags: Sequence[str], engine: EngineConfig) -> list[str]:

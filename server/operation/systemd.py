@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from server.interfaces import EngineLike
+from bequest.server.interfaces import EngineLike
 
 _log = logging.getLogger("bequest")
 _FIRST_SOCKET = 3  # sd_listen_fds(3): inherited sockets have the numbers from 3 on

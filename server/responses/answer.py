@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.text.tool_calls import CallBegun, Content, ToolCallReader, ToolEvent
-from engine.types import ChoiceDelta, Delta, FinishReason, StopReason
-from server.continuation.report import Report
-from server.generation.logprobs import Spelling, chat_logprobs
-from server.names import new_id
-from server.responses import document
-from server.responses.items import Item, output_call, output_message
+from bequest.engine.text.tool_calls import CallBegun, Content, ToolCallReader, ToolEvent
+from bequest.engine.types import ChoiceDelta, Delta, FinishReason, StopReason
+from bequest.server.continuation.report import Report
+from bequest.server.generation.logprobs import Spelling, chat_logprobs
+from bequest.server.names import new_id
+from bequest.server.responses import document
+from bequest.server.responses.items import Item, output_call, output_message
 
 
 class _Growing:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.errors import ApiError, invalid
-from server.structured.constraints import Constraint, constraint_of, format_constraint
-from server.wire import ChatBody, GenerationBody, ResponseBody, shorten
+from bequest.server.errors import ApiError, invalid
+from bequest.server.structured.constraints import Constraint, constraint_of, format_constraint
+from bequest.server.wire import ChatBody, GenerationBody, ResponseBody, shorten
 
 _LOGPROBS = "message.output_text.logprobs"
 # What OpenAI can include and a text model has none of: asking for it changes nothing.

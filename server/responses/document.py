@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
-from engine.types import FinishReason, SamplingParams, Usage
-from server.structured.tools import Function, Tools
-from server.wire import ResponseBody, written
+from bequest.engine.types import FinishReason, SamplingParams, Usage
+from bequest.server.structured.tools import Function, Tools
+from bequest.server.wire import ResponseBody, written
 
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 _VERBOSITIES = ("low", "medium", "high")

@@ -19,11 +19,11 @@ from typing import Any
 
 import orjson
 
-from engine.types import ChoiceDelta, Delta
-from server.errors import ApiError
-from server.responses import document
-from server.responses.answer import Answer, Change
-from server.responses.items import Item, begun_item
+from bequest.engine.types import ChoiceDelta, Delta
+from bequest.server.errors import ApiError
+from bequest.server.responses import document
+from bequest.server.responses.answer import Answer, Change
+from bequest.server.responses.items import Item, begun_item
 
 
 class EventWriter:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from engine.errors import EngineError, InvalidRequest
-from engine.types import Lineage, ParentChoice
-from server.context import Context
-from server.continuation.extension import Conversation, extend
-from server.errors import ApiError, from_engine, invalid, missing
-from server.generation.generation import Prompt, check_not_empty
-from server.generation.messages import text_length
-from server.generation.prompts import (
+from bequest.engine.errors import EngineError, InvalidRequest
+from bequest.engine.types import Lineage, ParentChoice
+from bequest.server.context import Context
+from bequest.server.continuation.extension import Conversation, extend
+from bequest.server.errors import ApiError, from_engine, invalid, missing
+from bequest.server.generation.generation import Prompt, check_not_empty
+from bequest.server.generation.messages import text_length
+from bequest.server.generation.prompts import (
     MESSAGE_CHARS,
     TemplateUse,
     check_converses,
@@ -28,10 +28,10 @@ from server.generation.prompts import (
     off_loop,
     template_kwargs,
 )
-from server.responses.items import Item, input_items, messages_of
-from server.responses.store import StoredResponse
-from server.structured.tools import Tools
-from server.wire import ResponseBody
+from bequest.server.responses.items import Item, input_items, messages_of
+from bequest.server.responses.store import StoredResponse
+from bequest.server.structured.tools import Tools
+from bequest.server.wire import ResponseBody
 
 Message = dict[str, Any]
 

@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from engine.types import Delta, OutputMode, Request
-from server import fields
-from server.context import ANSWER_ID, CONTEXT, Context
-from server.continuation.report import report_of
-from server.generation import sampling
-from server.generation.generation import (
+from bequest.engine.types import Delta, OutputMode, Request
+from bequest.server import fields
+from bequest.server.context import ANSWER_ID, CONTEXT, Context
+from bequest.server.continuation.report import report_of
+from bequest.server.generation import sampling
+from bequest.server.generation.generation import (
     Collector,
     Job,
     check_stream_options,
@@ -27,21 +27,21 @@ from server.generation.generation import (
     send_stream,
     terms_of,
 )
-from server.generation.logprobs import Spelling
-from server.generation.opening import in_time
-from server.generation.sse import EventStream
-from server.intake import read_object
-from server.names import new_id
-from server.responses import document
-from server.responses.answer import Answer
-from server.responses.body import as_chat, check_body, response_constraint
-from server.responses.events import ResponseFormat, failed_at_once
-from server.responses.items import without_logprobs
-from server.responses.prompt import ResponsePrompt, response_prompt
-from server.responses.store import RunningResponse, StoredResponse, Turn
-from server.structured.tool_use import Calls
-from server.structured.tools import response_tools
-from server.wire import ResponseBody
+from bequest.server.generation.logprobs import Spelling
+from bequest.server.generation.opening import in_time
+from bequest.server.generation.sse import EventStream
+from bequest.server.intake import read_object
+from bequest.server.names import new_id
+from bequest.server.responses import document
+from bequest.server.responses.answer import Answer
+from bequest.server.responses.body import as_chat, check_body, response_constraint
+from bequest.server.responses.events import ResponseFormat, failed_at_once
+from bequest.server.responses.items import without_logprobs
+from bequest.server.responses.prompt import ResponsePrompt, response_prompt
+from bequest.server.responses.store import RunningResponse, StoredResponse, Turn
+from bequest.server.structured.tool_use import Calls
+from bequest.server.structured.tools import response_tools
+from bequest.server.wire import ResponseBody
 
 
 async def create(http: web.Request) -> web.StreamResponse:

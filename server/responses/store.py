@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from server.errors import ApiError
+from bequest.server.errors import ApiError
 
 _ENTRY_BYTES = 1024  # of an entry beyond its texts and tokens, about: objects, keys, links
 

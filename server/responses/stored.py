@@ -11,16 +11,16 @@ from contextlib import suppress
 import orjson
 from aiohttp import web
 
-from engine.errors import ParentNotFound
-from server import fields
-from server.context import CONTEXT, TENANT
-from server.errors import ApiError, invalid
-from server.generation.generation import json_response
-from server.generation.opening import HEADERS
-from server.paging import QUERY, integer, page_of
-from server.responses.events import replay
-from server.responses.store import RunningResponse, StoredResponse
-from server.wire import shorten
+from bequest.engine.errors import ParentNotFound
+from bequest.server import fields
+from bequest.server.context import CONTEXT, TENANT
+from bequest.server.errors import ApiError, invalid
+from bequest.server.generation.generation import json_response
+from bequest.server.generation.opening import HEADERS
+from bequest.server.paging import QUERY, integer, page_of
+from bequest.server.responses.events import replay
+from bequest.server.responses.store import RunningResponse, StoredResponse
+from bequest.server.wire import shorten
 
 
 async def retrieve(http: web.Request) -> web.Response:

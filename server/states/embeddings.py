@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from engine.states.hidden import HiddenStatesParams, Pooling, Positions, Stack
-from server import fields
-from server.context import ANSWER_ID, CONTEXT, Context
-from server.errors import invalid
-from server.generation.generation import engine_requests, terms_of
-from server.generation.prompts import plain_prompts
-from server.intake import read_object
-from server.names import new_id
-from server.states.encoding import GAP, Assembled, JsonBody, States
-from server.states.extraction import extracted, is_small
-from server.states.hidden_states import NOTHING_SAMPLED, as_completion
-from server.states.sending import send_body
-from server.states.wish import JSON_ENCODINGS, StatesWish, one_of
-from server.wire import EmbeddingsBody, shorten
+from bequest.engine.types.hidden import HiddenStatesParams, Pooling, Positions, Stack
+from bequest.server import fields
+from bequest.server.context import ANSWER_ID, CONTEXT, Context
+from bequest.server.errors import invalid
+from bequest.server.generation.generation import engine_requests, terms_of
+from bequest.server.generation.prompts import plain_prompts
+from bequest.server.intake import read_object
+from bequest.server.names import new_id
+from bequest.server.states.encoding import GAP, Assembled, JsonBody, States
+from bequest.server.states.extraction import extracted, is_small
+from bequest.server.states.hidden_states import NOTHING_SAMPLED, as_completion
+from bequest.server.states.sending import send_body
+from bequest.server.states.wish import JSON_ENCODINGS, StatesWish, one_of
+from bequest.server.wire import EmbeddingsBody, shorten
 
 # The first is the default: a decoder's last token has seen all others, and of an encoder's each has.
 _POOLINGS: dict[Stack, tuple[Pooling, ...]] = {"decoder": ("last", "mean"), "encoder": ("mean", "last")}

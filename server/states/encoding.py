@@ -4,7 +4,7 @@ Everything here yields a body piece by piece and makes each piece when it is ask
 worker thread while the one before is sent, and a large answer is never in memory a second time. No piece holds the
 interpreter for longer than a millisecond or so, and none is made by a loop over numbers.
 
-Dims as in engine/states/hidden.py. Machines that this runs on are little-endian, as the formats are.
+Dims as in engine/types/hidden.py. Machines that this runs on are little-endian, as the formats are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import orjson
 
-from engine.states.hidden import Indices, StatesDType
-from engine.states.values import ITEM_BYTES, StatesArray, as_float32
+from bequest.engine.types.hidden import Indices, StatesDType
+from bequest.engine.types.states import ITEM_BYTES, StatesArray, as_float32
 
 Piece = bytes | memoryview
 

@@ -16,13 +16,13 @@ from functools import partial
 
 from msgspec import structs
 
-from engine.errors import QueueFull
-from engine.states.values import ChoiceStates
-from engine.types import Delta, Request, Usage
-from server.context import Context
-from server.errors import from_engine
-from server.states.encoding import Assembled, States
-from server.states.wish import held_bytes
+from bequest.engine.errors import QueueFull
+from bequest.engine.types import Delta, Request, Usage
+from bequest.engine.types.states import ChoiceStates
+from bequest.server.context import Context
+from bequest.server.errors import from_engine
+from bequest.server.states.encoding import Assembled, States
+from bequest.server.states.wish import held_bytes
 
 # Inputs of one HTTP request that the engine knows of at a time: enough to fill its steps, and no more than a part of
 # its queue.

@@ -9,14 +9,14 @@ from typing import Any
 
 from aiohttp import web
 
-from engine.states.values import ChoiceStates
-from engine.types import Delta, Request
-from server.context import Context
-from server.continuation.report import Report
-from server.states.encoding import JsonBody, Piece, states_object
-from server.states.extraction import is_small, release
-from server.states.sending import made_off_loop, send_body
-from server.states.wish import JsonEncoding, StatesWish
+from bequest.engine.types import Delta, Request
+from bequest.engine.types.states import ChoiceStates
+from bequest.server.context import Context
+from bequest.server.continuation.report import Report
+from bequest.server.states.encoding import JsonBody, Piece, states_object
+from bequest.server.states.extraction import is_small, release
+from bequest.server.states.sending import made_off_loop, send_body
+from bequest.server.states.wish import JsonEncoding, StatesWish
 
 
 @dataclass(frozen=True, slots=True)

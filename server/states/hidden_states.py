@@ -9,20 +9,20 @@ from typing import Any, cast
 import orjson
 from aiohttp import web
 
-from engine.types import Request, SamplingParams
-from server import fields
-from server.context import ANSWER_ID, CONTEXT
-from server.continuation.lineage import completion_prompts
-from server.continuation.report import report_of
-from server.errors import invalid
-from server.generation.generation import engine_requests, terms_of, usage_object
-from server.intake import read_object
-from server.names import new_id
-from server.states.encoding import Body, JsonBody, SafetensorsBody, states_object
-from server.states.extraction import Extracted, extracted, is_small
-from server.states.sending import send_body
-from server.states.wish import Encoding, prompt_states
-from server.wire import CompletionBody, EmbeddingsBody, HiddenStatesBody, PromptField
+from bequest.engine.types import Request, SamplingParams
+from bequest.server import fields
+from bequest.server.context import ANSWER_ID, CONTEXT
+from bequest.server.continuation.lineage import completion_prompts
+from bequest.server.continuation.report import report_of
+from bequest.server.errors import invalid
+from bequest.server.generation.generation import engine_requests, terms_of, usage_object
+from bequest.server.intake import read_object
+from bequest.server.names import new_id
+from bequest.server.states.encoding import Body, JsonBody, SafetensorsBody, states_object
+from bequest.server.states.extraction import Extracted, extracted, is_small
+from bequest.server.states.sending import send_body
+from bequest.server.states.wish import Encoding, prompt_states
+from bequest.server.wire import CompletionBody, EmbeddingsBody, HiddenStatesBody, PromptField
 
 _MOST_INPUTS = 2048  # OpenAI's limit of embeddings
 NOTHING_SAMPLED = SamplingParams(max_tokens=0, temperature=0.0)

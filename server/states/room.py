@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from engine.errors import DeadlineExceeded, QueueFull
+from bequest.engine.errors import DeadlineExceeded, QueueFull
 
 
 class Room:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 
-from server.states.encoding import Body, Piece, gathered
+from bequest.server.states.encoding import Body, Piece, gathered
 
 _log = logging.getLogger("bequest.server")
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
-from engine.errors import InvalidRequest
-from engine.states.hidden import (
+from bequest.engine.errors import InvalidRequest
+from bequest.engine.types import ModelInfo, Request
+from bequest.engine.types.hidden import (
     HiddenStatesParams,
     Pooling,
     Positions,
@@ -21,10 +22,9 @@ from engine.states.hidden import (
     resolve_layers,
     select_positions,
 )
-from engine.states.values import ITEM_BYTES
-from engine.types import ModelInfo, Request
-from server.errors import ApiError, invalid
-from server.wire import GeneratedStates, HiddenStatesBody, PositionsField, PositionSpan, shorten
+from bequest.engine.types.states import ITEM_BYTES
+from bequest.server.errors import ApiError, invalid
+from bequest.server.wire import GeneratedStates, HiddenStatesBody, PositionsField, PositionSpan, shorten
 
 JsonEncoding = Literal["float", "base64"]
 Encoding = JsonEncoding | Literal["safetensors"]

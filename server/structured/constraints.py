@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from engine.constraints.grammar import GrammarError, GrammarSource, lark_of_any
-from server.errors import ApiError, invalid, missing, unsupported
-from server.wire import STRUCTURED_KINDS, GenerationBody, describe, shorten
+from bequest.engine.constraints.grammar import GrammarError, GrammarSource, lark_of_any
+from bequest.server.errors import ApiError, invalid, missing, unsupported
+from bequest.server.wire import STRUCTURED_KINDS, GenerationBody, describe, shorten
 
 # JSON nests in what parses it: deeper than any schema that somebody wrote.
 _DEEPEST = 64

@@ -8,13 +8,13 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
-from engine.constraints.grammar_check import GrammarCheck
-from engine.text import Tokenizer
-from engine.types import ModelInfo
-from server.errors import unsupported
-from server.interfaces import TokenizerLike
-from server.structured.constraints import Constraint
+from bequest.engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
+from bequest.engine.constraints.grammar_check import GrammarCheck
+from bequest.engine.text import Tokenizer
+from bequest.engine.types import ModelInfo
+from bequest.server.errors import unsupported
+from bequest.server.interfaces import TokenizerLike
+from bequest.server.structured.constraints import Constraint
 
 _log = logging.getLogger("bequest.server")
 

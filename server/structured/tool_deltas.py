@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.text.tool_calls import CallArguments, CallBegun, Content, ToolCallReader, ToolEvent
-from server.names import new_id
+from bequest.engine.text.tool_calls import CallArguments, CallBegun, Content, ToolCallReader, ToolEvent
+from bequest.server.names import new_id
 
 
 def reason_with_calls(reason: str | None, reader: ToolCallReader | None) -> str | None:

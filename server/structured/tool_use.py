@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.text.tool_calls import FORMATS, ToolCallReader, ToolFormat, format_of_template
-from engine.types import SamplingParams
-from server.context import Context
-from server.structured.constraints import Constraint, check_alone
-from server.structured.tools import Tools
-from server.wire import GenerationBody
+from bequest.engine.text.tool_calls import FORMATS, ToolCallReader, ToolFormat, format_of_template
+from bequest.engine.types import SamplingParams
+from bequest.server.context import Context
+from bequest.server.structured.constraints import Constraint, check_alone
+from bequest.server.structured.tools import Tools
+from bequest.server.wire import GenerationBody
 
 
 class Calls:

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import orjson
 
-from engine.constraints.grammar import GrammarSource
-from engine.text.tool_calls import ToolCallReader, ToolFormat
-from server.errors import ApiError, invalid, missing, unsupported
-from server.generation.messages import string_at, wrong_type
-from server.structured.constraints import Constraint, json_schema
-from server.wire import shorten
+from bequest.engine.constraints.grammar import GrammarSource
+from bequest.engine.text.tool_calls import ToolCallReader, ToolFormat
+from bequest.server.errors import ApiError, invalid, missing, unsupported
+from bequest.server.generation.messages import string_at, wrong_type
+from bequest.server.structured.constraints import Constraint, json_schema
+from bequest.server.wire import shorten
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from engine.audio import SAMPLE_RATE, decode
-from engine.errors import InvalidAudio
+from bequest.engine.audio import SAMPLE_RATE, decode
+from bequest.engine.errors import InvalidAudio
 
 RNG = np.random.default_rng(5)
 HOUR = 3600.0

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
 
-from engine.audio import LogMel
-from engine.audio.mel import mel_filters
+from bequest.engine.audio import LogMel
+from bequest.engine.audio.mel import mel_filters
 
 RATE = 16000
 

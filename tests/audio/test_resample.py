@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.audio.resample import Resampler
+from bequest.engine.audio.resample import Resampler
 
 RATES = [8000, 11025, 16001, 22050, 24000, 32000, 44100, 48000, 96000]
 
@@ -57,7 +57,7 @@ def test_nothing_comes_of_nothing() -> None:
 @pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
 def test_each_output_is_its_own_sum(rate: int) -> None:
     """The slow obvious way, one output at a time."""
-    from engine.audio.resample import _taps
+    from bequest.engine.audio.resample import _taps
 
     signal = np.random.default_rng(2).uniform(-1, 1, 900)
     divisor = np.gcd(rate, 16000)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.checks import Differences, gap, lease_honoured, same
-from bench.client import Answer, Choice
-from bench.report import percentile, summarise, table
-from bench.two_stage import JobResult, Mode
+from bequest.bench.checks import Differences, gap, lease_honoured, same
+from bequest.bench.client import Answer, Choice
+from bequest.bench.report import percentile, summarise, table
+from bequest.bench.two_stage import JobResult, Mode
 
 
 def answer(*choices: Choice, seconds: float = 1.0, **fields: Any) -> Answer:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer, unused_port
 
-from bench import plot
-from bench.command import main, two_stage
-from bench.options import parse
-from bench.report import Row
-from bench.two_stage import Mode
-from server.__main__ import main as bequest
+from bequest.bench import plot
+from bequest.bench.command import main, two_stage
+from bequest.bench.options import parse
+from bequest.bench.report import Row
+from bequest.bench.two_stage import Mode
+from bequest.server.__main__ import main as bequest
 from tests.bench.fake_server import FakeServer, Faults
 
 SMALL = "--concurrency 1,3 --jobs 2 --prompt-tokens 20 --stage1-tokens 7 --width 4 --pressure 2"

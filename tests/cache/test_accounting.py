@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine._C import BlockPool, BlockTable, count_distinct_blocks, try_swap_in, try_swap_out
+from bequest.engine._C import BlockPool, BlockTable, count_distinct_blocks, try_swap_in, try_swap_out
 
 which = st.integers(0, 999)
 MOST = 5  # requests at once

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine._C import Batch, BlockPool, BlockTable, Error, TokenList, prepare_batch
+from bequest.engine._C import Batch, BlockPool, BlockTable, Error, TokenList, prepare_batch
 
 
 def table_for(pool: BlockPool, num_tokens: int) -> BlockTable:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from engine._C import BeamTables, BlockPool, BlockTable, Error, TokenList, prepare_batch
+from bequest.engine._C import BeamTables, BlockPool, BlockTable, Error, TokenList, prepare_batch
 from tests.cache.test_block_pool import write
 
 

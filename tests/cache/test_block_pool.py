@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine._C import BlockPool, BlockTable, Error, TokenList
+from bequest.engine._C import BlockPool, BlockTable, Error, TokenList
 
 
 def write(table: BlockTable, begin: int, end: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine._C import BlockPool, BlockTable, Error, TokenList, count_distinct_blocks
+from bequest.engine._C import BlockPool, BlockTable, Error, TokenList, count_distinct_blocks
 from tests.cache.test_block_pool import write
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine._C import BlockPool, BlockTable, Error, TokenList
+from bequest.engine._C import BlockPool, BlockTable, Error, TokenList
 from tests.cache.test_block_pool import write
 
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine._C import BlockPool, BlockTable, TokenList, swap_out_some, try_swap_in, try_swap_out
+from bequest.engine._C import BlockPool, BlockTable, TokenList, swap_out_some, try_swap_in, try_swap_out
 
 History = tuple[bytes, tuple[int, ...]]
 Pairs = list[tuple[int, int]]

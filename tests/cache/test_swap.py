@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine._C import (
+from bequest.engine._C import (
     BlockPool,
     BlockTable,
     Error,

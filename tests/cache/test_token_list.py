@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine._C import Error, TokenList
+from bequest.engine._C import Error, TokenList
 
 
 def test_grows_and_is_cut_at_the_end() -> None:

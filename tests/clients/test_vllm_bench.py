@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.embedded import embedded_model_path
-from engine.text import load_text
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.text import load_text
 from tests.clients.conftest import program, run
 from tests.test_end_to_end import Server
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.beams.search import BeamSearch
-from engine.types import Request
+from bequest.engine.beams.search import BeamSearch
+from bequest.engine.types import Request
 from tests.engine.harness import EOS
 from tests.engine.paged_fake import CROSS, best_continuations
 

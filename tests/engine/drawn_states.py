@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from engine.states.hidden import HiddenStatesParams, Span
-from engine.types import Request
+from bequest.engine.types import Request
+from bequest.engine.types.hidden import HiddenStatesParams, Span
 from tests.engine.paged_fake import NUM_ENCODER_LAYERS, NUM_LAYERS
 
 

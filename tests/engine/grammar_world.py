@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.build import CacheSizes, make_scheduler
-from engine.constraints.grammar import GrammarSource, Vocabulary
-from engine.engine import AsyncEngine
-from engine.llm import LLM
-from engine.models.embedded import embedded_model_path
-from engine.runner.catalogues import PlacedCatalogues
-from engine.runner.sampling import RowSampler
-from engine.scheduling.draft import SchedulerLimits
-from engine.text import Tokenizer, load_text
-from engine.types import ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.constraints.grammar import GrammarSource, Vocabulary
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.llm import LLM
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.sampling import RowSampler
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.text import Tokenizer, load_text
+from bequest.engine.types import ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
 
 EOS = 2
 _CLOSERS = set(b'"}]')

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from engine.build import CacheSizes, make_scheduler
-from engine.encoder import EncoderInfo
-from engine.engine import AsyncEngine
-from engine.scheduling.draft import SchedulerLimits
-from engine.states.extraction import ExtractionLimits
-from engine.states.values import ExtractedStates
-from engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
+from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.states import ExtractedStates
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, NUM_LAYERS, VOCAB, PagedFakeRunner
 
 EOS = 5

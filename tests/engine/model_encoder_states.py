@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.encoder import EncoderInput
-from engine.engine import AsyncEngine
-from engine.states.hidden import HiddenStatesParams, Stack, resolve_layers
-from engine.states.values import ChoiceStates, as_float32
-from engine.types import BeamParams, Request, SamplingParams
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.types import BeamParams, Request, SamplingParams
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.hidden import HiddenStatesParams, Stack, resolve_layers
+from bequest.engine.types.states import ChoiceStates, as_float32
 from tests.engine.harness import Answer, ask, ask_all, request
 from tests.engine.model_states import EXTRACT, GREEDY, states_of
 from tests.engine.test_encoder_decoder_models import Item, as_input, inputs, positions_for

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.types import Lineage, Retain, SamplingParams
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.types import Lineage, Retain, SamplingParams
 from tests.engine.harness import ask, ask_all, request
 
 FLOOD = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

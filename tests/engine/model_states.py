@@ -10,13 +10,13 @@ from functools import cache
 import numpy as np
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.states.hidden import HiddenStatesParams, Span, resolve_layers
-from engine.states.values import ChoiceStates, as_float32
-from engine.types import BeamParams, Lineage, Request, Retain, SamplingParams
-from engine.watching.observation import RequestStats, StepStats
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.types import BeamParams, Lineage, Request, Retain, SamplingParams
+from bequest.engine.types.hidden import HiddenStatesParams, Span, resolve_layers
+from bequest.engine.types.states import ChoiceStates, as_float32
+from bequest.engine.watching.observation import RequestStats, StepStats
 from tests.engine.harness import Answer, ask, ask_all, request
 
 # States of all layers and tokens, [L + 1, tokens, H], as transformers computes them

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.states.hidden import StepTaps
-from engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
+from bequest.engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
+from bequest.engine.types.hidden import StepTaps
 
 VOCAB = 997
 BEAM_VOCAB = 40  # the first tokens of it: enough for beams to part and meet

@@ -7,14 +7,14 @@ from collections import Counter
 
 import numpy as np
 
-from engine.build import CacheSizes, make_scheduler
-from engine.cache.salt import pack_salt
-from engine.outputs import ChoiceOutput
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.results import apply_result
-from engine.scheduling.sequence import Group
-from engine.scheduling.step import Launch
-from engine.types import Request, SamplingParams, StepResult
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.cache.salt import pack_salt
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.results import apply_result
+from bequest.engine.scheduling.sequence import Group
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.types import Request, SamplingParams, StepResult
 
 
 class Plans:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from engine.kernels.kv_format import FP8, UNSCALED, KvScales
+from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
 
 
 def rounded(x: Tensor, scale: float, dtype: torch.dtype = FP8) -> Tensor:

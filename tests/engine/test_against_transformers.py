@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.llm import LLM, Completion
-from engine.types import SamplingParams
+from bequest.engine.config import EngineConfig
+from bequest.engine.llm import LLM, Completion
+from bequest.engine.types import SamplingParams
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
 NUM_TOKENS = 12

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from engine.build import CacheSizes, make_scheduler
-from engine.errors import DeadlineExceeded, InvalidRequest
-from engine.outputs import ChoiceOutput
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.sequence import Group
-from engine.types import MAX_BEAM_WIDTH, BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.errors import DeadlineExceeded, InvalidRequest
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.sequence import Group
+from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens

@@ -8,8 +8,8 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from engine.beams.search import BeamSearch
-from engine.types import BeamCandidates, BeamParams, SamplingParams
+from bequest.engine.beams.search import BeamSearch
+from bequest.engine.types import BeamCandidates, BeamParams, SamplingParams
 
 VOCAB = 12
 EOS = (3, 7)

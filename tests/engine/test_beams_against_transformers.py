@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.llm import LLM, Completion
-from engine.types import BeamParams, SamplingParams
+from bequest.engine.config import EngineConfig
+from bequest.engine.llm import LLM, Completion
+from bequest.engine.types import BeamParams, SamplingParams
 from tests.engine.test_against_transformers import prompts
 from tests.tiny_models import make_reference
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from engine.engine import AsyncEngine
-from engine.errors import (
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import (
     InsufficientRetention,
     NameInUse,
     ParentExpired,
@@ -16,7 +16,7 @@ from engine.errors import (
     ParentNotFound,
     RetentionTooLarge,
 )
-from engine.types import Lineage, Request, Retain, SamplingParams
+from bequest.engine.types import Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.types import Inheritance, Lineage, Request, Retain, SamplingParams, TokenLogprob
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.types import Inheritance, Lineage, Request, Retain, SamplingParams, TokenLogprob
 from tests.engine.harness import ask_all, request
 from tests.tiny_models import VOCAB_SIZE
 

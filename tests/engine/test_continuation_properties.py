@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from engine.engine import AsyncEngine
-from engine.types import Inheritance, Lineage, ParentChoice, Request, Retain, SamplingParams
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.types import Inheritance, Lineage, ParentChoice, Request, Retain, SamplingParams
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
 

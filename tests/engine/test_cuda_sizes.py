@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
-from engine.types import MAX_BEAM_WIDTH
+from bequest.engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
+from bequest.engine.types import MAX_BEAM_WIDTH
 
 
 @pytest.mark.parametrize(("seqs", "tokens"), [(1, 1), (7, 40), (256, 2048), (300, 512), (1024, 8192), (2048, 2048)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import OutputMode, SamplingParams
+from bequest.engine.types import OutputMode, SamplingParams
 from tests.engine.harness import EOS, Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import VOCAB, expected_tokens
 

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.llm import LLM
-from engine.types import SamplingParams
+from bequest.engine.config import EngineConfig
+from bequest.engine.llm import LLM
+from bequest.engine.types import SamplingParams
 from tests.models.embedded_reference import embedded_reference
 
 NUM_TOKENS = 3

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from engine._C import BlockPool, BlockTable
-from engine.cache.cross import CrossTables
-from engine.encoder import EncoderInput, TokenRules
-from engine.engine import AsyncEngine
-from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine._C import BlockPool, BlockTable
+from bequest.engine.cache.cross import CrossTables
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import ContextLengthExceeded, InvalidRequest
+from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.types.encoder import EncoderInput, TokenRules
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
 from tests.engine.test_beam_groups import check as check_beams

@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import GenerationMixin, PreTrainedModel
 
-from engine.config import EngineConfig
-from engine.encoder import EncoderInput
-from engine.llm import LLM, Completion, EncoderDecoderPrompt
-from engine.types import BeamParams, SamplingParams
-from engine.watching.observation import RequestStats, StepStats
+from bequest.engine.config import EngineConfig
+from bequest.engine.llm import LLM, Completion, EncoderDecoderPrompt
+from bequest.engine.types import BeamParams, SamplingParams
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.watching.observation import RequestStats, StepStats
 from tests.tiny_encoder_decoders import (
     TINY_ENCODER_DECODERS,
     VOCAB_SIZE,

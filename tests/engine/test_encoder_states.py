@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.encoder import EncoderInput
-from engine.engine import AsyncEngine
-from engine.errors import AnswerTooLarge, InvalidRequest, QueueFull
-from engine.states.extraction import ExtractionLimits
-from engine.states.hidden import HiddenStatesParams, Positions, Span
-from engine.types import BeamParams, OutputMode, Request, SamplingParams
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import AnswerTooLarge, InvalidRequest, QueueFull
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import BeamParams, OutputMode, Request, SamplingParams
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, expected_encoder_states, expected_tokens
 from tests.engine.test_encoder_decoder import START, encoder_of

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.engine import AsyncEngine
-from engine.errors import QueueFull
-from engine.types import Delta, SamplingParams
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import QueueFull
+from bequest.engine.types import Delta, SamplingParams
 from tests.engine.harness import Setup, request, running, until
 from tests.engine.paged_fake import VOCAB
 

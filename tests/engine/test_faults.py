@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.build import CacheSizes, make_scheduler
-from engine.engine import AsyncEngine
-from engine.errors import EngineDead
-from engine.scheduling.draft import SchedulerLimits
-from engine.types import ModelInfo, PendingStep, SamplingParams, StepPlan, StepResult
-from engine.watching.watchdog import StepWatchdog
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import EngineDead
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.types import ModelInfo, PendingStep, SamplingParams, StepPlan, StepResult
+from bequest.engine.watching.watchdog import StepWatchdog
 from tests.engine.harness import ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 

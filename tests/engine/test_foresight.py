@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
-from engine.build import CacheSizes, make_scheduler
-from engine.engine import AsyncEngine
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.foresight import Foresight
-from engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.foresight import Foresight
+from bequest.engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
 from tests.engine.harness import ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 

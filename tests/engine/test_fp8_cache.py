@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.errors import ModelError
-from engine.kernels.kv_format import KvScales
-from engine.llm import LLM, Completion
-from engine.models.load import load_model
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.kv_format import KvScales
+from bequest.engine.llm import LLM, Completion
+from bequest.engine.models.load import load_model
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
 from tests.engine.test_against_transformers import PARAMS, Expected, expect, prompts

@@ -13,8 +13,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.constraints.grammar import (
+from bequest.engine.config import EngineConfig
+from bequest.engine.constraints.grammar import (
     UNSPELLABLE,
     Grammar,
     GrammarError,
@@ -23,11 +23,11 @@ from engine.constraints.grammar import (
     Vocabulary,
     lark_of_any,
 )
-from engine.constraints.grammar_check import GrammarCheck
-from engine.constraints.masks import mask_words
-from engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
-from engine.llm import LLM
-from engine.types import Delta, OutputMode, Request, SamplingParams
+from bequest.engine.constraints.grammar_check import GrammarCheck
+from bequest.engine.constraints.masks import mask_words
+from bequest.engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
+from bequest.engine.llm import LLM
+from bequest.engine.types import Delta, OutputMode, Request, SamplingParams
 from tests.engine.grammar_world import (
     EOS,
     check_answers_follow_their_grammars,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.engine import AsyncEngine
-from engine.errors import AnswerTooLarge, DeadlineExceeded, InvalidRequest, QueueFull
-from engine.states.extraction import ExtractionLimits
-from engine.states.hidden import HiddenStatesParams, Positions, Span
-from engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import AnswerTooLarge, DeadlineExceeded, InvalidRequest, QueueFull
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, expected_states, expected_tokens
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from engine.engine import AsyncEngine
-from engine.errors import (
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineDraining,
@@ -20,7 +20,7 @@ from engine.errors import (
     ParentFailed,
     ParentNotFound,
 )
-from engine.types import Delta, Lineage, Request, Retain, SamplingParams
+from bequest.engine.types import Delta, Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from bequest.engine.config import EngineConfig
 from tests.engine.model_leases import check_leases_survive
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from engine.errors import (
+from bequest.engine.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineDead,
@@ -16,7 +16,7 @@ from engine.errors import (
     InternalError,
     QueueFull,
 )
-from engine.types import Delta, SamplingParams
+from bequest.engine.types import Delta, SamplingParams
 from tests.engine.harness import EOS, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
 

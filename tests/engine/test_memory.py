@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import ModelError
-from engine.runner.memory import GIB, CacheWish, Share, plan_cache
+from bequest.engine.errors import ModelError
+from bequest.engine.runner.memory import GIB, CacheWish, Share, plan_cache
 
 MIB = 1 << 20
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.errors import InternalError
-from engine.types import SamplingParams
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.errors import InternalError
+from bequest.engine.types import SamplingParams
 from tests.engine.harness import ask, request
 
 POISON = 200  # this token's embedding is NaN

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import OutputMode, Request, SamplingParams
-from engine.watching.observation import RequestStats, StepStats
+from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.watching.observation import RequestStats, StepStats
 from tests.engine.harness import Setup, ask_all, request, running
 from tests.engine.test_beam_groups import beam_params
 from tests.engine.test_encoder_decoder import encoder_of

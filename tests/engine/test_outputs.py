@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from engine.models.embedded import embedded_model_path
-from engine.outputs import ChoiceOutput
-from engine.text import load_text
-from engine.text.tokenizer import Tokenizer
-from engine.types import ChoiceDelta, OutputMode, SamplingParams, TokenLogprob
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.text import load_text
+from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.types import ChoiceDelta, OutputMode, SamplingParams, TokenLogprob
 from tests.engine.harness import request
 
 TEXT = "Grüße aus Köln: 🙂 und 日本語, 123."

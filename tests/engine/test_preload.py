@@ -11,7 +11,7 @@ import pytest
 LIBRARIES = """
 import sys
 from pathlib import Path
-from engine.preload import load_torch_libraries
+from bequest.engine.preload import load_torch_libraries
 load_torch_libraries()
 assert "libtorch_cpu" in Path("/proc/self/maps").read_text(), "not loaded"
 assert "torch" not in sys.modules
@@ -22,11 +22,11 @@ load_torch_libraries()
 WITHOUT_TORCH = """
 import sys
 sys.path = [path for path in sys.path if "site-packages" not in path]
-from engine.preload import load_torch_libraries
+from bequest.engine.preload import load_torch_libraries
 load_torch_libraries()
 """
 WITHOUT_DRIVER = """
-from engine.preload import start_cuda
+from bequest.engine.preload import start_cuda
 start_cuda()
 """
 NO_GGUF = """

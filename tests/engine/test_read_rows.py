@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.runner.read_rows import read_tokens
-from engine.types import PromptLogprobSpec, StepPlan
+from bequest.engine.runner.read_rows import read_tokens
+from bequest.engine.types import PromptLogprobSpec, StepPlan
 
 _NONE = np.empty(0, np.int32)
 _NO_PAIRS = np.empty((0, 2), np.int32)

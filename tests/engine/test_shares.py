@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.types import SamplingParams
+from bequest.engine.types import SamplingParams
 from tests.engine.harness import Setup, ask_all, request, running, until
 from tests.engine.plans import Plans
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from engine.build import CacheSizes, make_scheduler
-from engine.engine import AsyncEngine
-from engine.scheduling.draft import SchedulerLimits
-from engine.states.extraction import ExtractionLimits
-from engine.states.hidden import HiddenStatesParams
-from engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.types.hidden import HiddenStatesParams
 from tests.engine.harness import ask, request, until
 from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states
 

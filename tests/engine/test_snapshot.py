@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.types import Retain, SamplingParams
-from engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
+from bequest.engine.types import Retain, SamplingParams
+from bequest.engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
 from tests.engine.harness import Setup, ask, request, running, until
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)

@@ -6,17 +6,17 @@ import dataclasses
 
 import pytest
 
-from engine.build import CacheSizes, make_scheduler
-from engine.outputs import ChoiceOutput
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.results import apply_result
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Group
-from engine.scheduling.step import Launch
-from engine.states.extraction import ExtractionLimits
-from engine.states.hidden import HiddenStatesParams
-from engine.states.step_lengths import StepLengths
-from engine.types import Request, SamplingParams
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.results import apply_result
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.scheduling.sequence import Group
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.states.step_lengths import StepLengths
+from bequest.engine.types import Request, SamplingParams
+from bequest.engine.types.hidden import HiddenStatesParams
 from tests.engine.harness import request
 from tests.engine.paged_fake import NUM_LAYERS, PagedFakeRunner
 

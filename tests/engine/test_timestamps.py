@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.encoder import TimestampRule, TokenRules
-from engine.runner.timestamps import TimestampRows
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.runner.timestamps import TimestampRows
+from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.types.encoder import TimestampRule, TokenRules
 
 TEXT, END, NO_TIMES, FIRST, VOCAB = 10, 10, 14, 15, 140
 NEVER = (3, 11, 12)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from engine.runner.warm_pages import populate_in_background
+from bequest.engine.runner.warm_pages import populate_in_background
 
 
 @pytest.mark.parametrize("most_bytes", [0, 1, 4096, 10 << 20, 1 << 30])

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.build import CacheSizes, make_scheduler
-from engine.engine import AsyncEngine
-from engine.errors import EngineDead
-from engine.scheduling.draft import SchedulerLimits
-from engine.types import BeamParams, ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import EngineDead
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.types import BeamParams, ModelInfo, SamplingParams, StepPlan, StepResult
 from tests.engine.harness import Answer, ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 

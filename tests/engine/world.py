@@ -12,22 +12,22 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, replace
 
-from engine._C import BlockTable
-from engine.build import CacheSizes, make_scheduler
-from engine.cache.salt import salt_of
-from engine.encoder import EncoderInput
-from engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
-from engine.inheritance.records import KeptChoice, Record
-from engine.outputs import ChoiceOutput
-from engine.scheduling.admission import most_blocks_of_beams
-from engine.scheduling.draft import SchedulerLimits
-from engine.scheduling.results import apply_result
-from engine.scheduling.sequence import NO_ROW, Group, Status
-from engine.scheduling.step import Launch
-from engine.states.capture import capture_of
-from engine.states.extraction import ExtractionLimits
-from engine.states.hidden import present_positions
-from engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
+from bequest.engine._C import BlockTable
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.cache.salt import salt_of
+from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
+from bequest.engine.inheritance.records import KeptChoice, Record
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.admission import most_blocks_of_beams
+from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.results import apply_result
+from bequest.engine.scheduling.sequence import NO_ROW, Group, Status
+from bequest.engine.scheduling.step import Launch
+from bequest.engine.states.capture import capture_of
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.hidden import present_positions
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request

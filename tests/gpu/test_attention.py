@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda as ops
-from engine.kernels import cuda_attention as cuda
-from engine.kernels.cuda_linear import linear
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels import cuda_attention as cuda
+from bequest.engine.kernels.cuda_linear import linear
 
 pytestmark = pytest.mark.gpu
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.beams.catalogue import Catalogue
-from engine.kernels import cpu
-from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
-from engine.kernels.cpu_beams import constrain_row
-from engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace
-from engine.kernels.cuda_sampler import CudaSampler
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.kernels import cpu
+from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.kernels.cpu_beams import constrain_row
+from bequest.engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace
+from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.types.catalogue import Catalogue
 from tests.kernels import test_beams as cases
 from tests.kernels.beam_reference import ReferenceGroup, check_group, expect
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.cuda_backend import CudaBackend
-from engine.models.load import LoadedModel, load_model
+from bequest.engine.models.cuda_backend import CudaBackend
+from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged_cross import CrossSequences
 from tests.models.test_encoder_decoder import DECODER_LENS, make_inputs, make_tokens, run_reference
 from tests.tiny_encoder_decoders import TINY_ENCODER_DECODERS, make_encoder_decoder, save_encoder_decoder

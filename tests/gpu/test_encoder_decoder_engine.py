@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.llm import LLM
+from bequest.engine.config import EngineConfig
+from bequest.engine.llm import LLM
 from tests.engine.test_encoder_decoder_models import GREEDY, check_engine, make_cases, save_model
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.llm import LLM, Completion
-from engine.types import BeamParams, SamplingParams
+from bequest.engine.config import EngineConfig
+from bequest.engine.llm import LLM, Completion
+from bequest.engine.types import BeamParams, SamplingParams
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
 from tests.engine.test_beams_against_transformers import check_searches

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.kernels import cuda as ops
-from engine.kernels import cuda_attention as cuda
-from engine.kernels.kv_format import FP8, UNSCALED, KvScales
-from engine.llm import LLM
+from bequest.engine.config import EngineConfig
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels import cuda_attention as cuda
+from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
+from bequest.engine.llm import LLM
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches, rounded
 from tests.engine.test_against_transformers import PARAMS, expect, prompts

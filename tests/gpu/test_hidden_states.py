@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from bequest.engine.config import EngineConfig
 from tests.engine.model_states import Trial, check_states, reference_of
 from tests.tiny_models import VOCAB_SIZE, make_reference
 

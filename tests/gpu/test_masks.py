@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
-from engine.errors import EngineDraining
-from engine.kernels import cpu as kernels
-from engine.kernels import cuda
-from engine.kernels.cuda_sampler import CudaSampler
-from engine.llm import LLM
-from engine.types import Request, RowSpec, SamplingParams
+from bequest.engine.build import build_engine
+from bequest.engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
+from bequest.engine.errors import EngineDraining
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels import cuda
+from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.llm import LLM
+from bequest.engine.types import Request, RowSpec, SamplingParams
 from tests.engine.grammar_world import check_answers_follow_their_grammars
 from tests.gpu.test_engine import config
 from tests.kernels.test_sampling_masks import packed

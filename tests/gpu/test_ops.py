@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cuda as ops
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine import _C
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 
 pytestmark = pytest.mark.gpu
 

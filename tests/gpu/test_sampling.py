@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cpu as kernels
-from engine.kernels import cuda as ops
-from engine.kernels.cuda_sampler import CudaSampler
-from engine.types import RowSpec, SamplingParams
+from bequest.engine import _C
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.types import RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels import cuda_attention
+from bequest.engine.kernels import cuda_attention
 from tests.gpu.test_attention import DEVICE, LAYER, Case, check_rows, make_step, run, workspace_of
 
 pytestmark = pytest.mark.gpu

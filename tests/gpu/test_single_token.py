@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cuda as ops
-from engine.kernels import cuda_attention as attention
-from engine.kernels.kv_format import FP8, UNSCALED, KvScales
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels import cuda_attention as attention
+from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
 
 pytestmark = pytest.mark.gpu
 

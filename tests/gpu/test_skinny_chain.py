@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cuda_chain
-from engine.kernels.cuda_chain import Head, Product, Tail
-from engine.kernels.cuda_linear import RowNorm
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine import _C
+from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels.cuda_chain import Head, Product, Tail
+from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 from tests.gpu.test_ops import DEVICE, guarded, int32, randn, reference_norm
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cuda as ops
-from engine.kernels import cuda_linear as products
-from engine.kernels.cuda_linear import RowNorm
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine import _C
+from bequest.engine.kernels import cuda as ops
+from bequest.engine.kernels import cuda_linear as products
+from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 from tests.gpu.test_ops import CANARY, DEVICE, guarded, int32, randn, reference_norm
 
 pytestmark = pytest.mark.gpu

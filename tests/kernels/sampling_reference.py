@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine import _C
-from engine.types import RowSpec
+from bequest.engine import _C
+from bequest.engine.types import RowSpec
 
 Floats = npt.NDArray[np.float64]
 

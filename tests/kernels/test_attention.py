@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import _C
-from engine.kernels import cpu as kernels
+from bequest.engine import _C
+from bequest.engine.kernels import cpu as kernels
 
 NAN = float("nan")
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
-from engine.kernels.kv_format import FP8
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.kv_format import FP8
 from tests.kernels.test_attention import Case, Step, attend, make_plan, make_step
 from tests.kernels.test_attention_invariance import rows_of
 

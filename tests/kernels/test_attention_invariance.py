@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import _C
-from engine.kernels import cpu as kernels
+from bequest.engine import _C
+from bequest.engine.kernels import cpu as kernels
 from tests.kernels.test_attention import LAYER, Case, Step, attend, make_plan, make_step
 
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.beams.catalogue import Catalogue
-from engine.kernels import cpu
-from engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
-from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
-from engine.kernels.cpu_beams import BeamCandidates, beam_candidates
+from bequest.engine.kernels import cpu
+from bequest.engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
+from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.kernels.cpu_beams import BeamCandidates, beam_candidates
+from bequest.engine.types.catalogue import Catalogue
 from tests.kernels.beam_reference import ReferenceGroup, check_group, expect
 
 V = 1000

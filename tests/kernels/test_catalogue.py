@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.beams.catalogue import ROOT, Catalogue
-from engine.kernels import cpu
-from engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
-from engine.kernels.cpu_beams import constrain_row
-from engine.runner.catalogues import PlacedCatalogues
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.kernels import cpu
+from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
+from bequest.engine.kernels.cpu_beams import constrain_row
+from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.types.catalogue import ROOT, Catalogue
 
 V = 50
 Item = tuple[int, ...]

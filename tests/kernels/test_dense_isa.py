@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels import cpu as kernels
+from bequest.engine.kernels import cpu as kernels
 
 HERE = Path(__file__).parent
 SUITES = ("dense_linear", "dense_ops", "quantised_linear")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 
 CANARY = 12345.0
 TOKENS = [0, 1, 2, 33]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
-from engine.kernels.kv_format import FP8, KvScales
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.kv_format import FP8, KvScales
 
 BS, NKV, NQ = 4, 2, 6
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine import _C
-from engine.kernels import cpu as kernels
+from bequest.engine import _C
+from bequest.engine.kernels import cpu as kernels
 
 NB, L, NKV, BS, D = 6, 3, 2, 4, 5
 NAN = float("nan")

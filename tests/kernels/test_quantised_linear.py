@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
+from bequest.engine.kernels import cpu as kernels
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

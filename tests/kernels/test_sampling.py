@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine import _C
-from engine.kernels import cpu as kernels
-from engine.types import RowSpec, SamplingParams
+from bequest.engine import _C
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.types import RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow, gumbel
 
 V = 1000

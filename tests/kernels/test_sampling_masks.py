@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.constraints.masks import mask_words
-from engine.kernels import cpu as kernels
-from engine.types import RowSpec, SamplingParams
+from bequest.engine.constraints.masks import mask_words
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.types import RowSpec, SamplingParams
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
-from engine.kernels.cpu_weights import PackedWeight
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.cpu_weights import PackedWeight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

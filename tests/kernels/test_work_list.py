@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from engine import _C
+from bequest.engine import _C
 
 F32, BF16 = 0, 1
 CANARY = -7

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.models.embedded import embedded_model_path
-from engine.models.gguf_file import GGUFFile
-from engine.models.gguf_loader import hf_name
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.models.gguf_file import GGUFFile
+from bequest.engine.models.gguf_loader import hf_name
 
 
 def embedded_reference() -> LlamaForCausalLM:

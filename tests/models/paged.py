@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu import AttentionPlan
-from engine.models.batch import ModelInput, ReadRows
-from engine.models.decoder import Decoder
+from bequest.engine.kernels.cpu import AttentionPlan
+from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.decoder import Decoder
 
 BLOCK_SIZE = 4
 

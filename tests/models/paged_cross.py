@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu import AttentionPlan
-from engine.kernels.cuda_attention import CudaAttentionWorkspace
-from engine.kernels.hidden_tap import HiddenTap
-from engine.models.batch import EncoderInputs, ModelInput
-from engine.models.encoder_batch import lay_out
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.models.load import LoadedModel
+from bequest.engine.kernels.cpu import AttentionPlan
+from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
+from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.models.batch import EncoderInputs, ModelInput
+from bequest.engine.models.encoder_batch import lay_out
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.load import LoadedModel
 
 BLOCK_SIZE = 4
 

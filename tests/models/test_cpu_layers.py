@@ -9,14 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu as kernels
-from engine.kernels.cpu_stack import LayerStack, StackCache, StackProduct, can_store_in_cache, linear_into_cache
-from engine.kernels.hidden_tap import HiddenTap, LayerTap
-from engine.models.backend import Activation, CpuBackend
-from engine.models.cpu_layers import stack_of
-from engine.models.encoder_decoder import PreNorm
-from engine.models.layers import LayerNorm, Linear, RMSNorm
-from engine.models.sublayers import CrossAttention, CrossLayer, EncoderLayer, FeedForward, Norm, SelfAttention, SelfKeys
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.cpu_stack import LayerStack, StackCache, StackProduct, can_store_in_cache, linear_into_cache
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine.models.backend import Activation, CpuBackend
+from bequest.engine.models.cpu_layers import stack_of
+from bequest.engine.models.encoder_decoder import PreNorm
+from bequest.engine.models.layers import LayerNorm, Linear, RMSNorm
+from bequest.engine.models.sublayers import (
+    CrossAttention,
+    CrossLayer,
+    EncoderLayer,
+    FeedForward,
+    Norm,
+    SelfAttention,
+    SelfKeys,
+)
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.load import LoadedModel, load_model
+from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged import PagedSequences
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, make_reference
 

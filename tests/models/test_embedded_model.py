@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.models.embedded import embedded_model_path
-from engine.models.load import LoadedModel, load_model
+from bequest.engine.config import EngineConfig
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.models.load import LoadedModel, load_model
 from tests.engine.model_states import Trial, check_states, reference_of
 from tests.models.embedded_reference import embedded_reference
 from tests.models.paged import PagedSequences

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.kernels.hidden_tap import HiddenTap
-from engine.models.backend import CpuBackend
-from engine.models.encoder_decoder import EncoderDecoder
-from engine.models.load import LoadedModel, load_model
+from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.models.backend import CpuBackend
+from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged_cross import CrossSequences, EncoderInput, encoder_inputs
 from tests.tiny_encoder_decoders import (
     TINY_ENCODER_DECODERS,

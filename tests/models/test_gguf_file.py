@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from engine.errors import ModelError
-from engine.models import embedded
-from engine.models.gguf_file import GGUFFile
+from bequest.engine.errors import ModelError
+from bequest.engine.models import embedded
+from bequest.engine.models.gguf_file import GGUFFile
 
 RNG = np.random.default_rng(0)
 MATRIX = RNG.standard_normal((6, 64)).astype(np.float32)

@@ -13,11 +13,11 @@ from gguf import GGMLQuantizationType
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.errors import ModelError
-from engine.models.gguf_config import parse_gguf_config
-from engine.models.gguf_file import GGUFFile, GGUFTensor
-from engine.models.gguf_loader import GGUFSource, dequantise, hf_name, pair_halves
-from engine.models.load import load_model, open_checkpoint
+from bequest.engine.errors import ModelError
+from bequest.engine.models.gguf_config import parse_gguf_config
+from bequest.engine.models.gguf_file import GGUFFile, GGUFTensor
+from bequest.engine.models.gguf_loader import GGUFSource, dequantise, hf_name, pair_halves
+from bequest.engine.models.load import load_model, open_checkpoint
 from tests.models.paged import PagedSequences
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import LLAMA3, SHAPE

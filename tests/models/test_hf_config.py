@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ModelError
-from engine.models.hf_config import parse_hf_config
+from bequest.engine.errors import ModelError
+from bequest.engine.models.hf_config import parse_hf_config
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.models.dtype import cpu_has_bfloat16, resolve_dtype
-from engine.models.generation import GenerationDefaults
-from engine.models.load import load_model, open_checkpoint
+from bequest.engine.errors import ModelError
+from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_dtype
+from bequest.engine.models.generation import GenerationDefaults
+from bequest.engine.models.load import load_model, open_checkpoint
 from tests.models.paged import PagedSequences
 from tests.tiny_models import save_tiny_model
 

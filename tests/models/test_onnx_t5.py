@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from engine.errors import ModelError
-from engine.models.foreign import open_foreign
-from engine.models.load import load_model
-from engine.models.onnx_file import OnnxFile
+from bequest.engine.errors import ModelError
+from bequest.engine.models.foreign import open_foreign
+from bequest.engine.models.load import load_model
+from bequest.engine.models.onnx_file import OnnxFile
 
 FLOAT, UINT8, INT8 = 1, 2, 3
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.errors import ModelError
-from engine.models.backend import CpuBackend
-from engine.models.decoder import Decoder
-from engine.models.layers import Loader
-from engine.models.load import open_checkpoint
-from engine.models.padding import pad_heads
+from bequest.engine.errors import ModelError
+from bequest.engine.models.backend import CpuBackend
+from bequest.engine.models.decoder import Decoder
+from bequest.engine.models.layers import Loader
+from bequest.engine.models.load import open_checkpoint
+from bequest.engine.models.padding import pad_heads
 from tests.models.paged import PagedSequences
 
 TOKENS = list(range(3, 40))

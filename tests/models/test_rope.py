@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.models.config import RopeConfig, extended_max_position
-from engine.models.fields import Fields
-from engine.models.hf_config import parse_hf_rope
-from engine.models.rope import cos_sin_table, inverse_frequencies
+from bequest.engine.models.config import RopeConfig, extended_max_position
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.hf_config import parse_hf_rope
+from bequest.engine.models.rope import cos_sin_table, inverse_frequencies
 
 HEAD_DIM = 64
 MAX_POSITION = 512

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import ModelError
-from engine.models.torch_zip import StoredTensor, TorchZip
+from bequest.engine.errors import ModelError
+from bequest.engine.models.torch_zip import StoredTensor, TorchZip
 
 
 def saved(content: Any, path: Path) -> TorchZip:

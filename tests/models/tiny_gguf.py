@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
-from engine.models.gguf_loader import GLOBAL_NAMES, LAYER_NAMES
+from bequest.engine.models.gguf_loader import GLOBAL_NAMES, LAYER_NAMES
 from tests.tiny_models import make_reference
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

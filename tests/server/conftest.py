@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from engine.config import ServerConfig
-from server.access.keys import KeyRing
-from server.app import AppRunner, make_app
-from server.continuation.leases import LeaseTimes
-from server.operation.metrics import Metrics
+from bequest.engine.config import ServerConfig
+from bequest.server.access.keys import KeyRing
+from bequest.server.app import AppRunner, make_app
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.operation.metrics import Metrics
 from tests.server.fakes import FakeEngine, FakeText
 from tests.server.front import Front
 

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from engine.config import ServerConfig
-from engine.types import ChoiceDelta, Delta, Request, Usage
-from server.continuation.leases import LeaseTimes
-from server.operation.logs import configure_logging
-from server.operation.metrics import Metrics
-from server.serve import serve
+from bequest.engine.config import ServerConfig
+from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
+from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.operation.logs import configure_logging
+from bequest.server.operation.metrics import Metrics
+from bequest.server.serve import serve
 from tests.server.fakes import FakeEngine, FakeText
 
 

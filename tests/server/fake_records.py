@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from engine.errors import DeadlineExceeded, EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
-from engine.types import (
+from bequest.engine.errors import DeadlineExceeded, EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
+from bequest.engine.types import (
     ChoiceEntry,
     Delta,
     Grade,

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from engine.states.hidden import HiddenStatesParams, present_positions
-from engine.states.values import ChoiceStates, ExtractedStates, StatesArray, StatesPart, convert
-from engine.types import Delta, ModelInfo, Request
+from bequest.engine.types import Delta, ModelInfo, Request
+from bequest.engine.types.hidden import HiddenStatesParams, present_positions
+from bequest.engine.types.states import ChoiceStates, ExtractedStates, StatesArray, StatesPart, convert
 
 NUM_LAYERS, HIDDEN = 4, 8
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import soundfile
 
-from engine.encoder import EncoderInfo
-from engine.types import ChoiceDelta, Delta, OutputMode, Request, TokenLogprob, Usage
+from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, TokenLogprob, Usage
+from bequest.engine.types.encoder import EncoderInfo
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 NAMES = [

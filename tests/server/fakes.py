@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
-from engine.states.extraction import ExtractionLimits
-from engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
-from engine.watching.observation import EngineLoad
-from engine.watching.snapshot import OpenRequest, Snapshot
+from bequest.engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from bequest.engine.watching.observation import EngineLoad
+from bequest.engine.watching.snapshot import OpenRequest, Snapshot
 from tests.server.fake_records import FakeRecords
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, FakeStates
 

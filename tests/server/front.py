@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import orjson
 
-from server.operation.metrics import Metrics
+from bequest.server.operation.metrics import Metrics
 from tests.server.fakes import FakeEngine, FakeText
 
 

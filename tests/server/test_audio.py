@@ -12,9 +12,9 @@ import aiohttp
 import openai
 import pytest
 
-from engine.encoder import TimestampRule
-from engine.errors import DeadlineExceeded, InternalError
-from engine.types import Delta, Request
+from bequest.engine.errors import DeadlineExceeded, InternalError
+from bequest.engine.types import Delta, Request
+from bequest.engine.types.encoder import TimestampRule
 from tests.audio.test_decode import wav
 from tests.server.fake_whisper import (
     DE,

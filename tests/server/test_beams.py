@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from engine.types import MAX_BEAM_WIDTH, BeamParams
-from server.generation.sampling import MAX_ANSWER_BYTES
+from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams
+from bequest.server.generation.sampling import MAX_ANSWER_BYTES
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
@@ -201,7 +201,7 @@ async def test_beams_continue_a_parent_and_are_leased(front: Front) -> None:
 async def test_scores_far_below_what_stands_for_impossible_stay_as_they_are(start: Starter) -> None:
     import math
 
-    from engine.types import ChoiceDelta, Delta, Request, Usage
+    from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
 
     def script(request: Request) -> Any:
         scores = (-25_000.0, -math.inf)

@@ -13,7 +13,7 @@ import openai
 import orjson
 import pytest
 
-from engine.beams.catalogue import Catalogue
+from bequest.engine.types.catalogue import Catalogue
 from tests.server.conftest import Starter
 from tests.server.fakes import EOS
 from tests.server.front import Front

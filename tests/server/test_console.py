@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
-from server.console_routes import STATIC_PATHS, _field
+from bequest.engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
+from bequest.server.console_routes import STATIC_PATHS, _field
 from tests.server.conftest import Starter
 from tests.server.front import Front
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.text import ChatTemplate
-from engine.types import Lineage, Request, Retain
-from server.continuation.extension import Conversation
+from bequest.engine.text import ChatTemplate
+from bequest.engine.types import Lineage, Request, Retain
+from bequest.server.continuation.extension import Conversation
 from tests.server.fakes import BOS, EOS, PIECES
 from tests.server.front import Front
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine.errors import InsufficientRetention, NameInUse, ParentFailed, RetentionTooLarge
+from bequest.engine.errors import InsufficientRetention, NameInUse, ParentFailed, RetentionTooLarge
 from tests.server.conftest import Starter
 from tests.server.front import Front
 

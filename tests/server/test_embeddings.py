@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.states.hidden import HiddenStatesParams
+from bequest.engine.types.hidden import HiddenStatesParams
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, states_of
 from tests.server.fakes import BOS
 from tests.server.front import Front

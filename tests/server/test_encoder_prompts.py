@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.encoder import EncoderInfo, TokenRules
-from engine.types import Request
+from bequest.engine.types import Request
+from bequest.engine.types.encoder import EncoderInfo, TokenRules
 from tests.server.fakes import BOS, EOS
 from tests.server.front import Front
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from engine.states.hidden import HiddenStatesParams
-from engine.types import Request
+from bequest.engine.types import Request
+from bequest.engine.types.hidden import HiddenStatesParams
 from tests.server.fake_states import NUM_LAYERS, states_of
 from tests.server.front import Front
 from tests.server.test_encoder_prompts import HI, INFO, START

@@ -10,9 +10,9 @@ import openai
 import orjson
 import pytest
 
-from engine.errors import EngineDead, EngineDraining, EngineError, InternalError, QueueFull
-from engine.types import Delta
-from server import wire
+from bequest.engine.errors import EngineDead, EngineDraining, EngineError, InternalError, QueueFull
+from bequest.engine.types import Delta
+from bequest.server import wire
 from tests.server.conftest import Starter
 from tests.server.front import Front
 

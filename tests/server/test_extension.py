@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import ParentChoice
-from server.continuation.extension import Conversation, Extension, answer_text, extend
+from bequest.engine.types import ParentChoice
+from bequest.server.continuation.extension import Conversation, Extension, answer_text, extend
 
 BOS, END = 0, 1
 _PIECES = [

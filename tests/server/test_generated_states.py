@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from engine.states.hidden import HiddenStatesParams, Span
+from bequest.engine.types.hidden import HiddenStatesParams, Span
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, states_of
 from tests.server.fakes import BOS, PIECES
 from tests.server.front import Front

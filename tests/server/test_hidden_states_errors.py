@@ -12,12 +12,12 @@ import aiohttp
 import openai
 import pytest
 
-from engine.errors import DeadlineExceeded, EngineError, InternalError, InvalidRequest, QueueFull
-from engine.states.extraction import ExtractionLimits
-from engine.states.values import ChoiceStates
-from engine.types import Delta
-from server.states import sending
-from server.states.room import Room
+from bequest.engine.errors import DeadlineExceeded, EngineError, InternalError, InvalidRequest, QueueFull
+from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.types import Delta
+from bequest.engine.types.states import ChoiceStates
+from bequest.server.states import sending
+from bequest.server.states.room import Room
 from tests.server.conftest import Starter
 from tests.server.fake_states import HIDDEN, NUM_LAYERS
 from tests.server.fakes import FakeEngine, failing_script

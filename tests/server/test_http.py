@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine.watching.observation import EngineLoad, RequestStats, StepStats
+from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
 from tests.server.conftest import Starter
 from tests.server.fakes import BOS, FakeEngine
 from tests.server.front import Front

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.operation import log_writer
-from server.operation.log_writer import LineWriter
+from bequest.server.operation import log_writer
+from bequest.server.operation.log_writer import LineWriter
 
 
 @pytest.fixture

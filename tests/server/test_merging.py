@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import ChoiceDelta, Delta, Usage
-from server.continuation.report import Report
-from server.generation.chunks import Chunks
-from server.generation.sse import Done, EventStream, _Connection
+from bequest.engine.types import ChoiceDelta, Delta, Usage
+from bequest.server.continuation.report import Report
+from bequest.server.generation.chunks import Chunks
+from bequest.server.generation.sse import Done, EventStream, _Connection
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 # Each step: whether the client takes bytes during it, and what each choice gains (None: nothing).

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InternalError
-from engine.watching.observation import RequestStats, StepStats
-from server.operation.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
-from server.operation.metrics import Metrics
-from server.operation.tracing import no_tracing, start_tracing
+from bequest.engine.errors import InternalError
+from bequest.engine.watching.observation import RequestStats, StepStats
+from bequest.server.operation.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
+from bequest.server.operation.metrics import Metrics
+from bequest.server.operation.tracing import no_tracing, start_tracing
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine, failing_script
 from tests.server.front import Front

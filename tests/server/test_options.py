@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, ServerConfig
-from server.options import options_of, parse
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.options import options_of, parse
 
 
 def test_defaults() -> None:

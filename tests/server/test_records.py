@@ -8,9 +8,9 @@ import openai
 import pytest
 from openai.pagination import AsyncCursorPage
 
-from engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
-from engine.types import Inheritance
-from engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
+from bequest.engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
+from bequest.engine.types import Inheritance
+from bequest.engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
 from tests.server.front import Front
 
 PATH = "/v1/continuations"

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine.errors import DeadlineExceeded, InternalError
+from bequest.engine.errors import DeadlineExceeded, InternalError
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES, FakeEngine, failing_script
 from tests.server.front import Front

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.errors import ApiError
-from server.responses.items import input_items, messages_of, output_message
+from bequest.server.errors import ApiError
+from bequest.server.responses.items import input_items, messages_of, output_message
 
 
 def test_a_string_is_a_message_of_the_user() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from engine.types import ChoiceDelta, Delta, Request, Usage
-from server.continuation.extension import Conversation
+from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
+from bequest.server.continuation.extension import Conversation
 from tests.server.conftest import Starter
 from tests.server.fakes import EOS, FakeEngine, PlainTemplate
 from tests.server.front import Front, RawConnection

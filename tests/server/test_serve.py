@@ -17,10 +17,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engine.config import ServerConfig
-from engine.errors import ModelError
-from server.operation.metrics import Metrics
-from server.serve import serve
+from bequest.engine.config import ServerConfig
+from bequest.engine.errors import ModelError
+from bequest.server.operation.metrics import Metrics
+from bequest.server.serve import serve
 from tests.server.conftest import LEASES
 from tests.server.fakes import FakeEngine, FakeText
 
@@ -174,7 +174,7 @@ async def test_a_second_signal_ends_at_once(caplog: pytest.LogCaptureFixture) ->
 async def test_a_dead_engine_ends_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.serve._LAST_ANSWERS", 0.05)
+    monkeypatch.setattr("bequest.server.serve._LAST_ANSWERS", 0.05)
     process = Process(caplog)
     url = await process.url()
     open_request = asyncio.create_task(complete(url))
@@ -210,8 +210,8 @@ import asyncio, sys, types
 async def build_engine(config, metrics):
     print("loading", flush=True)
     await asyncio.sleep(60)
-sys.modules["engine.build"] = types.SimpleNamespace(build_engine=build_engine)
-from server.__main__ import main
+sys.modules["bequest.engine.build"] = types.SimpleNamespace(build_engine=build_engine)
+from bequest.server.__main__ import main
 main(["serve", "--port", "0"])
 """
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from engine.states.values import as_float32, convert
-from server.states import encoding
-from server.states.encoding import (
+from bequest.engine.types.states import as_float32, convert
+from bequest.server.states import encoding
+from bequest.server.states.encoding import (
     GAP,
     Assembled,
     JsonBody,

@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from engine.errors import DeadlineExceeded, InternalError
-from engine.types import ChoiceDelta, Delta, Request, Usage
+from bequest.engine.errors import DeadlineExceeded, InternalError
+from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES, FakeEngine, failing_script
 from tests.server.front import Front, RawConnection

@@ -15,11 +15,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from engine.config import EngineConfig, ServerConfig
-from server.operation import systemd
-from server.operation.service import main as install_service
-from server.operation.service import quoted, service_unit, socket_unit
-from server.operation.systemd import Notifier, inherited_socket, keep_informed
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.operation import systemd
+from bequest.server.operation.service import main as install_service
+from bequest.server.operation.service import quoted, service_unit, socket_unit
+from bequest.server.operation.systemd import Notifier, inherited_socket, keep_informed
 from tests.server.fakes import FakeEngine
 from tests.server.test_serve import Process, complete
 
@@ -254,7 +254,7 @@ def test_install_service(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_understands_and_trusts_the_units(tmp_path: Path) -> None:
     unit = tmp_path / "bequest.service"
-    unit.write_text(service_unit([sys.executable, "-m", "server", "serve"], EngineConfig(), ServerConfig()))
+    unit.write_text(service_unit([sys.executable, "-m", "bequest", "serve"], EngineConfig(), ServerConfig()))
     (tmp_path / "bequest.socket").write_text(socket_unit(ServerConfig()))
     analyze = ["systemd-analyze", "--no-pager"]
     verified = subprocess.run(

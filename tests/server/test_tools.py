@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.text.tool_calls import FORMATS, Content
-from engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
-from server.structured.tools import chat_tools
+from bequest.engine.text.tool_calls import FORMATS, Content
+from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
+from bequest.server.structured.tools import chat_tools
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
 

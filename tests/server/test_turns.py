@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from server.access.turns import Entrance, FairPool
+from bequest.server.access.turns import Entrance, FairPool
 
 
 async def test_a_request_alone_enters_without_waiting() -> None:

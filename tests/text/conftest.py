@@ -6,11 +6,11 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from engine.errors import ModelError
-from engine.models.embedded import embedded_model_path
-from engine.text import TextBundle, Tokenizer, load_text
-from engine.text.spelling import BYTE_LEVEL_ALPHABET
-from engine.text.tokenizer import SpecialTokens
+from bequest.engine.errors import ModelError
+from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.text import TextBundle, Tokenizer, load_text
+from bequest.engine.text.spelling import BYTE_LEVEL_ALPHABET
+from bequest.engine.text.tokenizer import SpecialTokens
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidRequest
-from engine.text import ChatTemplate, TextBundle
+from bequest.engine.errors import InvalidRequest
+from bequest.engine.text import ChatTemplate, TextBundle
 
 CHATML = """\
 {%- for message in messages %}

@@ -7,7 +7,7 @@ import codecs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import IncrementalDetokenizer, TextBundle, Tokenizer
+from bequest.engine.text import IncrementalDetokenizer, TextBundle, Tokenizer
 
 
 def stream(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ModelError
-from engine.models.gguf_file import GGUFFile
-from engine.text import TextBundle
-from engine.text.gguf_tokenizer import SPLITS, tokenizer_from_gguf
+from bequest.engine.errors import ModelError
+from bequest.engine.models.gguf_file import GGUFFile
+from bequest.engine.text import TextBundle
+from bequest.engine.text.gguf_tokenizer import SPLITS, tokenizer_from_gguf
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_smollm2.json").read_text(encoding="utf-8"))
 VOCABULARIES = sorted(Path(os.environ.get("BEQUEST_GGUF_VOCABS", os.devnull)).glob("ggml-vocab-*.gguf"))

@@ -9,9 +9,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from engine.errors import ModelError
-from engine.text import load_text
-from engine.text.spelling import BYTE_LEVEL_ALPHABET
+from bequest.engine.errors import ModelError
+from bequest.engine.text import load_text
+from bequest.engine.text.spelling import BYTE_LEVEL_ALPHABET
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.text import StopMatcher
+from bequest.engine.text import StopMatcher
 
 # Few letters, so that stop strings overlap each other and themselves.
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4).map(tuple)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import TextBundle, Tokenizer
+from bequest.engine.text import TextBundle, Tokenizer
 
 TEXTS = ["", " ", "a", " a", "  a  b ", "naïve café", "日本語 🦙", "\n\t\r\n", "a\x00b", "all all"]
 

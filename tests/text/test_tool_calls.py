@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from engine.text.chat import ChatTemplate
-from engine.text.tool_calls import (
+from bequest.engine.text.chat import ChatTemplate
+from bequest.engine.text.tool_calls import (
     FORMATS,
     CallArguments,
     CallBegun,

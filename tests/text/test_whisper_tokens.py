@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.languages import LANGUAGES, language_code, language_name
-from engine.text.whisper_segments import split_window
-from engine.text.whisper_tokens import whisper_tokens
+from bequest.engine.text.languages import LANGUAGES, language_code, language_name
+from bequest.engine.text.whisper_segments import split_window
+from bequest.engine.text.whisper_tokens import whisper_tokens
 from tests.server.fake_whisper import DE, END, ENGLISH, MULTILINGUAL, NO_TIMES, PREVIOUS, START, TIMES, TRANSLATE
 from tests.server.fake_whisper import WhisperTokenizer as Fake
 from tests.server.fakes import ByteTokenizer

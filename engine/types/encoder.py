@@ -1,6 +1,5 @@
 """What the encoder of an encoder-decoder model reads, and what the model wants of its decoder.
 
-Parts of the boundary types (engine/types.py): frozen, complete when constructed, without torch.
 Dims: E positions of all encoder inputs of a step.
 """
 
@@ -14,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import ContextLengthExceeded, InvalidRequest
+from bequest.engine.errors import ContextLengthExceeded, InvalidRequest
 
 Features = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from engine import _C
+from bequest.engine import _C
 
 IntArray = npt.NDArray[np.int32]
 

@@ -1,6 +1,6 @@
 """Hidden states on their way out: rows as steps bring them, and the array that an answer is made of. No torch.
 
-bfloat16 is carried as its bits (uint16), since numpy has no such type. Dims as in engine/states/hidden.py.
+bfloat16 is carried as its bits (uint16), since numpy has no such type. Dims as in engine/types/hidden.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.states.hidden import Indices, Pooling, StatesDType
+from bequest.engine.types.hidden import Indices, Pooling, StatesDType
 
 StatesArray: TypeAlias = npt.NDArray[Any]  # float32, float16, or uint16: the bits of bfloat16
 

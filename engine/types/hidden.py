@@ -2,7 +2,7 @@
 
 Layers are numbered as in Hugging Face's `output_hidden_states`: 0 is the embedding's output, i the output of block i,
 and L, the number of blocks, the last one's after the final norm. Positions are token indices of a whole sequence, of
-prompt and completion, or of what an encoder reads. What comes back is in engine/states/values.py.
+prompt and completion, or of what an encoder reads. What comes back is in engine/types/states.py.
 
 Dims: T tokens of a step, E positions of its encoders, R tapped tokens, P positions of an answer, K layers that were
 asked for, H hidden size.
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import InvalidRequest
+from bequest.engine.errors import InvalidRequest
 
 Pooling = Literal["none", "mean", "last"]
 Stack = Literal["decoder", "encoder"]

@@ -1,0 +1,34 @@
+"""What the server and the scheduler need to know of the loaded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.hidden import Stack, StatesDType
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the server and the scheduler need to know of the loaded model."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    num_parameters: int
+    default_sampling: dict[str, float | int] = field(default_factory=dict)  # from generation_config.json
+    num_layers: int = 0  # L
+    hidden_size: int = 0  # H
+    states_dtype: StatesDType = "float32"  # what hidden states are computed in
+    encoder: EncoderInfo | None = None  # of an encoder-decoder model
+    kv_cache_dtype: str = ""
+
+    def num_layers_of(self, stack: Stack) -> int:
+        """REQUIRES: there is such a stack"""
+        if stack == "decoder":
+            return self.num_layers
+        assert self.encoder is not None
+        return self.encoder.num_layers

@@ -1,0 +1,55 @@
+"""What is retained, as those see it who continue from it or own it. Frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bequest.engine.types.encoder import EncoderInput
+
+Grade = Literal["running", "leased", "warm", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParentChoice:
+    """The tokens of a parent's choice at this moment."""
+
+    token_ids: tuple[int, ...]  # prompt and sampled
+    num_prompt: int
+    shown_len: int  # tokens the client was shown: without a trailing end token or what reaches into a stop string
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A record as somebody who wants to continue from it sees it."""
+
+    id: str
+    running: bool
+    cache_salt: str
+    choices: Sequence[ParentChoice]
+    origin: object
+    encoder: EncoderInput | None = None  # a child has the same one
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEntry:
+    index: int
+    tokens: int
+    blocks: int  # that are still there, on the device or on the host
+    shared_blocks: int  # of those, that somebody else holds too
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEntry:
+    """A record as its owner may inspect it."""
+
+    id: str
+    name: str | None
+    created_at: float  # seconds since 1970
+    expires_at: float | None  # of a lease
+    grade: Grade
+    parent: str | None
+    at: int | None
+    children: int
+    choices: tuple[ChoiceEntry, ...]

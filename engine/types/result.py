@@ -1,0 +1,41 @@
+"""What a step brought: device thread → event-loop thread. Frozen. Dims as in plan.py; K alternatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bequest.engine.types.arrays import BoolArray, FloatArray, IntArray
+from bequest.engine.types.states import StatesArray
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobArrays:
+    """Raw log-probabilities of R rows: of the chosen token, its rank (1 is best), and the K best tokens, best first."""
+
+    chosen: FloatArray  # [R]
+    rank: IntArray  # [R]
+    top_ids: IntArray  # [R, K]
+    top: FloatArray  # [R, K]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamCandidates:
+    """The best continuations of one group's beams, best first; only allowed ones. `bad`: logits held a NaN."""
+
+    scores: FloatArray  # [K] the beam's score and the token's log-probability
+    rows: IntArray  # [K] which of the group's beams
+    tokens: IntArray  # [K]
+    logprobs: FloatArray  # [K] the raw model's, of the token
+    bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: int
+    tokens: IntArray  # [N]
+    bad_rows: BoolArray  # [N] logits held a NaN: the row's request fails, nobody else's
+    logprobs: LogprobArrays | None
+    prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
+    beams: tuple[BeamCandidates, ...] = ()  # as in the plan
+    device_seconds: float = 0.0  # that the device worked on it
+    states: tuple[StatesArray, ...] = ()  # as plan.taps splits them: [R, layers, H], owned by nobody else
