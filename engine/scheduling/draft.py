@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bequest.engine.scheduling.chunk import Chunk, EncoderRun
 from bequest.engine.scheduling.sequence import Sequence
 from bequest.engine.scheduling.shares import SlotShares
-from bequest.engine.scheduling.step import Chunk, EncoderRun
 from bequest.engine.states.capture import EncoderCapture
 from bequest.engine.states.extraction import ExtractionLimits
 from bequest.engine.types import MAX_BEAM_WIDTH, IntArray

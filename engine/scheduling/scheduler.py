@@ -30,6 +30,7 @@ from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.salt import salt_of
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.assembly import BlockMoves
 from bequest.engine.scheduling.draft import Draft, SchedulerLimits
 from bequest.engine.scheduling.fairness import Account, FairQueue, turn
 from bequest.engine.scheduling.flow import PromptFlow
@@ -37,7 +38,7 @@ from bequest.engine.scheduling.placing import Placer
 from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.scheduling.sequence import Group, Sequence, Status
 from bequest.engine.scheduling.shares import SlotShares
-from bequest.engine.scheduling.step import BlockMoves, Launch, StepMaker
+from bequest.engine.scheduling.step import Launch, StepMaker
 from bequest.engine.states.capture import EncoderCapture, capture_of
 from bequest.engine.states.extraction import Extractions, Room
 from bequest.engine.types import MAX_BEAM_WIDTH, BeamCandidates
