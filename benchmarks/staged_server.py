@@ -22,7 +22,7 @@ from bequest.engine.build import CacheSizes, build_engine, make_scheduler
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.embedded import embedded_model_path
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import load_text
 from bequest.engine.types import Delta, ModelInfo, Request, Sink, StepPlan, StepResult
 from bequest.server.context import ARRIVED

@@ -21,7 +21,7 @@ import numpy as np
 
 from bequest.engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
 from bequest.engine.constraints.masks import StepMasks, mask_words
-from bequest.engine.scheduling.step import Launch
+from bequest.engine.state.launch import Launch
 from bequest.engine.types import IntArray, StepResult
 
 log = logging.getLogger("bequest.engine")

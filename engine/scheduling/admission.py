@@ -7,7 +7,7 @@ import math
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from bequest.engine.scheduling.fairness import FairQueue
-from bequest.engine.scheduling.pace import Pace
+from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
 from bequest.engine.types.encoder import check_encoder

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
 from bequest.engine.constraints.masks import StepMasks
-from bequest.engine.scheduling.chunk import Chunk, EncoderRun
-from bequest.engine.scheduling.sequence import NO_ROW, Group, Sequence
-from bequest.engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
-from bequest.engine.types.hidden import EncoderTap, Indices, StepTaps, TapSpec
+from bequest.engine.scheduling.outcome import StepOutcome
+from bequest.engine.state.draft import Chunk, EncoderRun
+from bequest.engine.state.sequence import NO_ROW, Copies, Sequence
+from bequest.engine.types import BeamSpec, IntArray, StepPlan
+from bequest.engine.types.hidden import EncoderTap, StepTaps, TapSpec
 
 BlockPairs = list[tuple[int, int]]
 
@@ -23,24 +24,7 @@ class BlockMoves:
     swaps_out: BlockPairs
     swaps_in: BlockPairs
     copies: BlockPairs
-    copies_of_beams: list[IntArray]  # [C, 2] of each group
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the chunks of a step lead to: samples, ends of prompts, log-probabilities of prompts."""
-
-    sampled: list[Sequence] = field(default_factory=list)
-    sample_tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    opened: list[RowSpec] = field(default_factory=list)
-    ended: list[Group] = field(default_factory=list)
-    specs: list[PromptLogprobSpec] = field(default_factory=list)
-    spec_groups: list[Group] = field(default_factory=list)
-    beam_tokens: dict[Group, range] = field(default_factory=dict)  # as sample_tokens, of each group's beams
-    num_prompt_tokens: int = 0
-    tapped: list[tuple[Sequence, Indices]] = field(default_factory=list)
-    tapped_tokens: list[Indices] = field(default_factory=list)  # as tapped, of the step
+    copies_of_beams: list[Copies]  # [C, 2] of each group
 
 
 def assemble(
@@ -50,7 +34,7 @@ def assemble(
     moves: BlockMoves,
     runs: list[EncoderRun],
     closing: tuple[int, ...],
-    outcome: Outcome,
+    outcome: StepOutcome,
 ) -> StepPlan:
     """REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar"""
     cross_tables, cross_lens = _cross_arrays(chunks)
@@ -72,8 +56,8 @@ def assemble(
         sample_tokens=sample_tokens,
         sample_rows=sample_rows,
         sample_positions=sample_positions,
-        num_logprobs=_most_logprobs(outcome),
-        prompt_logprobs=tuple(outcome.specs),
+        num_logprobs=outcome.num_logprobs,
+        prompt_logprobs=tuple(outcome.scored),
         beams=_beam_specs(outcome),
         masks=_masks_of(outcome.sampled),
         taps=_taps(outcome, len(batch.input_ids), runs) if tapped else None,
@@ -96,9 +80,9 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
         return None, None
     tables: list[BlockTable] = []
     lens: list[int] = []
-    for group in (chunk.sequence.group for chunk in chunks):
+    for sequence in (chunk.sequence for chunk in chunks):
+        group, num_rows = sequence.group, sequence.work.num_rows(sequence)
         assert group.cross is not None and group.request.encoder is not None
-        num_rows = 1 if group.beams is None else len(group.beams)
         tables += [group.cross.table] * num_rows
         lens += [group.request.encoder.length] * num_rows
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
@@ -112,15 +96,16 @@ def _pairs(pairs: BlockPairs) -> IntArray:
 
 
 def _all_copies(moves: BlockMoves) -> IntArray:
-    if not moves.copies and len(moves.copies_of_beams) == 1:
-        return moves.copies_of_beams[0]
+    arrays = [np.asarray(copies, np.int32) for copies in moves.copies_of_beams]
+    if not moves.copies and len(arrays) == 1:
+        return arrays[0]
     pairs = _pairs(moves.copies)
-    return np.concatenate([pairs, *moves.copies_of_beams]) if moves.copies_of_beams else pairs
+    return np.concatenate([pairs, *arrays]) if arrays else pairs
 
 
-def _samples(outcome: Outcome) -> tuple[IntArray, IntArray, IntArray]:
+def _samples(outcome: StepOutcome) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens, rows and positions [N] of the samples; the beams', which have no rows, are the last."""
-    of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r in outcome.beam_tokens.values()]
+    of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r, _ in outcome.ranked]
     num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
     samples = np.empty((3, num + num_beams), np.int32)
     tokens, rows, positions = samples
@@ -135,11 +120,11 @@ def _samples(outcome: Outcome) -> tuple[IntArray, IntArray, IntArray]:
     return tokens, rows, positions
 
 
-def _taps(outcome: Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
+def _taps(outcome: StepOutcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
     rows = np.full(num_tokens, -1, np.int32)
     layers = np.zeros((num_tokens, 2), np.uint64)
     specs, first = [], 0
-    for (sequence, _), tokens in zip(outcome.tapped, outcome.tapped_tokens, strict=True):
+    for sequence, _, tokens in outcome.tapped:
         assert sequence.capture is not None
         num_layers = sequence.capture.num_layers
         end = first + len(tokens) * num_layers
@@ -157,29 +142,10 @@ def _taps(outcome: Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps
     return StepTaps(rows, layers, first, tuple(specs), tuple(encoders))
 
 
-def _beam_specs(outcome: Outcome) -> tuple[BeamSpec, ...]:
+def _beam_specs(outcome: StepOutcome) -> tuple[BeamSpec, ...]:
     specs = []
     first = len(outcome.sample_tokens)
-    for group, tokens in outcome.beam_tokens.items():
-        search = group.search
-        assert search is not None and len(tokens) == search.num_running
-        specs.append(
-            BeamSpec(
-                request_id=group.request.id,
-                params=group.request.params,
-                first_sample=first,
-                scores=search.scores,
-                num_candidates=search.num_candidates,
-                held_back=search.forbidden,
-                nodes=search.nodes,
-                end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
-            )
-        )
+    for tokens, spec in outcome.ranked:
+        specs.append(spec(first))
         first += len(tokens)
     return tuple(specs)
-
-
-def _most_logprobs(outcome: Outcome) -> int | None:
-    groups = [*(sequence.group for sequence in outcome.sampled), *outcome.beam_tokens]
-    wanted = [group.request.params.logprobs for group in groups]
-    return max((w for w in wanted if w is not None), default=None)

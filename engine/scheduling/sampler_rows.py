@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bequest.engine.scheduling.sequence import NO_ROW, Sequence
+from bequest.engine.state.sequence import NO_ROW, Sequence
 from bequest.engine.types import RowSpec, SamplingParams
 
 _RECOGNISED = 32  # tokens by which the beginning of a sequence is told from the rest of it

@@ -20,7 +20,7 @@ from bequest.engine.types.delta import (
 from bequest.engine.types.device import PendingStep, Runner
 from bequest.engine.types.model import ModelInfo
 from bequest.engine.types.plan import BeamSpec, PromptLogprobSpec, RowSpec, StepPlan
-from bequest.engine.types.record import ChoiceEntry, Grade, Parent, ParentChoice, RecordEntry
+from bequest.engine.types.record import ChoiceEntry, Grade, GradeLoad, Parent, ParentChoice, RecordEntry
 from bequest.engine.types.request import Lineage, OutputMode, Request, Retain
 from bequest.engine.types.result import BeamCandidates, LogprobArrays, StepResult
 from bequest.engine.types.sampling import (
@@ -43,6 +43,7 @@ __all__ = [
     "FinishReason",
     "FloatArray",
     "Grade",
+    "GradeLoad",
     "Grammar",
     "Matcher",
     "Inheritance",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from bequest.engine._C import BlockTable
     from bequest.engine.scheduling.scheduler import Scheduler
-    from bequest.engine.scheduling.sequence import Group
+    from bequest.engine.state.sequence import Group
 
 # Kinds of a block, the later ones win: held by one running sequence, by several tables, by a lease.
 FREE, IN_USE, SHARED, LEASED = range(4)
@@ -76,11 +76,11 @@ def _open_request(group: Group, now: float) -> OpenRequest:
         id=request.id,
         name=request.name,
         tenant=request.tenant,
-        status="waiting" if group.admitted_at is None else "running",
-        seconds=now - group.arrived_at,
+        status="waiting" if group.times.admitted is None else "running",
+        seconds=now - group.times.arrived,
         prompt_tokens=len(request.prompt_token_ids),
         computed_tokens=max((sequence.num_computed for sequence in sequences), default=0),
-        generated_tokens=group.completion_tokens,
+        generated_tokens=group.kind.completion_tokens,
         max_tokens=request.params.max_tokens,
         sequences=len(sequences),
         blocks=sum(len(sequence.table) for sequence in sequences),

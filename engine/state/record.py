@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, overload
 
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
-from bequest.engine.cache.cross import CrossTable
-from bequest.engine.scheduling.sequence import Group, Sequence, Status
-from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry
+from bequest.engine.state.cross import CrossTable
+from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.encoder import EncoderInput
 
 
@@ -49,8 +48,15 @@ class Estate(Protocol):
     def holds_blocks(self) -> bool:
         """Whether it keeps its blocks; else whoever borrows them is alone with them."""
 
+    @property
+    def lease(self) -> BlockTable | None:
+        """The table of a lease."""
+
     def borrow(self, pool: BlockPool) -> BlockTable:
         """A table of its blocks that are still there, unbroken from the first on."""
+
+    def as_entry(self, pool: BlockPool) -> ChoiceEntry:
+        """As its owner may inspect it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +76,15 @@ class KeptChoice:
         return self.computed
 
     @property
+    def lease(self) -> BlockTable | None:
+        return self.table
+
+    @property
     def holds_blocks(self) -> bool:
         return self.table is not None
+
+    def as_entry(self, pool: BlockPool) -> ChoiceEntry:
+        return ChoiceEntry(0, len(self.tokens), self.num_left(pool), self.num_shared(pool))
 
     def borrow(self, pool: BlockPool) -> BlockTable:
         if self.table is not None:
@@ -121,42 +134,24 @@ class KeptBeams:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class LiveChoice:
-    """The estate of a choice that runs: its sequence's own. A step in flight has computed what it will have written.
-
-    Of running beams there is one, the best.
-    """
-
-    sequence: Sequence
+class Living(Protocol):
+    """The group of a record while it runs."""
 
     @property
-    def tokens(self) -> TokenList:
-        return self.sequence.tokens
+    def request(self) -> Request: ...
 
     @property
-    def num_prompt(self) -> int:
-        return self.sequence.num_prompt
+    def cross(self) -> CrossTable | None: ...
 
     @property
-    def shown_len(self) -> int:
-        return len(self.sequence.tokens)
+    def parent(self) -> Record | None: ...
 
     @property
-    def computed(self) -> int:
-        return min(self.sequence.num_computed, len(self.sequence.tokens))
+    def charged_output(self) -> int:
+        """Tokens of each choice that its lease is charged for."""
 
-    @property
-    def full_len(self) -> int:
-        return max(self.num_prompt, len(self.tokens) - 1)
-
-    @property
-    def holds_blocks(self) -> bool:
-        return True
-
-    def borrow(self, pool: BlockPool) -> BlockTable:
-        beams = self.sequence.group.beams
-        return self.sequence.table.fork() if beams is None else beams.fork(0)
+    def estate(self, choice: int) -> Estate | None:
+        """Of a choice that has not ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +164,7 @@ class Record:
     created_at: float  # seconds since 1970
     origin: object
     lineage: Lineage | None
-    group: Group | None  # while it runs
+    group: Living | None  # while it runs
     num_choices: int
     encoder: EncoderInput | None = None
     ttl: float | None = None  # of its lease, promised or granted; None: it has none
@@ -229,12 +224,7 @@ class Record:
             return None
         if index in self.kept:
             return self.kept[index]
-        if self.group is None:
-            return None
-        for sequence in self.group.sequences:
-            if sequence.choice == (index if self.group.forked else 0) and sequence.status is not Status.FINISHED:
-                return LiveChoice(sequence)
-        return None
+        return None if self.group is None else self.group.estate(index)
 
     def estates(self) -> list[Estate]:
         return [estate for i in range(self.num_choices) if (estate := self.choice(i)) is not None]
@@ -288,7 +278,7 @@ class Record:
             parent=None if self.lineage is None else self.lineage.parent,
             at=None if self.lineage is None else self.lineage.at,
             children=self.children,
-            choices=tuple(_choice_entry(i, e, pool) for i, e in enumerate(self.estates())),
+            choices=tuple(replace(e.as_entry(pool), index=i) for i, e in enumerate(self.estates())),
         )
 
 
@@ -313,14 +303,3 @@ class _Choices(abc.Sequence[ParentChoice]):
         if isinstance(index, slice):
             return list(map(_as_choice, self._estates[index]))
         return _as_choice(self._estates[index])
-
-
-def _choice_entry(index: int, estate: Estate, pool: BlockPool) -> ChoiceEntry:
-    if isinstance(estate, KeptChoice):
-        return ChoiceEntry(index, len(estate.tokens), estate.num_left(pool), estate.num_shared(pool))
-    assert isinstance(estate, LiveChoice)
-    if estate.sequence.group.beams is not None:
-        table = estate.borrow(pool)
-        return ChoiceEntry(index, len(estate.tokens), len(table), len(table))
-    table = estate.sequence.table
-    return ChoiceEntry(index, len(estate.tokens), len(table), table.num_shared)

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from bequest.engine.scheduling.fairness import Account
-
-if TYPE_CHECKING:
-    from bequest.engine.scheduling.sequence import Sequence
+from bequest.engine.state.account import Account
+from bequest.engine.state.sequence import Sequence
 
 _RESERVED_PART = 8  # one slot of so many is for tenants that have less than their share,
 _LEAST_TO_RESERVE = 4  # and one at least of so many: of fewer it would be too large a part
@@ -36,11 +33,12 @@ class SlotShares:
         reserved = max(max_num_seqs // _RESERVED_PART, int(max_num_seqs >= _LEAST_TO_RESERVE))
         self._num_reserved = reserved if several else 0
         for sequence in running:
-            if sequence.group.search is not None:
-                self._free_of_beams -= sequence.num_slots
-            elif sequence.num_slots:
+            num_slots = sequence.work.slots(sequence)
+            if sequence.work.num_beams(sequence):
+                self._free_of_beams -= num_slots
+            elif num_slots:
                 self._holders.append(sequence)
-                self._take(sequence.group.account, sequence.num_slots)
+                self._take(sequence.group.account, num_slots)
 
     def has_share(self, account: Account) -> bool:
         sharers = max(2, len({*self._held, account}))  # whoever might come next counts as one
@@ -53,12 +51,12 @@ class SlotShares:
 
     def fits(self, waiting: Sequence) -> bool:
         """Whether there are slots for it, kept for others or not."""
-        free = self._free if waiting.group.search is None else self._free_of_beams
+        free = self._free_of_beams if waiting.group.kind.takes_beams else self._free
         return self._needed(waiting) <= free
 
     def kept_from(self, waiting: Sequence) -> bool:
         """Whether its slots are kept for tenants that have less than their share."""
-        if waiting.group.search is not None or self._free - self._needed(waiting) >= self._num_reserved:
+        if waiting.group.kind.takes_beams or self._free - self._needed(waiting) >= self._num_reserved:
             return False
         return self.has_share(waiting.group.account)
 
@@ -70,7 +68,7 @@ class SlotShares:
         self._move(waiting, -self._needed(waiting))
 
     def give_way(self, running: Sequence) -> None:
-        self._move(running, -running.num_slots)
+        self._move(running, -running.work.slots(running))
 
     def prompt_tokens(self, most: int) -> int:
         """Of a step of `most`, those that prompts of tenants with their share may take."""
@@ -92,22 +90,20 @@ class SlotShares:
         victims: list[Sequence] = []
         while missing > 0 and candidates:
             victim = candidates.pop()
-            account = victim.group.account
-            if held[account] == max(held.values()) and held[account] - victim.num_slots >= held[own]:
-                held[account] -= victim.num_slots
-                missing -= victim.num_slots
+            account, num_slots = victim.group.account, victim.work.slots(victim)
+            if held[account] == max(held.values()) and held[account] - num_slots >= held[own]:
+                held[account] -= num_slots
+                missing -= num_slots
                 victims.append(victim)
         return victims if missing <= 0 else []
 
     def _needed(self, waiting: Sequence) -> int:
         """Those of its later choices too. A group of beams wider than all the slots there are runs when it has them."""
-        group = waiting.group
-        if group.search is not None:
-            return min(group.num_slots, self._max_num_beams)
-        return 1 if group.forked else group.num_slots
+        kind = waiting.group.kind
+        return min(kind.num_to_enter, self._max_num_beams) if kind.takes_beams else kind.num_to_enter
 
     def _move(self, sequence: Sequence, count: int) -> None:
-        if sequence.group.search is not None:
+        if sequence.group.kind.takes_beams:
             self._free_of_beams -= count
         else:
             self._take(sequence.group.account, count)
