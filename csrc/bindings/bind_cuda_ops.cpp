@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "cache/kv_copy_cuda.h"
+#include "model/skinny_chain_cuda.h"
 #include "ops/activation_cuda.h"
 #include "ops/gather_cuda.h"
 #include "ops/late_copy_cuda.h"
@@ -13,7 +14,6 @@
 #include "ops/norm_cuda.h"
 #include "ops/rope_cuda.h"
 #include "ops/sampling_cuda.h"
-#include "ops/skinny_chain_cuda.h"
 #include "ops/skinny_linear_cuda.h"
 
 namespace py = pybind11;
