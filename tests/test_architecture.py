@@ -23,12 +23,14 @@ FORBIDDEN = {
     "engine.text": [
         "torch",
         "asyncio",
-        "engine.models.load",
+        "engine.models",
         "engine.runner",
         "engine.scheduling.scheduler",
         "engine.engine",
         "server",
     ],
+    # A format knows nothing of those who read it.
+    "engine.formats": ["asyncio", "engine.models", "engine.text", "engine.kernels", "engine.engine", "server"],
     "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],
     # What decides knows neither tensors nor clocks nor who calls it.
     "engine.scheduling": _DECIDES,

@@ -12,8 +12,9 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models import embedded, gguf_file
-from bequest.engine.models.gguf_file import GGUFFile, GGUFTensor
+from bequest.engine.formats import gguf_file
+from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
+from bequest.engine.models import embedded
 
 RNG = np.random.default_rng(0)
 MATRIX = RNG.standard_normal((6, 64)).astype(np.float32)
