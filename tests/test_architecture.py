@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import setuptools
+
+from benchmarks.house.circles import Circles, include_circles, python_circles
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "bench")
@@ -110,6 +113,13 @@ def test_imports_follow_the_architecture(scope: str) -> None:
         if any(inside(name, forbidden) for forbidden in FORBIDDEN[scope])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("circles_of", [python_circles, include_circles])
+def test_neither_files_nor_folders_import_each_other_in_circles(circles_of: Callable[[Path], Circles]) -> None:
+    """Imports under TYPE_CHECKING count: what has to be read together is one thing, whatever the folders say."""
+    circles = circles_of(ROOT)
+    assert not circles, f"these import each other in circles:\n{circles}"
 
 
 def test_only_the_kernels_and_the_cache_users_touch_the_extension() -> None:
