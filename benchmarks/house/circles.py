@@ -29,6 +29,7 @@ class Circles:
 
     files: list[list[str]]
     folders: list[list[str]]
+    pairs: list[list[str]]  # folders, or a folder and a file beside it, that import each other
     imports: Graph = field(repr=False)  # of files
 
     def __bool__(self) -> bool:
@@ -83,8 +84,13 @@ def _imported(modules: dict[str, Module], name: str) -> set[str]:
 
 
 def _circles(graph: Graph) -> Circles:
-    folders = [chain for siblings in _siblings(graph).values() for chain in _chains(siblings, set(graph))]
-    return Circles(files=sorted(_chains(graph)), folders=sorted(folders), imports=graph)
+    siblings = _siblings(graph).values()
+    return Circles(
+        files=sorted(_chains(graph)),
+        folders=sorted(chain for children in siblings for chain in _chains(children, set(graph))),
+        pairs=sorted(pair for children in siblings for pair in _pairs(children, set(graph))),
+        imports=graph,
+    )
 
 
 def _siblings(graph: Graph) -> dict[str, dict[str, set[str]]]:
@@ -117,6 +123,13 @@ def _chains(graph: Graph, but_for: Collection[str] = ()) -> Iterator[list[str]]:
     for members in _strong_components(graph):
         if len(members) > 1 and (starts := members.difference(but_for)):
             yield _shortest_circle({name: graph[name] & members for name in members}, min(starts))
+
+
+def _pairs(graph: Graph, but_for: Collection[str]) -> Iterator[list[str]]:
+    for name, others in graph.items():
+        yield from (
+            [name, other] for other in others if name < other and name in graph[other] and {name, other} - set(but_for)
+        )
 
 
 def _shortest_circle(graph: Graph, start: str) -> list[str]:
