@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import setuptools
+
+from benchmarks.house.circles import Circles, include_circles, python_circles
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "bench")
@@ -23,12 +26,14 @@ FORBIDDEN = {
     "engine.text": [
         "torch",
         "asyncio",
-        "engine.models.load",
+        "engine.models",
         "engine.runner",
         "engine.scheduling.scheduler",
         "engine.engine",
         "server",
     ],
+    # A format knows nothing of those who read it.
+    "engine.formats": ["asyncio", "engine.models", "engine.text", "engine.kernels", "engine.engine", "server"],
     "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],
     # What decides knows neither tensors nor clocks nor who calls it.
     "engine.state": [*_DECIDES, "engine.work", "engine.scheduling", "engine.cache", "engine.inheritance"],
@@ -110,6 +115,13 @@ def test_imports_follow_the_architecture(scope: str) -> None:
         if any(inside(name, forbidden) for forbidden in FORBIDDEN[scope])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("circles_of", [python_circles, include_circles])
+def test_neither_files_nor_folders_import_each_other_in_circles(circles_of: Callable[[Path], Circles]) -> None:
+    """Imports under TYPE_CHECKING count: what has to be read together is one thing, whatever the folders say."""
+    circles = circles_of(ROOT)
+    assert not circles, f"these import each other in circles:\n{circles}"
 
 
 def test_only_the_kernels_and_those_who_hold_blocks_touch_the_extension() -> None:

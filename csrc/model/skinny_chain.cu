@@ -14,10 +14,10 @@
 // at once; whatever else holds that room (attention before it, other streams) ends without them, and kernels
 // behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
 // trap.
-#include "ops/skinny_chain.cuh"
-#include "ops/skinny_chain_results.cuh"
-#include "ops/skinny_chain_rows.cuh"
-#include "ops/skinny_chain_weights.cuh"
+#include "model/skinny_chain.cuh"
+#include "model/skinny_chain_results.cuh"
+#include "model/skinny_chain_rows.cuh"
+#include "model/skinny_chain_weights.cuh"
 #include "ops/skinny_linear.cuh"
 
 namespace bequest::cuda {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/cuda.cuh"
-#include "ops/skinny_chain.cuh"
+#include "model/skinny_chain.cuh"
 
 namespace bequest::cuda::chain {
 

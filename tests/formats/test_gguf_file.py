@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType as Type
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats import gguf_file
+from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.models import embedded
-from bequest.engine.models.gguf_file import GGUFFile
 
 RNG = np.random.default_rng(0)
 MATRIX = RNG.standard_normal((6, 64)).astype(np.float32)
@@ -122,6 +125,36 @@ def test_no_corruption_is_anything_but_a_model_error(sample: Path, tmp_path: Pat
                 tensor.load()
         except ModelError:
             pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (Type.F16, np.full(32, 0x7C01, np.uint16)),  # signalling NaNs: a cast of them is invalid on some chips
+        (Type.F32, np.full(32, 0x7F800001, np.uint32)),
+        (Type.BF16, np.full(32, 0x7F81, np.uint16)),
+        (Type.Q8_0, np.array([0x7C00] + [0] * 16, np.uint16)),  # an infinite scale times codes of zero
+        (Type.Q4_1, np.array([0x7C00, 0xFC00] + [0x1111] * 8, np.uint16)),  # infinite - infinite
+    ],
+    ids=lambda value: value.name if isinstance(value, Type) else "",
+)
+def test_values_that_are_not_finite_are_loaded_without_a_warning(kind: Type, data: npt.NDArray[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(GGUFTensor("t", (1, 32), kind, data.view(np.uint8)).load()).all()
+
+
+def test_no_warning_of_a_chip_reaches_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cast that only some chips call invalid, simulated by an operation that all do."""
+
+    def dequantise(data: npt.NDArray[np.uint8], _: Type) -> npt.NDArray[np.float32]:
+        return data.astype(np.float32) * np.float32(np.inf) + np.float32(3e38) * np.float32(10)
+
+    monkeypatch.setattr(gguf_file, "dequantize", dequantise)
+    tensor = GGUFTensor("t", (1, 4), Type.F32, np.zeros(16, np.uint8))
+    with pytest.warns(RuntimeWarning):
+        dequantise(tensor.packed(), tensor.type)
+    assert np.isnan(tensor.load()).all()
 
 
 def header(version: int = 3, tensors: int = 0, pairs: int = 0) -> bytes:

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/cuda.cuh"
-#include "ops/skinny_chain_cuda.h"
+#include "model/skinny_chain_cuda.h"
 #include "ops/skinny_stage.cuh"
 
 namespace bequest::cuda::chain {

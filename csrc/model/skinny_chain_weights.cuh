@@ -4,7 +4,7 @@
 
 #include "core/bulk_copy.cuh"
 #include "core/cuda.cuh"
-#include "ops/skinny_chain.cuh"
+#include "model/skinny_chain.cuh"
 
 namespace bequest::cuda::chain {
 

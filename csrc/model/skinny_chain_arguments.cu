@@ -1,7 +1,7 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
 
-#include "ops/skinny_chain.cuh"
+#include "model/skinny_chain.cuh"
 #include "ops/skinny_linear.cuh"
 
 namespace bequest::cuda {

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.torch_zip import StoredTensor, TorchZip
+from bequest.engine.formats.torch_zip import StoredTensor, TorchZip
 
 
 def saved(content: Any, path: Path) -> TorchZip:

@@ -65,9 +65,14 @@ class GGUFTensor:
         return self.data.reshape(*self.shape[:-1], self.shape[-1] // values_per_block * bytes_per_block)
 
     def load(self) -> npt.NDArray[np.float32]:
-        """The values, dequantised, in memory of their own; [*shape]."""
+        """The values, dequantised, in memory of their own; [*shape].
+
+        What is not finite in the file is not finite here either. NumPy would warn of it, of some on one chip and of
+        others on another: a signalling NaN in a cast, an infinite scale times a code of zero.
+        """
         try:
-            values: npt.NDArray[np.float32] = dequantize(self.packed(), self.type)
+            with np.errstate(over="ignore", invalid="ignore"):
+                values: npt.NDArray[np.float32] = dequantize(self.packed(), self.type)
         except NotImplementedError as error:
             raise ModelError(f"tensor {self.name}: type {self.type.name} cannot be dequantised") from error
         # Unquantised values come back as a read-only view of the file.

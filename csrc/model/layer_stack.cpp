@@ -1,4 +1,4 @@
-#include "ops/layer_stack.h"
+#include "model/layer_stack.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "core/cuda.cuh"
+#include "model/skinny_chain.cuh"
+#include "model/skinny_chain_rows.cuh"
 #include "ops/activation.cuh"
 #include "ops/hidden_tap.cuh"
-#include "ops/skinny_chain.cuh"
-#include "ops/skinny_chain_rows.cuh"
 
 namespace bequest::cuda::chain {
 
