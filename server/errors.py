@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from bequest.engine.errors import EngineError
+from bequest.server.sentences import param_of, sentence
 
 RETRY_SECONDS = "1"
 _LONGEST_RETRY = 60
@@ -135,11 +136,17 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def from_engine(error: EngineError, param: str | None = None) -> ApiError:
-    """`param` names the field at fault where the engine cannot know it. An aborted request that still has a listener
-    was cut off by the server's own end."""
+    """`param` is the client's name for the field at fault, where the engine does not know it. An aborted request that
+    still has a listener was cut off by the server's own end."""
     code = "draining" if error.code == "aborted" else error.code
     status = _ENGINE_STATUS.get(code, 500)
-    return ApiError(status, code, error.message, param=error.param or param, details=error.details)
+    at = param_of(error) or param
+    return ApiError(status, code, sentence(error, at), param=at, details=error.details)
+
+
+def at_field(error: EngineError, param: str) -> ApiError:
+    """The same where the client's field is known better than the engine can."""
+    return ApiError(_ENGINE_STATUS[error.code], error.code, sentence(error, param), param=param, details=error.details)
 
 
 def too_slow(seconds: float) -> ApiError:

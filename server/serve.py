@@ -33,6 +33,7 @@ from bequest.server.loading import loading_front
 from bequest.server.operation.memory import keep_trimmed
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.systemd import Notifier, inherited_socket, keep_informed
+from bequest.server.sentences import with_flags
 
 _log = logging.getLogger("bequest")
 
@@ -66,7 +67,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
             async with loading_front(listener):
                 engine, text = await load(metrics)
         except ModelError as error:
-            _log.error("%s", error)
+            _log.error("%s", with_flags(error))
             return EXIT_FAILED
         gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
         _raise_file_limit()

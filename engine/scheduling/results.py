@@ -72,7 +72,7 @@ def apply_result(
             continue
         if result.beams[number].bad:
             scheduler.distrust(group.sequences[0])
-            failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
+            failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
             continue
         leader = group.sequences[0]
         before = leader.last_token_at or group.first_token_at  # it may have started again
@@ -82,7 +82,9 @@ def apply_result(
             group.first_token_at = now
         scheduler.advance_beams(group, result.beams[number], _alternatives(launch.plan.beams[number], result.logprobs))
         if not group.sequences:
-            failed[group] = InvalidRequest("No beam could be completed: nothing is allowed to follow.")
+            failed[group] = InvalidRequest(
+                "No beam could be completed: nothing is allowed to follow.", reason="no_beam"
+            )
         elif group.finished:
             moved[group] = None
     for group in launch.prompt_ended:
@@ -135,23 +137,23 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     params = sequence.group.request.params
     if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
         if why == UNSPELLABLE:
-            return InvalidRequest(f"The grammar cannot be followed to its end: {why}.", param="structured_outputs")
-        return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
+            return InvalidRequest(f"The grammar has no end: {why}.", reason="grammar_endless", field="grammar", why=why)
+        return GrammarTooLarge(f"The grammar became too large: {why}.", reason="grammar_grew", why=why)
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]
     if params.catalogue is None and len(allows) < 2 and not (allows and excludes):
-        return InternalError("The model produced NaN for this request; it was stopped.")
+        return InternalError("The model produced NaN.", reason="not_a_number")
     return InvalidRequest(
-        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, one of the others, "
-        "`min_tokens` or `bad_words` exclude.",
-        param=_narrowest(params),
+        "Nothing is allowed to follow: the rules of this request exclude each other.",
+        reason="nothing_allowed",
+        field=_narrowest(params),
     )
 
 
 def _narrowest(params: SamplingParams) -> str:
     if params.catalogue is not None:
         return "catalogue"
-    return "structured_outputs" if params.grammar is not None else "allowed_token_ids"
+    return "grammar" if params.grammar is not None else "allowed_token_ids"
 
 
 def _accept(

@@ -9,7 +9,7 @@ from bequest.engine.errors import EngineError
 from bequest.engine.types import SamplingParams
 from bequest.engine.types.encoder import EncoderInfo, EncoderInput
 from bequest.server.context import Context
-from bequest.server.errors import from_engine, invalid, unsupported
+from bequest.server.errors import at_field, from_engine, invalid, unsupported
 from bequest.server.generation.prompt_forms import Form, Piece
 from bequest.server.generation.sampling import check_ids, context_exceeded
 from bequest.server.wire import CompletionBody
@@ -58,9 +58,9 @@ def encoder_input(info: EncoderInfo, body: CompletionBody, ids: Sequence[int], p
             )
         ids = ids[-(info.max_len if keep == -1 else keep) :]
     try:
-        info.check_length(len(ids), piece.param)
+        info.check_length(len(ids))
     except EngineError as error:
-        raise from_engine(error) from error
+        raise at_field(error, piece.param) from error
     return EncoderInput.of_tokens(ids)
 
 

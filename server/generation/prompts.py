@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bequest.engine.errors import EngineError
-from bequest.engine.text import ChatTemplate, no_template_error
+from bequest.engine.text import ChatTemplate
 from bequest.engine.text.fill_in import fill_in_tokens
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.server.context import TENANT, Context
 from bequest.server.continuation.extension import Conversation
-from bequest.server.errors import from_engine, invalid, unsupported
+from bequest.server.errors import ApiError, at_field, from_engine, invalid, unsupported
 from bequest.server.generation.encoder_prompts import check_forms, decoder_ids, encoder_input
 from bequest.server.generation.generation import Prompt, check_not_empty, truncated
 from bequest.server.generation.messages import conversation, text_length
@@ -52,9 +52,9 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
     if encoder is None:
         raise from_engine(context_exceeded(limit, least, 1), None if param == "prompt" else param)
     try:
-        encoder.check_length(least, param)
+        encoder.check_length(least)
     except EngineError as error:
-        raise from_engine(error) from error
+        raise at_field(error, param) from error
 
 
 async def plain_prompts(
@@ -173,7 +173,7 @@ def template_use(
     template = context.text.chat_template
     if template is None:
         if source is None:
-            raise from_engine(no_template_error())
+            raise _no_template()
         template = ChatTemplate("")
     continued = body.continue_final_message
     opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
@@ -186,6 +186,11 @@ def template_use(
     if continued and last_role != "assistant":
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
     return TemplateUse(template, source, kwargs, opened, continued, tools)
+
+
+def _no_template() -> ApiError:
+    message = "this model has no chat template: send chat_template with the request, or use /v1/completions"
+    return invalid(message, "messages")
 
 
 def check_converses(context: Context, param: str) -> None:

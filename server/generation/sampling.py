@@ -162,9 +162,10 @@ def check_answer_size(body: GenerationBody, requests: Iterable[Request]) -> None
 def context_exceeded(max_model_len: int, prompt_len: int, completion: int) -> ContextLengthExceeded:
     """Clients know this error by both halves of its sentence."""
     return ContextLengthExceeded(
-        f"This model's maximum context length is {max_model_len} tokens; the prompt is too long: {prompt_len} tokens, "
-        f"with {completion} for the completion makes {prompt_len + completion}.",
+        "The prompt is too long.",
+        reason="context_length",
         details={"max_model_len": max_model_len, "prompt_tokens": prompt_len, "max_tokens": completion},
+        total=prompt_len + completion,
     )
 
 

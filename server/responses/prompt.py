@@ -17,7 +17,7 @@ from bequest.engine.errors import EngineError, InvalidRequest
 from bequest.engine.types import Lineage, ParentChoice
 from bequest.server.context import Context
 from bequest.server.continuation.extension import Conversation, extend
-from bequest.server.errors import ApiError, from_engine, invalid, missing
+from bequest.server.errors import ApiError, at_field, invalid, missing
 from bequest.server.generation.generation import Prompt, check_not_empty
 from bequest.server.generation.messages import text_length
 from bequest.server.generation.prompts import (
@@ -64,7 +64,7 @@ async def response_prompt(
     try:
         built = await off_loop(context, text_length(messages), lambda: builder.build(messages))
     except InvalidRequest as error:
-        raise from_engine(InvalidRequest(error.message, param="input")) from error
+        raise at_field(error, "input") from error
     prompt = Prompt(built.token_ids, origin=built.conversation)
     if parent is not None:
         same_cache = body.cache_salt in (None, "", parent.cache_salt)

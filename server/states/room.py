@@ -56,7 +56,7 @@ class Room:
                 self._let_in()
             if isinstance(error, TimeoutError):
                 message = "The extraction still waited for memory at the timeout."
-                raise DeadlineExceeded(message, param="timeout") from None
+                raise DeadlineExceeded(message, field="deadline") from None
             raise
 
     def _give_back(self, num_bytes: int) -> None:

@@ -23,7 +23,7 @@ from bequest.engine.types.hidden import (
     select_positions,
 )
 from bequest.engine.types.states import ITEM_BYTES
-from bequest.server.errors import ApiError, invalid
+from bequest.server.errors import ApiError, at_field, invalid
 from bequest.server.wire import GeneratedStates, HiddenStatesBody, PositionsField, PositionSpan, shorten
 
 JsonEncoding = Literal["float", "base64"]
@@ -131,7 +131,7 @@ def _layers(given: str | list[int] | None, num_layers: int, param: str) -> tuple
     try:
         return resolve_layers(cast(Literal["last", "all"] | list[int], "last" if given is None else given), num_layers)
     except InvalidRequest as error:
-        raise _at(error, param) from error
+        raise at_field(error, param) from error
 
 
 def _positions(given: PositionsField | None, param: str) -> Positions:
@@ -149,10 +149,6 @@ def _positions(given: PositionsField | None, param: str) -> Positions:
     if not given:
         raise invalid(f"`{param}` is an empty list: name at least one position.", param)
     return tuple(given)
-
-
-def _at(error: InvalidRequest, param: str) -> ApiError:
-    return ApiError(400, error.code, error.message, param=param, details=error.details)
 
 
 # --- whether it can be answered ----------------------------------------------------------------------------------
@@ -205,4 +201,4 @@ def _check_positions(wish: StatesWish, num_prompt: int, max_tokens: int) -> None
     try:
         select_positions(params.positions, length)
     except InvalidRequest as error:
-        raise _at(error, wish.prefix + "positions") from error
+        raise at_field(error, wish.prefix + "positions") from error

@@ -232,7 +232,7 @@ async def test_a_full_queue_and_the_official_client(front: Front, path: str) -> 
 
 @pytest.mark.parametrize(
     "error, status",
-    [(DeadlineExceeded("Late."), 504), (InternalError("A bug."), 500), (InvalidRequest("No.", param="positions"), 400)],
+    [(DeadlineExceeded("Late."), 504), (InternalError("A bug."), 500), (InvalidRequest("No.", field="positions"), 400)],
 )
 async def test_one_failure_ends_all_inputs(front: Front, error: EngineError, status: int) -> None:
     front.engine.script = failing_script(error, 0)
