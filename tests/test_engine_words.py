@@ -14,14 +14,14 @@ import pytest
 
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.errors import EngineError, ModelError
-from bequest.server import sentences, wire
 from bequest.server.audio import form
+from bequest.server.wire import bodies, sentences
 
 ENGINE = Path(__file__).parents[1] / "engine"
 _FLAGS = {f.name.replace("_", "-") for config in (EngineConfig, ServerConfig) for f in dataclasses.fields(config)}
 _FIELDS = {
     name
-    for module in (wire, form)
+    for module in (bodies, form)
     for _, kind in inspect.getmembers(module, inspect.isclass)
     if issubclass(kind, msgspec.Struct)
     for name in kind.__struct_fields__

@@ -16,8 +16,8 @@ from bequest.engine.errors import DeadlineExceeded, EngineError, InternalError, 
 from bequest.engine.states.extraction import ExtractionLimits
 from bequest.engine.types import Delta
 from bequest.engine.types.states import ChoiceStates
-from bequest.server.states import sending
-from bequest.server.states.room import Room
+from bequest.server.stores.room import Room
+from bequest.server.transport import sending
 from tests.server.conftest import Starter
 from tests.server.fake_states import HIDDEN, NUM_LAYERS
 from tests.server.fakes import FakeEngine, failing_script
