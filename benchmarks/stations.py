@@ -150,9 +150,9 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
 def serve(port: int, options: argparse.Namespace, folder: str) -> None:
     """Until it is asked to stop; then prints the report."""
     from bequest.server.__main__ import _loop_factory
-    from bequest.server.continuation.leases import LeaseTimes
-    from bequest.server.options import parse
-    from bequest.server.serve import serve as run_server
+    from bequest.server.process.options import parse
+    from bequest.server.process.serve import serve as run_server
+    from bequest.server.stores.leases import LeaseTimes
 
     arguments = ["serve", "--port", str(port), "--log-level", "warning"]
     if options.fake:

@@ -108,9 +108,9 @@ class AsyncEngine:
     def submit(self, request: Request, sink: Sink) -> None:
         """Admits a request; `sink` gets its Deltas, the last one finished. or raises EngineError."""
         if self.state == "draining":
-            raise EngineDraining("The server is shutting down and takes no new requests.")
+            raise EngineDraining("The engine takes no new requests.", reason="closed")
         if self.state == "dead":
-            raise EngineDead("The engine has failed and this server is restarting.")
+            raise EngineDead("The engine has failed.", reason="dead")
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
         pace = self._paces[Lane.EXTRACTION if request.extracts else Lane.GENERATION]
@@ -159,7 +159,11 @@ class AsyncEngine:
         """Raises ParentNotFound, ParentExpired, or ParentFailed if there is nothing to continue from."""
         record = self.retention.find(tenant, reference)
         if record.failed:
-            raise ParentFailed(f"The request '{reference}' ended before anything was computed; send the whole prompt.")
+            raise ParentFailed(
+                f"The request '{reference}' ended before anything was computed.",
+                reason="parent_failed",
+                reference=reference,
+            )
         return record.as_parent()
 
     async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
@@ -171,10 +175,10 @@ class AsyncEngine:
             with record.on_end(lambda: ended.set_result(None)):
                 await asyncio.wait({ended, self._death}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if self.state == "dead":
-                raise EngineDead("The engine has failed and this server is restarting; send the request again.")
+                raise EngineDead("The engine has failed.", reason="died")
             if not ended.done():
-                message = f"The request's timeout passed while it waited for its parent '{reference}' to end."
-                raise DeadlineExceeded(message, param="timeout")
+                message = f"The deadline passed before the parent '{reference}' ended."
+                raise DeadlineExceeded(message, reason="late_parent", field="deadline", reference=reference)
         return self.parent(tenant, record.id)
 
     def records(self, tenant: str) -> list[RecordEntry]:
@@ -255,7 +259,7 @@ class AsyncEngine:
         if self.state == "ready":
             self.state = "draining"
         self._stopped = True
-        self._fail_all(EngineDraining("The server is shutting down; the request was not finished."))
+        self._fail_all(EngineDraining("The engine stopped before the request was finished.", reason="stopped"))
         if self._timer is not None:
             self._timer.cancel()
         self._watchdog.stop()
@@ -448,8 +452,7 @@ class AsyncEngine:
                 self._close(group, "error")
             except Exception:
                 log.exception("a request could not give back what it held", extra={"request_id": group.request.id})
-            message = "The engine has failed and this server is restarting; send the request again."
-            self._send(group, Delta(group.request.id, error=EngineDead(message)))
+            self._send(group, Delta(group.request.id, error=EngineDead("The engine has failed.", reason="died")))
         self._groups.clear()
         self._idle.set()
 
@@ -481,9 +484,9 @@ class AsyncEngine:
     def _expire_group(self, group: Group) -> None:
         """Nothing sampled yet: an error. Else what there is, as if it had reached its length."""
         if group.times.first_token is None:
-            where = "queue" if group.times.admitted is None else "prompt"
-            message = f"The request's timeout passed while it was still in the {where}; nothing was generated."
-            self._fail(group, DeadlineExceeded(message, param="timeout"))
+            reason = "late_in_queue" if group.times.admitted is None else "late_in_prompt"
+            message = "The deadline passed before anything was generated."
+            self._fail(group, DeadlineExceeded(message, reason=reason, field="deadline"))
             return
         group.kind.cut()
         self._deliver(group)

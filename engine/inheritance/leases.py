@@ -295,10 +295,11 @@ class Leases:
     def _blocks_are_gone(self, record: Record) -> InsufficientRetention:
         needed = sum(-(-len(kept.tokens) // self._pool.block_size) for kept in record.kept.values())
         return InsufficientRetention(
-            f"The request '{record.id}' cannot be leased any more: its blocks have been reused. Continue from "
-            "it with `retain` to lease its tokens anew.",
-            param="ttl",
+            f"The blocks of the request '{record.id}' have been reused.",
+            reason="blocks_reused",
+            field="ttl",
             details=self.budget.details(needed, None),
+            id=record.id,
         )
 
     def _earliest_expiry(self) -> float | None:

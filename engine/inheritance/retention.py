@@ -64,14 +64,12 @@ class Retention:
         expired_at = self._gone.get((tenant, reference))
         if expired_at is not None:
             raise ParentExpired(
-                f"The request '{reference}' was retained here, but its time is up or it made room for others; send "
-                "the whole prompt, and lease it longer next time with `retain`.",
+                f"The request '{reference}' is not retained any more.",
+                reason="parent_expired",
                 details={"expired_at": int(expired_at)},
+                reference=reference,
             )
-        raise ParentNotFound(
-            f"There is no request '{reference}' to continue from: it was never here, was deleted, or was lost in a "
-            "restart. Send the whole prompt."
-        )
+        raise ParentNotFound(f"There is no request '{reference}'.", reason="parent_unknown", reference=reference)
 
     def entries(self, tenant: str) -> list[RecordEntry]:
         """All that the tenant has, oldest first."""
@@ -188,7 +186,9 @@ class Retention:
         """Counts from now, and makes a lease of a record that is none; None makes it warm."""
         if record.failed and ttl is not None:
             raise ParentFailed(
-                f"The request '{record.id}' ended before anything was computed: there is nothing to lease."
+                f"The request '{record.id}' ended before anything was computed.",
+                reason="nothing_to_lease",
+                id=record.id,
             )
         if record.group is not None:
             self._set_ttl_of_running(record, record.group, ttl)
@@ -235,13 +235,12 @@ class Retention:
         if taken is None or (taken.group is None and taken.aborted):
             return
         running = taken.group is not None
-        status = "still running" if running else "retained"
-        way_out = "wait for it" if running else f"delete it (DELETE /v1/continuations/{taken.id})"
         raise NameInUse(
-            f"`request_id` '{request.name}' is the name of a request that is {status} ({taken.id}); {way_out}, or "
-            "choose another name.",
-            param="request_id",
+            f"The name '{request.name}' is that of the request {taken.id}.",
+            reason="name_of_running" if running else "name_of_retained",
+            field="name",
             details={"id": taken.id, "status": "running" if running else "retained"},
+            name=request.name,
         )
 
     def _attach(self, child: Group, parent: Record) -> None:

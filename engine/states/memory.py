@@ -59,7 +59,8 @@ class StatesMemory:
         num_bytes = group.states.most_bytes
         if not self._fits(num_bytes):
             raise QueueFull(
-                f"The memory for hidden states is full ({self._max_bytes} bytes); try again later.",
+                f"The memory for hidden states is full ({self._max_bytes} bytes).",
+                reason="states_full",
                 details={"budget": self._max_bytes, "used": self.used, "needed": num_bytes},
             )
         self.used += num_bytes
@@ -78,10 +79,11 @@ class StatesMemory:
         most = min(self._max_request_bytes, self._max_bytes)
         if needed > most:
             raise AnswerTooLarge(
-                f"The hidden states of this request may take {needed} bytes ({rows} positions of "
-                f"{len(wanted.tapped_layers)} layers), but this server holds at most {most} for one request: ask for "
-                "fewer positions or layers, or set a smaller `max_tokens`.",
-                param="hidden_states",
+                f"The hidden states may take {needed} bytes, at most {most}.",
+                reason="states_too_large",
+                field="hidden_states",
                 details={"budget": most, "needed": needed},
+                rows=rows,
+                layers=len(wanted.tapped_layers),
             )
         return needed

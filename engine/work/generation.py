@@ -179,20 +179,20 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     params = sequence.group.request.params
     if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
         if why == UNSPELLABLE:
-            return InvalidRequest(f"The grammar cannot be followed to its end: {why}.", param="structured_outputs")
-        return GrammarTooLarge(f"The grammar became too large while it was followed: {why}.")
+            return InvalidRequest(f"The grammar has no end: {why}.", reason="grammar_endless", field="grammar", why=why)
+        return GrammarTooLarge(f"The grammar became too large: {why}.", reason="grammar_grew", why=why)
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]
     if params.catalogue is None and len(allows) < 2 and not (allows and excludes):
-        return InternalError("The model produced NaN for this request; it was stopped.")
+        return InternalError("The model produced NaN.", reason="not_a_number")
     return InvalidRequest(
-        "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, one of the others, "
-        "`min_tokens` or `bad_words` exclude.",
-        param=_narrowest(params),
+        "Nothing is allowed to follow: the rules of this request exclude each other.",
+        reason="nothing_allowed",
+        field=_narrowest(params),
     )
 
 
 def _narrowest(params: SamplingParams) -> str:
     if params.catalogue is not None:
         return "catalogue"
-    return "structured_outputs" if params.grammar is not None else "allowed_token_ids"
+    return "grammar" if params.grammar is not None else "allowed_token_ids"

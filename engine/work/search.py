@@ -331,13 +331,15 @@ class _Candidates:
             return
         if candidates.bad:
             kind.distrust()
-            applied.failed[group] = InternalError("The model produced NaN for this request; it was stopped.")
+            applied.failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
             return
         leader, num_beams = group.sequences[0], self.search.num_running
         applied.note_token(leader, leader.output.last_token_at or group.times.first_token or 0.0)
         kind.advance(candidates, self._alternatives(result.logprobs, num_beams))
         if not group.sequences:
-            applied.failed[group] = InvalidRequest("No beam could be completed: nothing is allowed to follow.")
+            applied.failed[group] = InvalidRequest(
+                "No beam could be completed: nothing is allowed to follow.", reason="no_beam"
+            )
         elif not kind.is_at(self.search):
             applied.num_generated += kind.completion_tokens
             if group.finished:

@@ -22,10 +22,10 @@ import orjson
 import pytest
 from yarl import URL
 
-from bequest.server import intake, protocol
 from bequest.server.app import ROUTES
-from bequest.server.decoding import Decoder
-from bequest.server.wire import ChatBody, CompletionBody, ResponseBody
+from bequest.server.transport import intake, protocol
+from bequest.server.transport.decoding import Decoder
+from bequest.server.wire.bodies import ChatBody, CompletionBody, ResponseBody
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES
 from tests.server.front import Front
