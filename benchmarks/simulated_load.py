@@ -130,9 +130,9 @@ class Simulation:
             self._scheduler.add(group, ChoiceOutput(request, 0, None))
 
     def _apply(self, launch: Launch) -> None:
-        rows = len(launch.plan.sample_tokens)
+        rows = len(launch.plan.samples)
         before = {s: s.last_token_at for s in launch.sampled}
-        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
+        result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
         applied = apply_result(self._scheduler, launch, result, (), self.now)
         for sequence, last in before.items():
             figures = self.figures[sequence.group.request.tenant]

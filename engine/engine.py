@@ -19,6 +19,7 @@ from typing import Literal
 
 from bequest.engine.cache.salt import salt_of
 from bequest.engine.constraints.mask_maker import MaskMaker
+from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.device import DeviceThread
 from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError, ParentFailed
 from bequest.engine.inheritance.retention import Retention, Settlement
@@ -80,7 +81,9 @@ class AsyncEngine:
         self._seed = seed
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._masks = MaskMaker()
+        channel = MaskChannel(info.vocab_size)
+        runner.connect(channel)
+        self._masks = MaskMaker(channel)
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
@@ -294,9 +297,9 @@ class AsyncEngine:
                 return
             idle = not self._launched
             self._launched.append(launch)
-            self._masks.add(launch)
+            self._masks.add(launch.plan, launch.masked)
             self._foresight.launched(launch.plan, now)
-            self._device.launch(launch.plan, idle)
+            self._device.launch(launch.plan, idle, launch.changes)
             self._watchdog.launched()
 
     def _plan_later(self, due: float) -> None:

@@ -90,9 +90,12 @@ def estates_of(group: Group, answer: BeamAnswer) -> KeptBeams:
     prompt = leader.tokens.fork()
     prompt.truncate(leader.num_prompt)
     computed = [leader.num_prompt + beam.length - 1 for beam in answer.beams]
-    # Those that ended in the last step have no tables of their own.
-    places = [-(beam.blocks_of + 1) if beam.place < 0 else beam.place for beam in answer.beams]
-    epochs = group.beams.epochs(np.asarray(places, np.int32), np.asarray(computed, np.int32))
+    # Those that ended in the last step have no tables of their own, but those of the running ones.
+    epochs = group.beams.epochs(
+        places=np.asarray([beam.place for beam in answer.beams], np.int32),
+        rows=np.asarray([beam.blocks_of for beam in answer.beams], np.int32),
+        num_tokens=np.asarray(computed, np.int32),
+    )
     return KeptBeams(prompt, leader.salt, answer.token_ids, answer.num_shown, epochs)
 
 

@@ -7,11 +7,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
-from bequest.engine.constraints.masks import StepMasks
+from bequest.engine.scheduling.catalogue_handles import CatalogueHandles
 from bequest.engine.scheduling.chunk import Chunk, EncoderRun
-from bequest.engine.scheduling.sequence import NO_ROW, Group, Sequence
-from bequest.engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec, StepPlan
-from bequest.engine.types.hidden import EncoderTap, Indices, StepTaps, TapSpec
+from bequest.engine.scheduling.sequence import Group, Sequence
+from bequest.engine.types import (
+    NO_ROW,
+    BeamSpec,
+    CatalogueSpec,
+    IntArray,
+    MaskSpec,
+    PromptLogprobSpec,
+    RowSpec,
+    StepBatch,
+    StepMoves,
+    StepPlan,
+    StepRows,
+    StepSamples,
+)
+from bequest.engine.types.hidden import NOT_TAPPED, EncoderTap, Indices, StepTaps, TapSpec
 
 BlockPairs = list[tuple[int, int]]
 
@@ -51,43 +64,43 @@ def assemble(
     runs: list[EncoderRun],
     closing: tuple[int, ...],
     outcome: Outcome,
+    catalogues: CatalogueHandles,
 ) -> StepPlan:
     """REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar"""
-    cross_tables, cross_lens = _cross_arrays(chunks)
-    sample_tokens, sample_rows, sample_positions = _samples(outcome)
     tapped = bool(outcome.tapped) or any(run.tapped is not None for run in runs)
     return StepPlan(
         step=step,
-        input_ids=batch.input_ids,
-        positions=batch.positions,
-        query_start=batch.query_start,
-        seq_lens=batch.seq_lens,
-        slot_mapping=batch.slot_mapping,
-        block_tables=batch.block_tables,
-        swaps_out=_pairs(moves.swaps_out),
-        swaps_in=_pairs(moves.swaps_in),
-        block_copies=_all_copies(moves),
-        close_rows=closing,
-        open_rows=tuple(outcome.opened),
-        sample_tokens=sample_tokens,
-        sample_rows=sample_rows,
-        sample_positions=sample_positions,
-        num_logprobs=_most_logprobs(outcome),
+        batch=_batch(batch, chunks),
+        moves=_moves(moves),
+        rows=StepRows(close=closing, open=tuple(outcome.opened)),
+        samples=_samples(step, outcome),
         prompt_logprobs=tuple(outcome.specs),
-        beams=_beam_specs(outcome),
-        masks=_masks_of(outcome.sampled),
+        beams=_beam_specs(outcome, catalogues),
         taps=_taps(outcome, len(batch.input_ids), runs) if tapped else None,
         encoders=tuple(run.spec for run in runs),
+    )
+
+
+def _batch(batch: Batch, chunks: list[Chunk]) -> StepBatch:
+    cross_tables, cross_lens = _cross_arrays(chunks)
+    return StepBatch(
+        input_ids=batch.input_ids,
+        input_rows=batch.input_rows,
+        positions=batch.positions,
+        slot_mapping=batch.slot_mapping,
+        query_start=batch.query_start,
+        seq_lens=batch.seq_lens,
+        block_tables=batch.block_tables,
         cross_tables=cross_tables,
         cross_lens=cross_lens,
     )
 
 
-def _masks_of(sampled: list[Sequence]) -> StepMasks | None:
-    if not sampled or (grammar := sampled[-1].group.request.params.grammar) is None:
+def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:
+    if not sampled or sampled[-1].matcher is None:
         return None
     num_masked = sum(s.matcher is not None for s in sampled)
-    return StepMasks(len(sampled) - num_masked, num_masked, grammar.vocab_size)
+    return MaskSpec(number=step, first_sample=len(sampled) - num_masked, num_rows=num_masked)
 
 
 def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:
@@ -107,6 +120,10 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
 _NO_PAIRS = np.empty((0, 2), np.int32)
 
 
+def _moves(moves: BlockMoves) -> StepMoves:
+    return StepMoves(swaps_out=_pairs(moves.swaps_out), swaps_in=_pairs(moves.swaps_in), copies=_all_copies(moves))
+
+
 def _pairs(pairs: BlockPairs) -> IntArray:
     return np.asarray(pairs, dtype=np.int32) if pairs else _NO_PAIRS
 
@@ -118,8 +135,8 @@ def _all_copies(moves: BlockMoves) -> IntArray:
     return np.concatenate([pairs, *moves.copies_of_beams]) if moves.copies_of_beams else pairs
 
 
-def _samples(outcome: Outcome) -> tuple[IntArray, IntArray, IntArray]:
-    """Tokens, rows and positions [N] of the samples; the beams', which have no rows, are the last."""
+def _samples(step: int, outcome: Outcome) -> StepSamples:
+    """The beams', which have no rows, are the last."""
     of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r in outcome.beam_tokens.values()]
     num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
     samples = np.empty((3, num + num_beams), np.int32)
@@ -132,11 +149,17 @@ def _samples(outcome: Outcome) -> tuple[IntArray, IntArray, IntArray]:
         tokens[num:] = of_beams[0] if len(of_beams) == 1 else np.concatenate(of_beams)
         rows[num:] = NO_ROW
         positions[num:] = 0
-    return tokens, rows, positions
+    return StepSamples(
+        tokens=tokens,
+        rows=rows,
+        positions=positions,
+        num_logprobs=_most_logprobs(outcome),
+        masks=_masks_of(step, outcome.sampled),
+    )
 
 
 def _taps(outcome: Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
-    rows = np.full(num_tokens, -1, np.int32)
+    rows = np.full(num_tokens, NOT_TAPPED, np.int32)
     layers = np.zeros((num_tokens, 2), np.uint64)
     specs, first = [], 0
     for (sequence, _), tokens in zip(outcome.tapped, outcome.tapped_tokens, strict=True):
@@ -154,25 +177,30 @@ def _taps(outcome: Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps
             encoders.append(EncoderTap(run.tapped + start, wanted.tapped_layers, first))
             first += encoders[-1].num_rows
         start += run.spec.input.length
-    return StepTaps(rows, layers, first, tuple(specs), tuple(encoders))
+    return StepTaps(rows=rows, layers=layers, num_rows=first, specs=tuple(specs), encoders=tuple(encoders))
 
 
-def _beam_specs(outcome: Outcome) -> tuple[BeamSpec, ...]:
+def _beam_specs(outcome: Outcome, catalogues: CatalogueHandles) -> tuple[BeamSpec, ...]:
     specs = []
     first = len(outcome.sample_tokens)
     for group, tokens in outcome.beam_tokens.items():
-        search = group.search
+        search, params = group.search, group.request.params
         assert search is not None and len(tokens) == search.num_running
+        catalogue = None
+        if params.catalogue is not None:
+            ends = tuple(sorted(search.stop_token_ids))
+            catalogue = CatalogueSpec(handle=catalogues.handle_of(params.catalogue), end_token_ids=ends)
         specs.append(
             BeamSpec(
                 request_id=group.request.id,
-                params=group.request.params,
                 first_sample=first,
                 scores=search.scores,
                 num_candidates=search.num_candidates,
+                logit_bias=params.logit_bias,
+                allowed_token_ids=params.allowed_token_ids,
                 held_back=search.forbidden,
+                catalogue=catalogue,
                 nodes=search.nodes,
-                end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
             )
         )
         first += len(tokens)

@@ -80,7 +80,9 @@ def apply_result(
         leader.last_token_at = now
         if group.first_token_at is None:
             group.first_token_at = now
-        scheduler.advance_beams(group, result.beams[number], _alternatives(launch.plan.beams[number], result.logprobs))
+        top = group.request.params.logprobs
+        alternatives = _alternatives(launch.plan.beams[number], result.logprobs, top)
+        scheduler.advance_beams(group, result.beams[number], alternatives)
         if not group.sequences:
             failed[group] = InvalidRequest("No beam could be completed: nothing is allowed to follow.")
         elif group.finished:
@@ -181,9 +183,8 @@ def _accept(
         scheduler.end(sequence)
 
 
-def _alternatives(spec: BeamSpec, arrays: LogprobArrays | None) -> list[Alternatives] | None:
-    """The likeliest tokens of each beam, if its request wants them."""
-    top = spec.params.logprobs
+def _alternatives(spec: BeamSpec, arrays: LogprobArrays | None, top: int | None) -> list[Alternatives] | None:
+    """The `top` likeliest tokens of each beam, if its request wants them."""
     if not top or arrays is None:
         return None
     rows = range(spec.first_sample, spec.first_sample + len(spec.scores))

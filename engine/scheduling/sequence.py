@@ -22,12 +22,11 @@ from bequest.engine.cache.cross import CrossTable
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.fairness import Account
 from bequest.engine.states.capture import Capture
-from bequest.engine.types import ChoiceDelta, Inheritance, Matcher, Request, Sink, TokenLogprob
+from bequest.engine.types import NO_ROW, ChoiceDelta, Inheritance, Matcher, Request, Sink, TokenLogprob
 
 if TYPE_CHECKING:
     from bequest.engine.inheritance.records import Record
 
-NO_ROW = -1
 NEVER = 1 << 62  # more tokens than anybody samples
 
 

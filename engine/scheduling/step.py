@@ -16,11 +16,9 @@ from bequest.engine.beams.search import BeamSearch
 from bequest.engine.scheduling.assembly import BlockMoves, Outcome, assemble
 from bequest.engine.scheduling.chunk import Chunk, EncoderRun
 from bequest.engine.scheduling.sampler_rows import SamplerRows
-from bequest.engine.scheduling.sequence import NO_ROW, Group, Sequence
-from bequest.engine.types import Matcher, PromptLogprobSpec, StepPlan
+from bequest.engine.scheduling.sequence import Group, Sequence
+from bequest.engine.types import NO_ROW, NO_SLOT, Matcher, PromptLogprobSpec, Registration, Release, StepPlan
 from bequest.engine.types.hidden import Indices
-
-NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +26,17 @@ class Launch:
     """A plan and whom it concerns: needed again when its result comes."""
 
     plan: StepPlan
-    sampled: tuple[Sequence, ...]  # as plan.sample_rows, up to the beams'
+    sampled: tuple[Sequence, ...]  # as plan.samples.rows, up to the beams'
     prompt_ended: tuple[Group, ...]  # whose last prompt token this step computes without sampling (max_tokens 0)
     prompt_logprobs: tuple[Group, ...]  # as plan.prompt_logprobs
     beams: tuple[tuple[Group, BeamSearch], ...]  # as plan.beams; a group that started again has another search
     num_prompt_tokens: int
     num_preempted: int
-    masked: tuple[Matcher, ...] = ()  # as plan.masks
+    masked: tuple[Matcher, ...] = ()  # as plan.samples.masks
     tapped: tuple[tuple[Sequence, Indices], ...] = ()  # as plan.taps.specs: whose states, of which positions
     encoded: tuple[tuple[Group, Indices], ...] = ()  # as plan.taps.encoders, likewise
     extracts_only: bool = False  # no generation is in it
+    changes: tuple[Registration | Release, ...] = ()  # that the device is told before the plan
 
 
 class StepMaker:
@@ -70,7 +69,7 @@ class StepMaker:
         self._step += 1
         runs = sorted(encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
         read = [run for run in runs if run.tapped is not None]
-        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome)
+        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome, self._rows.catalogues)
         return Launch(
             plan,
             tuple(outcome.sampled),
@@ -83,6 +82,7 @@ class StepMaker:
             tuple(outcome.tapped),
             tuple((run.group, run.tapped) for run in read if run.tapped is not None),
             all(chunk.sequence.extracts for chunk in chunks),
+            self._rows.catalogues.take_changes(),
         )
 
     def _conclude(self, outcome: Outcome, chunk: Chunk, start: int) -> None:
@@ -148,4 +148,6 @@ def _prompt_logprobs(chunk: Chunk, start: int) -> PromptLogprobSpec | None:
         return None
     group.prompt_logprobs_planned = last
     targets = np.asarray(group.request.prompt_token_ids[first + 1 : last + 1], dtype=np.int32)
-    return PromptLogprobSpec(group.request.id, start + first - chunk.begin, targets, top)
+    return PromptLogprobSpec(
+        request_id=group.request.id, first_token=start + first - chunk.begin, targets=targets, top=top
+    )

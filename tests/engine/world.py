@@ -21,11 +21,21 @@ from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import most_blocks_of_beams
 from bequest.engine.scheduling.draft import SchedulerLimits
 from bequest.engine.scheduling.results import apply_result
-from bequest.engine.scheduling.sequence import NO_ROW, Group, Status
+from bequest.engine.scheduling.sequence import Group, Status
 from bequest.engine.scheduling.step import Launch
 from bequest.engine.states.capture import capture_of
 from bequest.engine.states.extraction import ExtractionLimits
-from bequest.engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
+from bequest.engine.types import (
+    NO_ROW,
+    BeamParams,
+    Lineage,
+    ModelInfo,
+    OutputMode,
+    Request,
+    Retain,
+    SamplingParams,
+    StepPlan,
+)
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
 from tests.engine.beam_oracle import expected_beams
@@ -260,8 +270,8 @@ class World:
         assert launch.plan.num_tokens <= most
         self.seen["beams"] += sum(len(spec.scores) > 1 for spec in launch.plan.beams)
         self.seen["preempted"] += launch.num_preempted
-        self.seen["swapped out"] += len(launch.plan.swaps_out)
-        self.seen["swapped in"] += len(launch.plan.swaps_in)
+        self.seen["swapped out"] += len(launch.plan.moves.swaps_out)
+        self.seen["swapped in"] += len(launch.plan.moves.swaps_in)
         self.check_encoders(launch.plan)
         self.launched.append(launch)
         return True
