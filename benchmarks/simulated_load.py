@@ -133,10 +133,10 @@ class Simulation:
             self._scheduler.add(group, ChoiceOutput(request, 0, None))
 
     def _apply(self, launch: Launch) -> None:
-        rows = len(launch.plan.sample_tokens)
+        rows = len(launch.plan.samples)
         [samples] = [part for part in launch.expected if isinstance(part, Samples)]
         before = {s: s.output.last_token_at for s in samples.sequences}
-        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
+        result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
         self._scheduler.extractions.ran(launch, result.device_seconds)
         applied = apply_result(launch, result, self.now)
         for sequence, last in before.items():

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from bequest.engine.constraints.mask_maker import MaskMaker
+from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.device import DeviceThread
 from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError, ParentFailed
 from bequest.engine.inheritance.retention import Retention, Settlement
@@ -45,7 +46,7 @@ from bequest.engine.types import (
     Usage,
 )
 from bequest.engine.watching.observation import EngineLoad, Observer
-from bequest.engine.watching.snapshot import Snapshot, take_snapshot
+from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step
 from bequest.engine.watching.watchdog import StepWatchdog
 
@@ -80,7 +81,9 @@ class AsyncEngine:
         self._seed = seed
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._masks = MaskMaker()
+        channel = MaskChannel(info.vocab_size)
+        runner.connect(channel)
+        self._masks = MaskMaker(channel)
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
@@ -226,21 +229,7 @@ class AsyncEngine:
         check_room(tenant, self.scheduler, self._max_queued, self._paces[Lane.GENERATION], self._clock())
 
     def load(self) -> EngineLoad:
-        scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host
-        budget = self.retention.leases.budget
-        return EngineLoad(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            used_blocks=pool.num_used,
-            usable_blocks=pool.num_blocks - 1,
-            used_host_blocks=host.num_used,
-            usable_host_blocks=host.num_blocks - 1,
-            retention_budget=budget.capacity,
-            retention_charged=budget.used,
-            retained=self.retention.loads(),
-            waiting_extractions=len(scheduler.extractions.waiting),
-            states_bytes=self._states_memory.used,
-        )
+        return load_of(self.scheduler)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -303,9 +292,9 @@ class AsyncEngine:
                 return
             idle = not self._launched
             self._launched.append(launch)
-            self._masks.add(launch)
+            self._masks.add(launch.plan, launch.masked)
             self._foresight.launched(launch.plan, now)
-            self._device.launch(launch.plan, idle)
+            self._device.launch(launch.plan, idle, launch.changes)
             self._watchdog.launched()
 
     def _plan_later(self, due: float) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol, get_args
 
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from bequest.engine.cache.cross import CrossPlace, CrossTables, write_encoder
+from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Sequence, Status
 from bequest.engine.types import Inheritance, Source
@@ -206,8 +207,11 @@ class KvCache:
         and what was paid once would be held twice."""
         if self.pool.num_free <= placement.needed + lease.num_on_host:
             return False
-        childs = {block for block in placement.table.blocks if block < 0}
-        return all(self.host.ref_count(-b) == 1 + (b in childs) for b in lease.blocks if b < 0)
+        childs = set(filter(is_on_host, placement.table.blocks))
+        return all(
+            self.host.ref_count(host_block(entry)) == 1 + (entry in childs)
+            for entry in filter(is_on_host, lease.blocks)
+        )
 
     def release_cross(self, group: Group) -> None:
         """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
@@ -283,7 +287,7 @@ class KvCache:
     def _copyable(self, table: BlockTable, computed: int) -> int:
         """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
         inside = computed % self.pool.block_size
-        if inside == 0 or table.blocks[-1] < 0:
+        if inside == 0 or is_on_host(table.blocks[-1]):
             return computed
         settled = min(inside, self.pool.settled_slots(table.blocks[-1]))
         table.truncate(computed - inside + settled)
@@ -318,7 +322,7 @@ class KvCache:
         size = self.pool.block_size
         growth = max(0, -(-num_tokens // size) - len(table))
         last = table.blocks[-1]
-        copies_last = computed % size > 0 and last > 0 and self.pool.ref_count(last) > 1
+        copies_last = computed % size > 0 and not is_on_host(last) and self.pool.ref_count(last) > 1
         return table.num_on_host + growth + copies_last
 
     # --- room ----------------------------------------------------------------------------------------------------
@@ -345,7 +349,7 @@ class KvCache:
         others_run = any(s.status is Status.RUNNING for s in group.sequences if s is not sequence)
         if group.cross is not None and not others_run:
             tables += self.cross.idle(group.cross)
-        uses = Counter(block for table in tables for block in table.blocks if block > 0)
+        uses = Counter(block for table in tables for block in table.blocks if not is_on_host(block))
         moving = sum(self.pool.ref_count(block) == count for block, count in uses.items())
         if moving == 0 or self.host.num_free - moving < self._reserved_for_leases():
             return False

@@ -7,12 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
-from bequest.engine.constraints.masks import StepMasks
 from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.state.draft import Chunk, EncoderRun
-from bequest.engine.state.sequence import NO_ROW, Copies, Sequence
-from bequest.engine.types import BeamSpec, IntArray, StepPlan
-from bequest.engine.types.hidden import EncoderTap, StepTaps, TapSpec
+from bequest.engine.state.sequence import Copies, Sequence
+from bequest.engine.types import (
+    NO_DRAFT,
+    NO_ROW,
+    BeamSpec,
+    IntArray,
+    MaskSpec,
+    StepBatch,
+    StepMoves,
+    StepPlan,
+    StepRows,
+    StepSamples,
+)
+from bequest.engine.types.hidden import NOT_TAPPED, EncoderTap, StepTaps, TapSpec
 
 BlockPairs = list[tuple[int, int]]
 
@@ -37,41 +47,40 @@ def assemble(
     outcome: StepOutcome,
 ) -> StepPlan:
     """REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar"""
-    cross_tables, cross_lens = _cross_arrays(chunks)
-    sample_tokens, sample_rows, sample_positions = _samples(outcome)
     tapped = bool(outcome.tapped) or any(run.tapped is not None for run in runs)
     return StepPlan(
         step=step,
-        input_ids=batch.input_ids,
-        positions=batch.positions,
-        query_start=batch.query_start,
-        seq_lens=batch.seq_lens,
-        slot_mapping=batch.slot_mapping,
-        block_tables=batch.block_tables,
-        swaps_out=_pairs(moves.swaps_out),
-        swaps_in=_pairs(moves.swaps_in),
-        block_copies=_all_copies(moves),
-        close_rows=closing,
-        open_rows=tuple(outcome.opened),
-        sample_tokens=sample_tokens,
-        sample_rows=sample_rows,
-        sample_positions=sample_positions,
-        num_logprobs=outcome.num_logprobs,
+        batch=_batch(batch, chunks),
+        moves=_moves(moves),
+        rows=StepRows(close=closing, open=tuple(outcome.opened)),
+        samples=_samples(step, outcome),
         prompt_logprobs=tuple(outcome.scored),
         beams=_beam_specs(outcome),
-        masks=_masks_of(outcome.sampled),
         taps=_taps(outcome, len(batch.input_ids), runs) if tapped else None,
         encoders=tuple(run.spec for run in runs),
+    )
+
+
+def _batch(batch: Batch, chunks: list[Chunk]) -> StepBatch:
+    cross_tables, cross_lens = _cross_arrays(chunks)
+    return StepBatch(
+        input_ids=batch.input_ids,
+        input_rows=batch.input_rows,
+        positions=batch.positions,
+        slot_mapping=batch.slot_mapping,
+        query_start=batch.query_start,
+        seq_lens=batch.seq_lens,
+        block_tables=batch.block_tables,
         cross_tables=cross_tables,
         cross_lens=cross_lens,
     )
 
 
-def _masks_of(sampled: list[Sequence]) -> StepMasks | None:
-    if not sampled or (grammar := sampled[-1].group.request.params.grammar) is None:
+def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:
+    if not sampled or sampled[-1].matcher is None:
         return None
     num_masked = sum(s.matcher is not None for s in sampled)
-    return StepMasks(len(sampled) - num_masked, num_masked, grammar.vocab_size)
+    return MaskSpec(number=step, first_sample=len(sampled) - num_masked, num_rows=num_masked)
 
 
 def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:
@@ -91,6 +100,10 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
 _NO_PAIRS = np.empty((0, 2), np.int32)
 
 
+def _moves(moves: BlockMoves) -> StepMoves:
+    return StepMoves(swaps_out=_pairs(moves.swaps_out), swaps_in=_pairs(moves.swaps_in), copies=_all_copies(moves))
+
+
 def _pairs(pairs: BlockPairs) -> IntArray:
     return np.asarray(pairs, dtype=np.int32) if pairs else _NO_PAIRS
 
@@ -103,8 +116,8 @@ def _all_copies(moves: BlockMoves) -> IntArray:
     return np.concatenate([pairs, *arrays]) if arrays else pairs
 
 
-def _samples(outcome: StepOutcome) -> tuple[IntArray, IntArray, IntArray]:
-    """Tokens, rows and positions [N] of the samples; the beams', which have no rows, are the last."""
+def _samples(step: int, outcome: StepOutcome) -> StepSamples:
+    """The beams', which have no rows, are the last."""
     of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r, _ in outcome.ranked]
     num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
     samples = np.empty((3, num + num_beams), np.int32)
@@ -117,11 +130,24 @@ def _samples(outcome: StepOutcome) -> tuple[IntArray, IntArray, IntArray]:
         tokens[num:] = of_beams[0] if len(of_beams) == 1 else np.concatenate(of_beams)
         rows[num:] = NO_ROW
         positions[num:] = 0
-    return tokens, rows, positions
+    return StepSamples(
+        tokens=tokens,
+        rows=rows,
+        positions=positions,
+        drafts=_drafts(outcome, num + num_beams) if outcome.drafts else None,
+        num_logprobs=outcome.num_logprobs,
+        masks=_masks_of(step, outcome.sampled),
+    )
+
+
+def _drafts(outcome: StepOutcome, num_samples: int) -> IntArray:
+    drafts = np.full(num_samples, NO_DRAFT, np.int32)
+    drafts[: len(outcome.drafts)] = outcome.drafts
+    return drafts
 
 
 def _taps(outcome: StepOutcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
-    rows = np.full(num_tokens, -1, np.int32)
+    rows = np.full(num_tokens, NOT_TAPPED, np.int32)
     layers = np.zeros((num_tokens, 2), np.uint64)
     specs, first = [], 0
     for sequence, _, tokens in outcome.tapped:
@@ -139,7 +165,7 @@ def _taps(outcome: StepOutcome, num_tokens: int, runs: list[EncoderRun]) -> Step
             encoders.append(EncoderTap(run.tapped + start, wanted.tapped_layers, first))
             first += encoders[-1].num_rows
         start += run.spec.input.length
-    return StepTaps(rows, layers, first, tuple(specs), tuple(encoders))
+    return StepTaps(rows=rows, layers=layers, num_rows=first, specs=tuple(specs), encoders=tuple(encoders))
 
 
 def _beam_specs(outcome: StepOutcome) -> tuple[BeamSpec, ...]:

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from bequest.engine.scheduling.results import PromptLogprobsOf
 from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.state.draft import Chunk
-from bequest.engine.state.sequence import NO_ROW, Expectation, Sequence
-from bequest.engine.types import BeamSpec, IntArray, PromptLogprobSpec, RowSpec
+from bequest.engine.state.sequence import Expectation, Sequence
+from bequest.engine.types import NO_DRAFT, NO_ROW, BeamSpec, IntArray, PromptLogprobSpec, RowSpec
 from bequest.engine.types.hidden import Indices
-
-NO_DRAFT = -1
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class StepOutcome:
         return len(self.ranked) - 1
 
     def score(self, request_id: str, first_token: int, targets: IntArray, top: int) -> int:
-        self.scored.append(PromptLogprobSpec(request_id, first_token, targets, top))
+        self.scored.append(PromptLogprobSpec(request_id=request_id, first_token=first_token, targets=targets, top=top))
         return len(self.scored) - 1
 
     def expect(self, expectation: Expectation) -> None:

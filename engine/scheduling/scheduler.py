@@ -46,6 +46,7 @@ from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Group, Lane, Sequence, Status, Times
 from bequest.engine.state.step import EncoderWish, Stretch, Wish
 from bequest.engine.types import Request, Sink
+from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass, make_kind
 
@@ -166,6 +167,9 @@ class Scheduler:
         return self._seal(draft, ready)
 
     # --- what kinds of work call ---------------------------------------------------------------------------------
+
+    def handle_of(self, catalogue: Catalogue) -> int:
+        return self._rows.catalogues.handle_of(catalogue)
 
     def run(self, sequence: Sequence) -> None:
         self._running[sequence] = None

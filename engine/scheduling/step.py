@@ -15,11 +15,9 @@ from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.state.draft import Chunk, Draft, EncoderRun
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Lane
-from bequest.engine.types import Matcher
+from bequest.engine.types import NO_ROW, NO_SLOT, Matcher
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import StatesOfEncoder, StatesOfTokens
-
-NO_SLOT = -1
 
 
 class StepMaker:
@@ -45,7 +43,9 @@ class StepMaker:
             if chunk.read_only:
                 batch.slot_mapping[start : start + chunk.count] = NO_SLOT
             if chunk.drafts:
-                batch.input_ids[start + chunk.count - len(chunk.drafts) : start + chunk.count] = chunk.drafts
+                end = start + chunk.count
+                batch.input_ids[end - len(chunk.drafts) : end] = chunk.drafts
+                batch.input_rows[end - len(chunk.drafts) : end] = NO_ROW
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         masked = _masked_last(outcome)
@@ -59,6 +59,7 @@ class StepMaker:
             masked=masked,
             num_prompt_tokens=outcome.num_prompt_tokens,
             num_preempted=draft.num_preempted,
+            changes=self._rows.catalogues.take_changes(),
             nature=_nature(chunks, outcome, start),
         )
 

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bequest.engine.state.sequence import Expectation
-from bequest.engine.types import Matcher, StepPlan
+from bequest.engine.types import Matcher, Registration, Release, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     plan: StepPlan
     expected: tuple[Expectation, ...]  # applied in this order when the result comes
-    masked: tuple[Matcher, ...]  # as plan.masks
+    masked: tuple[Matcher, ...]  # as plan.samples.masks
+    changes: tuple[Registration | Release, ...]  # that the device is told before the plan
     num_prompt_tokens: int
     num_preempted: int
     nature: Literal["decode", "extraction", "mixed"]  # a token for each of some streams; nothing but extractions; other

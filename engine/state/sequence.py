@@ -37,6 +37,7 @@ from bequest.engine.state.prompt_logprobs import PromptLogprobs
 from bequest.engine.state.record import Estate, Record
 from bequest.engine.state.step import Stretch, Wish
 from bequest.engine.types import (
+    NO_ROW,
     BeamSpec,
     ChoiceDelta,
     ChoiceEntry,
@@ -49,7 +50,6 @@ from bequest.engine.types import (
     StepResult,
 )
 
-NO_ROW = -1
 NEVER = 1 << 62  # more tokens than anybody samples
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]

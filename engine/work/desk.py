@@ -7,6 +7,7 @@ from typing import Protocol
 from bequest.engine._C import BlockPool
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Group, Sequence
+from bequest.engine.types.catalogue import Catalogue
 
 
 class Drafter(Protocol):
@@ -32,6 +33,9 @@ class Desk(Protocol):
 
     @property
     def drafter(self) -> Drafter | None: ...
+
+    def handle_of(self, catalogue: Catalogue) -> int:
+        """By which the device knows it."""
 
     def run(self, sequence: Sequence) -> None:
         """A new sequence of a running group runs too."""

@@ -26,7 +26,15 @@ from bequest.engine.state.output import Output
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Applied, Copies, Group, Kind, Outcome, Room, Sequence, Status
 from bequest.engine.state.step import Stretch, Wish
-from bequest.engine.types import BeamCandidates, BeamSpec, ChoiceDelta, LogprobArrays, Request, StepResult
+from bequest.engine.types import (
+    BeamCandidates,
+    BeamSpec,
+    CatalogueSpec,
+    ChoiceDelta,
+    LogprobArrays,
+    Request,
+    StepResult,
+)
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
 
@@ -145,17 +153,21 @@ class Search(Kind):
         outcome.expect(expected)
 
     def spec(self, first_sample: int) -> BeamSpec:
-        search = self.search
+        search, params, catalogue = self.search, self.group.request.params, None
         assert search is not None
+        if params.catalogue is not None:
+            ends = tuple(sorted(search.stop_token_ids))
+            catalogue = CatalogueSpec(handle=self._desk.handle_of(params.catalogue), end_token_ids=ends)
         return BeamSpec(
             request_id=self.group.request.id,
-            params=self.group.request.params,
             first_sample=first_sample,
             scores=search.scores,
             num_candidates=search.num_candidates,
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
             held_back=search.forbidden,
+            catalogue=catalogue,
             nodes=search.nodes,
-            end_token_ids=() if search.nodes is None else tuple(sorted(search.stop_token_ids)),
         )
 
     def gives_way(self, sequence: Sequence) -> bool:
@@ -266,9 +278,12 @@ class Search(Kind):
         prompt = leader.tokens.fork()
         prompt.truncate(leader.num_prompt)
         computed = [leader.num_prompt + beam.length - 1 for beam in answer.beams]
-        # Those that ended in the last step have no tables of their own.
-        places = [-(beam.blocks_of + 1) if beam.place < 0 else beam.place for beam in answer.beams]
-        epochs = self.beams.epochs(np.asarray(places, np.int32), np.asarray(computed, np.int32))
+        # Those that ended in the last step have no tables of their own, but those of the running ones.
+        epochs = self.beams.epochs(
+            places=np.asarray([beam.place for beam in answer.beams], np.int32),
+            rows=np.asarray([beam.blocks_of for beam in answer.beams], np.int32),
+            num_tokens=np.asarray(computed, np.int32),
+        )
         return KeptBeams(prompt, self.group.salt, answer.token_ids, answer.num_shown, epochs)
 
     def _choices(self, leader: Sequence, answer: BeamAnswer) -> list[Sequence]:

@@ -37,8 +37,8 @@ class Plans:
     def step(self) -> Launch:
         launch = self.scheduler.plan(0.0)
         assert launch is not None
-        rows = len(launch.plan.sample_tokens)
-        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
+        rows = len(launch.plan.samples)
+        result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
         apply_result(launch, result, 0.0)
         return launch
 

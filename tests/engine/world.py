@@ -22,8 +22,18 @@ from bequest.engine.scheduling.results import apply_result
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import KeptChoice, Record
-from bequest.engine.state.sequence import NO_ROW, Group, Status
-from bequest.engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
+from bequest.engine.state.sequence import Group, Status
+from bequest.engine.types import (
+    NO_ROW,
+    BeamParams,
+    Lineage,
+    ModelInfo,
+    OutputMode,
+    Request,
+    Retain,
+    SamplingParams,
+    StepPlan,
+)
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
 from bequest.engine.work.owed import Owed
@@ -258,8 +268,8 @@ class World:
         assert launch.plan.num_tokens <= most
         self.seen["beams"] += sum(len(spec.scores) > 1 for spec in launch.plan.beams)
         self.seen["preempted"] += launch.num_preempted
-        self.seen["swapped out"] += len(launch.plan.swaps_out)
-        self.seen["swapped in"] += len(launch.plan.swaps_in)
+        self.seen["swapped out"] += len(launch.plan.moves.swaps_out)
+        self.seen["swapped in"] += len(launch.plan.moves.swaps_in)
         self.check_encoders(launch.plan)
         self.launched.append(launch)
         return True
