@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,8 @@ from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text
 from bequest.engine.watching.observation import Observer
+from bequest.engine.work.desk import Drafter
+from bequest.engine.work.kinds import KINDS, KindClass
 
 if TYPE_CHECKING:
     from bequest.engine.runner.prepare import Prepared
@@ -54,6 +56,8 @@ def make_scheduler(
     max_leases: int | None = None,
     lease_fraction: float = 1.0,
     wall: Callable[[], float] = time.time,
+    kinds: Sequence[KindClass] = KINDS,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler over empty pools. `lease_fraction` is what one tenant may hold of the budget of leases."""
     from bequest.engine._C import BlockPool
@@ -70,7 +74,7 @@ def make_scheduler(
         device_budget=sizes.num_lease_blocks,
         prefix_caching=limits.prefix_caching,
     )
-    return Scheduler(limits, cache, retention, eos_token_ids)
+    return Scheduler(limits, cache, retention, eos_token_ids, kinds=kinds, drafter=drafter)
 
 
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:

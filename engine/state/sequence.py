@@ -35,7 +35,7 @@ from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.output import Output
 from bequest.engine.state.prompt_logprobs import PromptLogprobs
 from bequest.engine.state.record import Estate, Record
-from bequest.engine.state.step import Stretch, Wish
+from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import (
     NO_ROW,
     BeamSpec,
@@ -132,6 +132,15 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     bad: bool  # nothing could be sampled: logits held a NaN, or nothing was allowed
     number: int  # of the sample in its step
     logprobs: LogprobArrays | None  # of all samples of the step
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Another sequence of the group runs from this step on."""
+
+    sequence: Sequence
+
+
+Wish = Stretch | EncoderWish | Begin
 
 
 class Expectation(Protocol):

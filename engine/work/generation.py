@@ -15,8 +15,8 @@ from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, I
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.output import Output
 from bequest.engine.state.prompt_logprobs import logprob_of
-from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status
-from bequest.engine.state.step import Stretch, Wish
+from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
 from bequest.engine.types import FinishReason, Request, SamplingParams, StopReason, TokenLogprob
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
