@@ -133,7 +133,7 @@ def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
         return prepared.runner
     recorder = Recorder(Path(config.record))
     recorder.write(Opened(replace(config, record=None), prepared.num_blocks, prepared.num_host_blocks))
-    log.warning("recording to %s: it holds the prompts and answers of all users", config.record)
+    log.warning("recording to %s: it holds the prompts and answers of all users", recorder.path)
     return RecordingRunner(prepared.runner, recorder)
 
 

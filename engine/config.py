@@ -93,8 +93,8 @@ class EngineConfig:
     pipelined: bool = option(True, "plan a step while the one before it runs")
     record: str | None = option(
         None,
-        "new file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
-        "reports of bugs. It holds the prompts and answers of all users",
+        "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
+        "reports of bugs; if it is there, the next is FILE.1. It holds the prompts and answers of all users",
     )
     generation_config: Literal["auto", "none"] = option(
         "none", "auto: sampling defaults from the model's generation_config.json; none: OpenAI's"

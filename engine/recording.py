@@ -10,6 +10,7 @@ record at most.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -115,12 +116,12 @@ class Recorder:
     """Writes records, from any thread. A disk that is full ends the recording, not the engine."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError where the file cannot be made or is there: it may be what is left of a crash."""
+        """Raises ModelError where the file cannot be made."""
         try:
-            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self.path, descriptor = _create(path)
         except OSError as error:
             raise ModelError(f"--record {path}: {error.strerror}") from None
-        self._path = path
+        self._file: int | None = descriptor
         self._lock = threading.Lock()
         self._write(_FORMAT)
 
@@ -143,9 +144,20 @@ class Recorder:
                     data = data[os.write(self._file, data) :]
                 return
             except OSError as error:
-                log.error("the recording %s ends here: %s", self._path, error.strerror)
+                log.error("the recording %s ends here: %s", self.path, error.strerror)
                 os.close(self._file)
                 self._file = None
+
+
+def _create(path: Path) -> tuple[Path, int]:
+    """A new file, for its owner's eyes. Where there is one, it may be what is left of a crash: the next is `path`.1."""
+    for number in itertools.count():
+        new = path.with_name(f"{path.name}.{number}") if number else path
+        try:
+            return new, os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+    raise AssertionError("numbers do not end")
 
 
 class RecordingRunner:

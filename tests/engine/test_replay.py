@@ -179,10 +179,12 @@ def test_arrays_are_of_the_types_that_plans_have(tmp_path: Path, monkeypatch: py
 
 def test_a_recording_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "recording"
-    Recorder(path).close()
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ModelError, match="File exists"):
-        Recorder(path)
+    for name in ("recording", "recording.1", "recording.2"):
+        recorder = Recorder(path)
+        assert recorder.path == tmp_path / name and recorder.path.stat().st_mode & 0o777 == 0o600
+        recorder.close()
+    with pytest.raises(ModelError, match="No such file"):
+        Recorder(tmp_path / "nowhere" / "recording")
 
 
 def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -476,9 +476,8 @@ class World:
         assert budget.held_on_host == sum(is_on_host(block) for _, block in held)
         assert budget.num_promised == sum(g.record.charge for g in self.open if g.record is not None)
         assert budget.used <= budget.capacity, "more is leased than there may be"
-        here = {
-            r for r in self.holders() if any(not is_on_host(block) for table in r.tables() for block in table.blocks)
-        }
+        tables = {r: [block for table in r.tables() for block in table.blocks] for r in self.holders()}
+        here = {r for r, blocks in tables.items() if not all(map(is_on_host, blocks))}
         assert here == set(self.retention.leases.on_device())
         for record in self.holders():
             assert record.leased or record.pins > 0 or record.group is not None
