@@ -36,13 +36,13 @@ PARTS = [
     (
         "server: format",
         (
-            "server/generation/chunks.py",
+            "server/answers/chunks.py",
             "server/generation/chat.py",
             "server/generation/completions.py",
             "orjson",
         ),
     ),
-    ("server: stream", ("server/generation/sse.py",)),
+    ("server: stream", ("server/transport/sse.py",)),
     ("server: metrics", ("server/operation/metrics.py",)),
     ("socket writes", ("method 'write'", "transport", "uvloop")),
     ("null runner", ("null_runner",)),
@@ -55,14 +55,14 @@ def serve(port: int, profile: str | None) -> None:
     from bequest.engine.build import CacheSizes, make_scheduler
     from bequest.engine.engine import AsyncEngine
     from bequest.engine.models.embedded import embedded_model_path
-    from bequest.engine.scheduling.draft import SchedulerLimits
+    from bequest.engine.scheduling.limits import SchedulerLimits
     from bequest.engine.text import load_text
     from bequest.engine.types import ModelInfo
     from bequest.server.__main__ import _loop_factory
-    from bequest.server.continuation.leases import LeaseTimes
     from bequest.server.operation.metrics import Metrics
-    from bequest.server.options import parse
-    from bequest.server.serve import serve as run_server
+    from bequest.server.process.options import parse
+    from bequest.server.process.serve import serve as run_server
+    from bequest.server.stores.leases import LeaseTimes
 
     text = load_text(embedded_model_path())
     words = np.asarray(text.tokenizer.encode(Path(__file__).read_text() * 2, add_special_tokens=False))
@@ -70,7 +70,11 @@ def serve(port: int, profile: str | None) -> None:
 
     async def load(metrics: Metrics) -> tuple[AsyncEngine, object]:
         sys.setswitchinterval(0.0005)
-        scheduler = make_scheduler(SchedulerLimits(256, 2048, True), CacheSizes(16, 20_000), ())
+        scheduler = make_scheduler(
+            SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, prefix_caching=True),
+            CacheSizes(16, 20_000),
+            (),
+        )
         return AsyncEngine(info, scheduler, NullRunner(words), text.tokenizer, observer=metrics), text
 
     engine_config, config = parse(["serve", "--port", str(port), "--log-level", "warning"])

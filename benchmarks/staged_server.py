@@ -22,17 +22,17 @@ from bequest.engine.build import CacheSizes, build_engine, make_scheduler
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.embedded import embedded_model_path
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import load_text
 from bequest.engine.types import Delta, MaskSource, ModelInfo, Request, Sink, StepPlan, StepResult
 from bequest.engine.types.catalogue import Catalogue
-from bequest.server.context import ARRIVED
-from bequest.server.continuation.leases import LeaseTimes
+from bequest.server.access.marks import ARRIVED
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.logs import CURRENT, configure_logging
 from bequest.server.operation.metrics import Metrics
-from bequest.server.options import parse
-from bequest.server.serve import serve
+from bequest.server.process.options import parse
+from bequest.server.process.serve import serve
+from bequest.server.stores.leases import LeaseTimes
 
 STAGES = ("read", "submitted", "admitted", "computed", "delivered")  # of a first token, in this order
 

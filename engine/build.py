@@ -19,9 +19,8 @@ from bequest.engine.fetch import model_path
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.recording import Opened, Recorder, RecordingRunner
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.scheduler import Scheduler
-from bequest.engine.states.extraction import ExtractionLimits
 from bequest.engine.text import TextBundle, load_text
 from bequest.engine.types import Runner
 from bequest.engine.watching.observation import Observer
@@ -93,22 +92,22 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         prepared.info,
         make_scheduler(
             SchedulerLimits(
-                config.max_num_seqs,
-                prepared.max_num_batched_tokens,
-                config.enable_prefix_caching,
-                prepared.max_num_tokens_alone,
-                ExtractionLimits(
-                    config.extraction_share,
-                    config.max_queued_extractions,
-                    int(config.max_extraction_mb * 2**20),
-                    int(config.extraction_mb * 2**20),
-                    prepared.states_rows,
-                    prepared.max_num_tokens_extracting,
-                    prepared.short_extractions,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=prepared.max_num_batched_tokens,
+                prefix_caching=config.enable_prefix_caching,
+                max_num_tokens_alone=prepared.max_num_tokens_alone,
+                extraction=ExtractionLimits(
+                    share=config.extraction_share,
+                    max_queued=config.max_queued_extractions,
+                    max_request_bytes=int(config.max_extraction_mb * 2**20),
+                    max_bytes=int(config.extraction_mb * 2**20),
+                    max_step_rows=prepared.states_rows,
+                    max_step_tokens=prepared.max_num_tokens_extracting,
+                    short_steps=prepared.short_extractions,
                     queues_steps=prepared.max_num_tokens_extracting is None,
                 ),
-                prepared.max_num_encoder_tokens,
-                prepared.prompt_pace,
+                max_num_encoder_tokens=prepared.max_num_encoder_tokens,
+                prompt_pace=prepared.prompt_pace,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,

@@ -1,4 +1,4 @@
-"""The two configurations. Command-line flags and TOML keys are made from these fields (server/options.py):
+"""The two configurations. Command-line flags and TOML keys are made from these fields (server/process/options.py):
 the flag of `max_model_len` is `--max-model-len`, its help is the field's `help`, its default the field's."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Errors that reach a client. The server turns each into its JSON error; the message is complete in itself.
+"""Errors of a request: codes and numbers. Their text is a short statement for those who use the engine without a
+server; what clients of the server read is worded there (server/errors), by `reason`.
 
 EngineError
 ├── InvalidRequest            the client must change something (400)
@@ -26,15 +27,27 @@ from collections.abc import Mapping
 
 
 class EngineError(Exception):
-    """`code` is a value of the API's error table; `param` names the field at fault; `details` holds numbers."""
+    """`code` is the kind of the failure, `reason` the case of it, for whoever words it anew; "" if the text says all.
+    `field` names the part of the request at fault, `details` holds numbers that programs read, `facts` what else a
+    sentence of the same meaning needs."""
 
     code = "internal_error"
 
-    def __init__(self, message: str, *, param: str | None = None, details: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        field: str | None = None,
+        details: Mapping[str, object] | None = None,
+        **facts: object,
+    ) -> None:
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.reason = reason
+        self.field = field
         self.details = dict(details or {})
+        self.facts = facts
 
 
 class InvalidRequest(EngineError):

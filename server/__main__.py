@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from bequest.engine.config import EngineConfig, ServerConfig
-from bequest.server.continuation.leases import LeaseTimes
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.logs import configure_logging
 from bequest.server.operation.metrics import Metrics
-from bequest.server.options import parse
-from bequest.server.serve import EXIT_OK, serve
+from bequest.server.process.options import parse
+from bequest.server.process.serve import EXIT_OK, serve
+from bequest.server.stores.leases import LeaseTimes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         sys.exit(bench(arguments[1:]))
     if arguments[:1] == ["install-service"]:
-        from bequest.server.operation.service import main as install_service
+        from bequest.server.process.service import main as install_service
 
         sys.exit(install_service(arguments[1:]))
     engine_config, server_config = parse(arguments)

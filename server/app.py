@@ -9,34 +9,32 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from bequest.engine.config import ServerConfig
-from bequest.server import console_routes, models, tokens
+from bequest.server.about import console, health, models, tokens
+from bequest.server.about.openapi import openapi
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
 from bequest.server.access.keys import KeyRing
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.audio import form, transcriptions
-from bequest.server.audio.speech import speech_of
-from bequest.server.catalogues import catalogues
-from bequest.server.catalogues.store import CatalogueStore
 from bequest.server.context import CONTEXT, Context
-from bequest.server.continuation import continuations
-from bequest.server.continuation.leases import LeaseTimes
 from bequest.server.generation.chat import chat_completions
 from bequest.server.generation.completions import completions
-from bequest.server.intake import Expectation, body_limit, expect_continue
 from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.keeping import catalogues, continuations
 from bequest.server.middleware import common_headers, guard
-from bequest.server.openapi import openapi
-from bequest.server.operation import operations
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import start_tracing
-from bequest.server.protocol import JsonProtocol
 from bequest.server.responses import responses, stored
-from bequest.server.responses.store import ResponseStore
 from bequest.server.states.embeddings import embeddings
 from bequest.server.states.hidden_states import hidden_states
-from bequest.server.states.room import Room
-from bequest.server.structured.grammars import GrammarStore
+from bequest.server.stores.catalogues import CatalogueStore
+from bequest.server.stores.grammars import GrammarStore
+from bequest.server.stores.leases import LeaseTimes
+from bequest.server.stores.responses import ResponseStore
+from bequest.server.stores.room import Room
+from bequest.server.stores.speech import speech_of
+from bequest.server.transport.intake import Expectation, body_limit, expect_continue
+from bequest.server.transport.protocol import JsonProtocol
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
@@ -71,17 +69,17 @@ ROUTES: list[Route] = [
     ("POST", "/v1/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/v1/detokenize", tokens.detokenize),
-    ("GET", "/health", operations.health),
-    ("GET", "/live", operations.live),
-    ("GET", "/version", operations.version),
-    ("GET", "/metrics", operations.metrics),
+    ("GET", "/health", health.health),
+    ("GET", "/live", health.live),
+    ("GET", "/version", health.version),
+    ("GET", "/metrics", health.metrics),
     ("GET", "/openapi.json", openapi),
 ]
 # A page of ours and what it asks for: no part of the API.
 CONSOLE_ROUTES: list[Route] = [
-    ("GET", "/", console_routes.page),
-    *(("GET", path, console_routes.script) for path in sorted(console_routes.STATIC_PATHS - {"/"})),
-    ("GET", "/console/state", console_routes.state),
+    ("GET", "/", console.page),
+    *(("GET", path, console.script) for path in sorted(console.STATIC_PATHS - {"/"})),
+    ("GET", "/console/state", console.state),
 ]
 
 
@@ -97,7 +95,7 @@ def make_app(
         host=config.host,
         guard_metrics=config.guard_metrics,
         allowed_origins=config.allowed_origins,
-        static_paths=console_routes.STATIC_PATHS,
+        static_paths=console.STATIC_PATHS,
     )
     extraction = engine.extraction_limits
     context = Context(
@@ -122,7 +120,7 @@ def make_app(
     )
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
-    app[console_routes.LAST_STATE] = console_routes.LastState()
+    app[console.LAST_STATE] = console.LastState()
     expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),
@@ -167,7 +165,7 @@ class AppRunner(web.AppRunner):
             request_factory=server.request_factory,
             handler_cancellation=True,
             access_log=None,
-            auto_decompress=False,  # server/decoding.py
+            auto_decompress=False,  # server/transport/decoding.py
             client_timeout=self._client_timeout,
         )
 

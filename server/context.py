@@ -11,18 +11,17 @@ from aiohttp import web
 from bequest.engine.config import ServerConfig
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
-from bequest.server.access.keys import Caller
 from bequest.server.access.turns import Entrance, FairPool
-from bequest.server.audio.speech import Speech
-from bequest.server.catalogues.store import CatalogueStore
-from bequest.server.continuation.leases import LeaseTimes
-from bequest.server.errors import ApiError
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import Tracing
-from bequest.server.responses.store import ResponseStore, RunningResponses
-from bequest.server.states.room import Room
-from bequest.server.structured.grammars import GrammarStore
+from bequest.server.stores.catalogues import CatalogueStore
+from bequest.server.stores.grammars import GrammarStore
+from bequest.server.stores.leases import LeaseTimes
+from bequest.server.stores.responses import ResponseStore, RunningResponses
+from bequest.server.stores.room import Room
+from bequest.server.stores.speech import Speech
+from bequest.server.wire.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,6 @@ class Context:
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
-# Of a request, set by the middleware before any handler runs.
-CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
-TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
-ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
-FALLBACK_ID: web.RequestKey[str] = web.RequestKey("fallback_id", str)
-ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)
 
 
 def unknown_model(model: str, served: tuple[str, ...]) -> ApiError:

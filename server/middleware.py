@@ -10,15 +10,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from bequest.engine.errors import EngineError
-from bequest.server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT
-from bequest.server.errors import ApiError, from_engine, internal
-from bequest.server.generation.opening import BEGUN
-from bequest.server.names import new_id
+from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER, TENANT
+from bequest.server.context import CONTEXT
 from bequest.server.operation.logs import CURRENT, request_id_of
-from bequest.server.operation.noting import note_error
 from bequest.server.operation.tracing import route_of
-from bequest.server.states.sending import ReaderStopped
-from bequest.server.wire import shorten
+from bequest.server.transport.noting import note_error
+from bequest.server.transport.opening import BEGUN
+from bequest.server.transport.sending import ReaderStopped
+from bequest.server.wire.errors import ApiError, from_engine, internal
+from bequest.server.wire.names import new_id
+from bequest.server.wire.reading import shorten
 
 _log = logging.getLogger("bequest.server")
 

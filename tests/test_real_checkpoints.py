@@ -24,7 +24,7 @@ from bequest.engine.models.whisper_pt import hf_name
 from bequest.engine.text import load_text
 from bequest.engine.types import BeamParams, Request, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
-from bequest.server.generation.generation import collect
+from bequest.server.answers.running import collect
 from tests.test_end_to_end import Server
 
 SMALL = ("--kv-cache-gb", "0.3", "--host-cache-gb", "0.1")

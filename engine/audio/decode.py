@@ -21,14 +21,14 @@ _CONTAINERS = {(4, b"ftyp"): "an MP4 or M4A file", (0, b"\x1a\x45\xdf\xa3"): "a 
 def decode(data: bytes | bytearray, max_seconds: float) -> Samples:
     """[N] float32 from -1 to 1, the mean of all channels. Raises InvalidAudio."""
     if not data:
-        raise InvalidAudio("The audio file is empty: it has no bytes.", param="file")
+        raise InvalidAudio("The audio file is empty: it has no bytes.", field="audio")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             samples = np.concatenate([*_at_our_rate(file, max_seconds)] or [np.zeros(0, np.float32)])
     except soundfile.LibsndfileError as error:
         raise _unreadable(data, error) from error
     if not len(samples):
-        raise InvalidAudio("The audio file is empty: it has no samples.", param="file")
+        raise InvalidAudio("The audio file is empty: it has no samples.", field="audio")
     return np.clip(samples, -1, 1, out=samples)
 
 
@@ -36,7 +36,7 @@ def _at_our_rate(file: soundfile.SoundFile, max_seconds: float) -> Iterator[Samp
     if file.samplerate not in _RATES:
         raise InvalidAudio(
             f"The audio has {file.samplerate} samples per second; from {_RATES[0]} to {_RATES[-1]} are supported.",
-            param="file",
+            field="audio",
         )
     pieces = _mono(file, int(max_seconds * file.samplerate), max_seconds)
     if file.samplerate == SAMPLE_RATE:
@@ -61,17 +61,18 @@ def _mono(file: soundfile.SoundFile, most: int, max_seconds: float) -> Iterator[
             raise _too_long(None, max_seconds)
         mono = block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
         if not np.isfinite(mono).all():
-            raise InvalidAudio("The audio has samples that are not finite numbers.", param="file")
+            raise InvalidAudio("The audio has samples that are not finite numbers.", field="audio")
         yield mono
 
 
 def _too_long(seconds: float | None, most: float) -> InvalidAudio:
     length = "longer" if seconds is None else f"{seconds:.0f} s long"
     return InvalidAudio(
-        f"The audio is {length}; at most {most:.0f} s are transcribed in one request (--max-audio-minutes). "
-        "Split it and send the parts.",
-        param="file",
+        f"The audio is {length}, at most {most:.0f} s.",
+        reason="audio_too_long",
+        field="audio",
         details={"limit": most} if seconds is None else {"limit": most, "seconds": round(seconds, 3)},
+        length=length,
     )
 
 
@@ -79,10 +80,16 @@ def _unreadable(data: bytes | bytearray, error: soundfile.LibsndfileError) -> In
     for (offset, magic), name in _CONTAINERS.items():
         if data[offset : offset + len(magic)] == magic:
             return InvalidAudio(
-                f"The file is {name}, which this server does not read. It reads {_READ}: convert it, for example with "
-                "`ffmpeg -i FILE -ac 1 -ar 16000 out.flac`.",
-                param="file",
+                f"The audio is {name}, which is not read; {_READ} are.",
+                reason="audio_container",
+                field="audio",
+                container=name,
+                formats=_READ,
             )
     return InvalidAudio(
-        f"The file is not audio that this server reads ({_READ}), or it is damaged: {error.error_string}", param="file"
+        f"This is not audio in {_READ}, or it is damaged: {error.error_string}",
+        reason="audio_unreadable",
+        field="audio",
+        formats=_READ,
+        why=error.error_string,
     )

@@ -52,10 +52,12 @@ class LeaseBudget:
         account = self._accounts.get(tenant, Account())
         if self._max_leases is not None and account.num_leases >= self._max_leases:
             raise InsufficientRetention(
-                f"`retain`: this key already has {account.num_leases} leases, and no more than {self._max_leases} are "
-                "allowed; release one (DELETE /v1/continuations/{id}) or wait for one to expire.",
-                param="retain",
+                f"The tenant has {account.num_leases} leases, at most {self._max_leases}.",
+                reason="too_many_leases",
+                field="retain",
                 details=self.details(blocks, earliest_expiry),
+                leases=account.num_leases,
+                most=self._max_leases,
             )
         self.promise(tenant, blocks, whole, earliest_expiry)
         self._accounts[tenant].num_leases += 1
@@ -65,21 +67,23 @@ class LeaseBudget:
         account = self._accounts.get(tenant, Account())
         if whole > self._per_tenant:
             raise RetentionTooLarge(
-                f"`retain` would lease up to {whole} blocks, but leases may hold {self._per_tenant} at most; set a "
-                "smaller max_tokens, or start the server with a larger --retain-fraction or --host-cache-gb.",
-                param="retain",
+                f"A lease of up to {whole} blocks is more than leases may hold: {self._per_tenant}.",
+                reason="lease_too_large",
+                field="retain",
                 details={"budget": self._per_tenant, "needed": whole},
             )
         if self.used + blocks > self.capacity:
-            taken, limit, whose = self.used, self.capacity, "the retention budget"
+            taken, limit, reason = self.used, self.capacity, "leases_full"
         else:
-            taken, limit, whose = account.used, self._per_tenant, "this key's share of the retention budget"
+            taken, limit, reason = account.used, self._per_tenant, "share_of_leases_full"
         if taken + blocks > limit:
             raise InsufficientRetention(
-                f"`retain` needs up to {blocks} blocks, but {taken} of the {limit} blocks of {whose} are "
-                "taken; release a lease, set a smaller max_tokens, or try again when one has expired.",
-                param="retain",
+                f"A lease needs up to {blocks} blocks, but {taken} of {limit} are taken.",
+                reason=reason,
+                field="retain",
                 details=self.details(blocks, earliest_expiry),
+                taken=taken,
+                limit=limit,
             )
         account.promised += blocks
         self._accounts[tenant] = account

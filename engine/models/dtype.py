@@ -40,7 +40,7 @@ def resolve_kv_dtype(requested: str, storage: torch.dtype, on_cpu: bool) -> torc
     dtype = KV_DTYPES[requested]
     if not on_cpu and dtype not in (FP8, storage):
         raise ModelError(
-            f"kv_cache_dtype {requested} is for --device cpu; on a GPU a cache beside weights in "
+            f"kv_cache_dtype {requested} is for device=cpu; on a GPU a cache beside weights in "
             f"{str(storage).removeprefix('torch.')} is auto, fp8 or fp8_e4m3"
         )
     return dtype

@@ -81,7 +81,7 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
         most = max(0, available // wish.block_bytes)
         raise ModelError(
             f"The cache of {num_blocks} blocks needs {gib(num_blocks * wish.block_bytes)}, but only {gib(available)} "
-            f"of memory are free for it ({table(shares)}). Set --num-blocks {most} or fewer."
+            f"of memory are free for it ({table(shares)}). Set num_blocks={most} or fewer."
         )
     usable = max(0, num_blocks - 1)
     held = max(0, usable - wish.cross_blocks) * wish.block_size  # beside a longest encoder input
@@ -91,9 +91,9 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
         needed = (wish.blocks_per_sequence + 1) * wish.block_bytes
         raise ModelError(
             f"The cache of {num_blocks} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens"
-            f"{_beside(wish)}, but one request may take --max-model-len {wish.max_model_len} ({table(shares)}). Set "
-            f"--max-model-len {max(1, held)}, or --num-blocks {wish.blocks_per_sequence + 1}, or --kv-cache-gb "
-            f"{needed / GIB:.2f}."
+            f"{_beside(wish)}, but one request may take max_model_len={wish.max_model_len} ({table(shares)}). Set "
+            f"max_model_len={max(1, held)}, or num_blocks={wish.blocks_per_sequence + 1}, or "
+            f"kv_cache_gb={needed / GIB:.2f}."
         )
     if wish.retain_fraction:
         _lease_blocks(wish, usable)
@@ -101,7 +101,7 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
 
 
 def _beside(wish: CacheWish) -> str:
-    return f" beside --max-encoder-len {wish.max_encoder_len}" if wish.max_encoder_len else ""
+    return f" beside max_encoder_len={wish.max_encoder_len}" if wish.max_encoder_len else ""
 
 
 def _lease_blocks(wish: CacheWish, usable: int) -> int:
@@ -113,9 +113,9 @@ def _lease_blocks(wish: CacheWish, usable: int) -> int:
     if wanted > left:
         most = max(0, int(100 * left / usable)) / 100
         raise ModelError(
-            f"--retain-fraction {wish.retain_fraction:g} lets leases hold {wanted} of the {usable} cache blocks, but "
+            f"retain_fraction={wish.retain_fraction:g} lets leases hold {wanted} of the {usable} cache blocks, but "
             f"beside them a request of {wish.max_model_len} tokens needs {wish.blocks_per_sequence}. Set "
-            f"--retain-fraction {most:g} or less, a smaller --max-model-len, or a larger --num-blocks."
+            f"retain_fraction={most:g} or less, a smaller max_model_len=, or a larger num_blocks=."
         )
     return wanted
 

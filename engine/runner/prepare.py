@@ -103,9 +103,9 @@ def _use_cuda(config: EngineConfig) -> bool:
         return False
     available = torch.cuda.is_available()
     if config.device == "cuda" and not kernels.WITH_CUDA:
-        raise ModelError("--device cuda, but this build has no CUDA: build with BEQUEST_CUDA=on")
+        raise ModelError("device=cuda, but this build has no CUDA: build with BEQUEST_CUDA=on")
     if config.device == "cuda" and not available:
-        raise ModelError("--device cuda, but torch finds no CUDA device")
+        raise ModelError("device=cuda, but torch finds no CUDA device")
     return available
 
 
@@ -181,7 +181,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
             shares = [Share("total", total), Share("others", others), Share("free before the weights", free)]
             raise ModelError(
                 f"The weights of {path.name} do not fit this GPU ({table(shares)}). Take a smaller model, "
-                "--dtype bfloat16 if it was float32, or --device cpu."
+                "dtype=bfloat16 if it was float32, or device=cpu."
             ) from None
         torch.cuda.synchronize(device)
     wish = _wish(config, loaded)

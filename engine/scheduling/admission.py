@@ -7,7 +7,7 @@ import math
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from bequest.engine.scheduling.fairness import FairQueue
-from bequest.engine.scheduling.pace import Pace
+from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.types import MAX_BEAM_CANDIDATES, BeamParams, ModelInfo, Request
 from bequest.engine.types.encoder import check_encoder
@@ -24,9 +24,10 @@ def check_admissible(
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
     if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {limit} tokens; the prompt is too long: {prompt} tokens, "
-            f"with {params.max_tokens} for the completion makes {prompt + params.max_tokens}.",
+            f"{prompt} tokens and {params.max_tokens} to generate are more than the model's {limit}.",
+            reason="context_length",
             details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
+            total=prompt + params.max_tokens,
         )
     if params.beams is not None:
         _check_beams(request, params.beams, info, scheduler)
@@ -47,8 +48,10 @@ def _check_tokens(request: Request, info: ModelInfo) -> None:
     wrong = max(max(new, default=0), max(encoded, default=0))
     if wrong >= info.vocab_size:
         raise InvalidRequest(
-            f"The prompt has the token {wrong}, which its tokenizer knows and this model does not: its tokens are 0 to "
-            f"{info.vocab_size - 1}. Leave out what it stands for."
+            f"The model has no token {wrong}: its tokens are 0 to {info.vocab_size - 1}.",
+            reason="token_unknown",
+            token=wrong,
+            last=info.vocab_size - 1,
         )
 
 
@@ -63,11 +66,14 @@ def _check_hidden_states(request: Request, wanted: HiddenStatesParams, info: Mod
         stack = "model" if info.encoder is None else wanted.stack
         raise InvalidRequest(
             f"Layer {max(wanted.layers)} is not there: this {stack} has the layers 0 to {most}.",
-            param="layers",
+            reason="layer_missing",
+            field="layers",
             details={"num_layers": most},
+            layer=max(wanted.layers),
+            stack=stack,
         )
     if request.extracts and request.params.n > 1:
-        raise InvalidRequest("Without tokens to generate there is one choice: send n 1.", param="n")
+        raise InvalidRequest("Without tokens to generate there is one choice.", reason="one_choice", field="n")
     if request.extracts or request.states_of_encoder:
         select_positions(wanted.positions, request.states_lens[0])
 
@@ -77,8 +83,10 @@ def _check_queue(kind: str, queue: FairQueue, tenant: str, most: int, pace: Pace
     if not queue.has_room(tenant, most):
         seconds = math.ceil(pace.seconds_to_try_again(most, now))
         raise QueueFull(
-            f"The server's queue is full ({most} waiting {kind}); try again in {seconds} s.",
+            f"The queue is full: {most} {kind} wait.",
+            reason="queue_full",
             details={"max_queued": most, "retry_after": seconds},
+            kind=kind,
         )
 
 
@@ -87,19 +95,23 @@ def _check_beams(request: Request, beams: BeamParams, info: ModelInfo, scheduler
     ends = len({*request.params.stop_token_ids, *info.eos_token_ids})
     if beams.width * max(2, 1 + ends) > MAX_BEAM_CANDIDATES:
         raise InvalidRequest(
-            f"{beams.width} beams with {ends} tokens that end them are too many: width × (1 + end tokens) may be "
-            f"{MAX_BEAM_CANDIDATES} at most; send fewer stop_token_ids or take fewer beams.",
-            param="stop_token_ids",
+            f"{beams.width} beams × (1 + {ends} end tokens) may be {MAX_BEAM_CANDIDATES} at most.",
+            reason="too_many_ends",
+            field="stop_token_ids",
             details={"limit": MAX_BEAM_CANDIDATES},
+            width=beams.width,
+            ends=ends,
         )
     needed, most = most_blocks_of_beams(request, beams, scheduler.cache), scheduler.blocks_beside_leases
     if needed > most:
         raise InvalidRequest(
-            f"{beams.width} beams of {request.params.max_tokens} tokens after {len(request.prompt_token_ids)} may "
-            f"take {needed} cache blocks, but there are {most}; take fewer beams or a smaller max_tokens, or start "
-            "the server with a larger --num-blocks.",
-            param="beam_width",
+            f"{beams.width} beams may take {needed} cache blocks, but there are {most}.",
+            reason="beams_too_large",
+            field="beams.width",
             details={"needed_blocks": needed, "blocks": most},
+            width=beams.width,
+            max_tokens=request.params.max_tokens,
+            prompt_tokens=len(request.prompt_token_ids),
         )
 
 

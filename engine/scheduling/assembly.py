@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
-from bequest.engine.scheduling.catalogue_handles import CatalogueHandles
-from bequest.engine.scheduling.chunk import Chunk, EncoderRun
-from bequest.engine.scheduling.sequence import Group, Sequence
+from bequest.engine.scheduling.outcome import StepOutcome
+from bequest.engine.state.draft import Chunk, EncoderRun
+from bequest.engine.state.sequence import Copies, Sequence
 from bequest.engine.types import (
+    NO_DRAFT,
     NO_ROW,
     BeamSpec,
-    CatalogueSpec,
     IntArray,
     MaskSpec,
-    PromptLogprobSpec,
-    RowSpec,
     StepBatch,
     StepMoves,
     StepPlan,
     StepRows,
     StepSamples,
 )
-from bequest.engine.types.hidden import NOT_TAPPED, EncoderTap, Indices, StepTaps, TapSpec
+from bequest.engine.types.hidden import NOT_TAPPED, EncoderTap, StepTaps, TapSpec
 
 BlockPairs = list[tuple[int, int]]
 
@@ -36,24 +34,7 @@ class BlockMoves:
     swaps_out: BlockPairs
     swaps_in: BlockPairs
     copies: BlockPairs
-    copies_of_beams: list[IntArray]  # [C, 2] of each group
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the chunks of a step lead to: samples, ends of prompts, log-probabilities of prompts."""
-
-    sampled: list[Sequence] = field(default_factory=list)
-    sample_tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    opened: list[RowSpec] = field(default_factory=list)
-    ended: list[Group] = field(default_factory=list)
-    specs: list[PromptLogprobSpec] = field(default_factory=list)
-    spec_groups: list[Group] = field(default_factory=list)
-    beam_tokens: dict[Group, range] = field(default_factory=dict)  # as sample_tokens, of each group's beams
-    num_prompt_tokens: int = 0
-    tapped: list[tuple[Sequence, Indices]] = field(default_factory=list)
-    tapped_tokens: list[Indices] = field(default_factory=list)  # as tapped, of the step
+    copies_of_beams: list[Copies]  # [C, 2] of each group
 
 
 def assemble(
@@ -63,8 +44,7 @@ def assemble(
     moves: BlockMoves,
     runs: list[EncoderRun],
     closing: tuple[int, ...],
-    outcome: Outcome,
-    catalogues: CatalogueHandles,
+    outcome: StepOutcome,
 ) -> StepPlan:
     """REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar"""
     tapped = bool(outcome.tapped) or any(run.tapped is not None for run in runs)
@@ -74,8 +54,8 @@ def assemble(
         moves=_moves(moves),
         rows=StepRows(close=closing, open=tuple(outcome.opened)),
         samples=_samples(step, outcome),
-        prompt_logprobs=tuple(outcome.specs),
-        beams=_beam_specs(outcome, catalogues),
+        prompt_logprobs=tuple(outcome.scored),
+        beams=_beam_specs(outcome),
         taps=_taps(outcome, len(batch.input_ids), runs) if tapped else None,
         encoders=tuple(run.spec for run in runs),
     )
@@ -109,9 +89,9 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
         return None, None
     tables: list[BlockTable] = []
     lens: list[int] = []
-    for group in (chunk.sequence.group for chunk in chunks):
+    for sequence in (chunk.sequence for chunk in chunks):
+        group, num_rows = sequence.group, sequence.work.num_rows(sequence)
         assert group.cross is not None and group.request.encoder is not None
-        num_rows = 1 if group.beams is None else len(group.beams)
         tables += [group.cross.table] * num_rows
         lens += [group.request.encoder.length] * num_rows
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
@@ -129,15 +109,16 @@ def _pairs(pairs: BlockPairs) -> IntArray:
 
 
 def _all_copies(moves: BlockMoves) -> IntArray:
-    if not moves.copies and len(moves.copies_of_beams) == 1:
-        return moves.copies_of_beams[0]
+    arrays = [np.asarray(copies, np.int32) for copies in moves.copies_of_beams]
+    if not moves.copies and len(arrays) == 1:
+        return arrays[0]
     pairs = _pairs(moves.copies)
-    return np.concatenate([pairs, *moves.copies_of_beams]) if moves.copies_of_beams else pairs
+    return np.concatenate([pairs, *arrays]) if arrays else pairs
 
 
-def _samples(step: int, outcome: Outcome) -> StepSamples:
+def _samples(step: int, outcome: StepOutcome) -> StepSamples:
     """The beams', which have no rows, are the last."""
-    of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r in outcome.beam_tokens.values()]
+    of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r, _ in outcome.ranked]
     num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
     samples = np.empty((3, num + num_beams), np.int32)
     tokens, rows, positions = samples
@@ -153,16 +134,23 @@ def _samples(step: int, outcome: Outcome) -> StepSamples:
         tokens=tokens,
         rows=rows,
         positions=positions,
-        num_logprobs=_most_logprobs(outcome),
+        drafts=_drafts(outcome, num + num_beams) if outcome.drafts else None,
+        num_logprobs=outcome.num_logprobs,
         masks=_masks_of(step, outcome.sampled),
     )
 
 
-def _taps(outcome: Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
+def _drafts(outcome: StepOutcome, num_samples: int) -> IntArray:
+    drafts = np.full(num_samples, NO_DRAFT, np.int32)
+    drafts[: len(outcome.drafts)] = outcome.drafts
+    return drafts
+
+
+def _taps(outcome: StepOutcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps:
     rows = np.full(num_tokens, NOT_TAPPED, np.int32)
     layers = np.zeros((num_tokens, 2), np.uint64)
     specs, first = [], 0
-    for (sequence, _), tokens in zip(outcome.tapped, outcome.tapped_tokens, strict=True):
+    for sequence, _, tokens in outcome.tapped:
         assert sequence.capture is not None
         num_layers = sequence.capture.num_layers
         end = first + len(tokens) * num_layers
@@ -180,34 +168,10 @@ def _taps(outcome: Outcome, num_tokens: int, runs: list[EncoderRun]) -> StepTaps
     return StepTaps(rows=rows, layers=layers, num_rows=first, specs=tuple(specs), encoders=tuple(encoders))
 
 
-def _beam_specs(outcome: Outcome, catalogues: CatalogueHandles) -> tuple[BeamSpec, ...]:
+def _beam_specs(outcome: StepOutcome) -> tuple[BeamSpec, ...]:
     specs = []
     first = len(outcome.sample_tokens)
-    for group, tokens in outcome.beam_tokens.items():
-        search, params = group.search, group.request.params
-        assert search is not None and len(tokens) == search.num_running
-        catalogue = None
-        if params.catalogue is not None:
-            ends = tuple(sorted(search.stop_token_ids))
-            catalogue = CatalogueSpec(handle=catalogues.handle_of(params.catalogue), end_token_ids=ends)
-        specs.append(
-            BeamSpec(
-                request_id=group.request.id,
-                first_sample=first,
-                scores=search.scores,
-                num_candidates=search.num_candidates,
-                logit_bias=params.logit_bias,
-                allowed_token_ids=params.allowed_token_ids,
-                held_back=search.forbidden,
-                catalogue=catalogue,
-                nodes=search.nodes,
-            )
-        )
+    for tokens, spec in outcome.ranked:
+        specs.append(spec(first))
         first += len(tokens)
     return tuple(specs)
-
-
-def _most_logprobs(outcome: Outcome) -> int | None:
-    groups = [*(sequence.group for sequence in outcome.sampled), *outcome.beam_tokens]
-    wanted = [group.request.params.logprobs for group in groups]
-    return max((w for w in wanted if w is not None), default=None)

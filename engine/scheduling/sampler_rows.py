@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from bequest.engine.scheduling.catalogue_handles import CatalogueHandles
-from bequest.engine.scheduling.sequence import Sequence
+from bequest.engine.state.sequence import Sequence
 from bequest.engine.types import (
     NO_ROW,
     CatalogueSpec,

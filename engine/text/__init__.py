@@ -1,6 +1,6 @@
 """Text in, text out: tokenizer, incremental detokeniser, stop strings, chat template. No torch, no asyncio."""
 
-from bequest.engine.text.chat import ChatTemplate, no_template_error
+from bequest.engine.text.chat import ChatTemplate
 from bequest.engine.text.detokenizer import IncrementalDetokenizer
 from bequest.engine.text.load import TextBundle, load_text, text_from_gguf
 from bequest.engine.text.stops import StopMatcher
@@ -13,6 +13,5 @@ __all__ = [
     "TextBundle",
     "Tokenizer",
     "load_text",
-    "no_template_error",
     "text_from_gguf",
 ]

@@ -14,8 +14,8 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from bequest.engine.errors import InvalidRequest, ModelError
-from bequest.engine.text import tool_prompt
 from bequest.engine.text.chat_sandbox import ChatEnvironment
+from bequest.engine.text.tool_prompt import spelled_out
 
 Message = Mapping[str, Any]
 # Older names of the field, beside the one that most templates read.
@@ -57,11 +57,11 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message goes on with the last message, so it needs add_generation_prompt: false",
-                param="continue_final_message",
+                field="continue_final_message",
             )
         compiled = self._choose(template, tools)
         if not compiled.knows_tools and (tools or not compiled.knows_calls):
-            messages = tool_prompt.spelled_out(messages, tools or ())
+            messages = spelled_out(messages, tools or ())
         prepared = [_prepare(message, compiled) for message in messages]
         end_mark = _mark_end(prepared) if continue_final_message else None
         variables = {
@@ -81,8 +81,10 @@ class ChatTemplate:
         try:
             return _Compiled(self._environment, template)
         except TemplateSyntaxError as error:
-            message = f"chat_template is not valid Jinja: line {error.lineno}: {error.message}"
-            raise InvalidRequest(message, param="chat_template") from error
+            message = f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
+            raise InvalidRequest(
+                message, reason="template_invalid", field="template", line=error.lineno, why=error.message
+            ) from error
 
 
 class _Compiled:
@@ -106,13 +108,6 @@ def _reads_content(loop: nodes.For) -> bool:
         return isinstance(iterated.arg, nodes.Const) and iterated.arg.value == "content"
     name = iterated.attr if isinstance(iterated, nodes.Getattr) else getattr(iterated, "name", None)
     return name == "content"
-
-
-def no_template_error() -> InvalidRequest:
-    """For chat requests to a model that has no template."""
-    return InvalidRequest(
-        "this model has no chat template: send chat_template with the request, or use /v1/completions", param="messages"
-    )
 
 
 def _prepare(message: Message, template: _Compiled) -> dict[str, Any]:
@@ -161,12 +156,12 @@ def _render(template: _Compiled, variables: dict[str, Any]) -> str:
     try:
         return template.render(variables)
     except TemplateError as error:
-        raise InvalidRequest(f"the chat template refuses these messages: {error.message}", param="messages") from error
+        raise InvalidRequest(f"the chat template refuses these messages: {error.message}", field="messages") from error
     except RecursionError as error:
-        raise InvalidRequest("the chat template calls itself without end", param="messages") from error
+        raise InvalidRequest("the chat template calls itself without end", field="messages") from error
     except Exception as error:  # a template runs expressions, which can fail in any way
         why = f"{type(error).__name__}: {error}"
-        raise InvalidRequest(f"the chat template fails on these messages: {why}", param="messages") from error
+        raise InvalidRequest(f"the chat template fails on these messages: {why}", field="messages") from error
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:
@@ -175,12 +170,12 @@ def _mark_end(messages: list[dict[str, Any]]) -> str:
     The space after the mark tells whether the template trims the content: then it would have trimmed the message too.
     """
     if not messages:
-        raise InvalidRequest("continue_final_message needs a message to continue", param="messages")
+        raise InvalidRequest("continue_final_message needs a message to continue", field="messages")
     mark = f"END-{secrets.token_hex(16)} "
     last = messages[-1]
     if isinstance(last["content"], list):
         if not last["content"]:
-            raise InvalidRequest("continue_final_message: the last message has no content", param="messages")
+            raise InvalidRequest("continue_final_message: the last message has no content", field="messages")
         part = last["content"][-1]
         part["text"] = part.get("text", "") + mark
     else:
@@ -192,7 +187,7 @@ def _cut_at(text: str, mark: str) -> str:
     position = text.rfind(mark.rstrip())
     if position < 0:
         raise InvalidRequest(
-            "continue_final_message: the chat template leaves out the last message's content", param="messages"
+            "continue_final_message: the chat template leaves out the last message's content", field="messages"
         )
     trimmed = not text.startswith(mark, position)
     return text[:position].rstrip() if trimmed else text[:position]

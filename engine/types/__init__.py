@@ -32,7 +32,7 @@ from bequest.engine.types.plan import (
     StepRows,
     StepSamples,
 )
-from bequest.engine.types.record import ChoiceEntry, Grade, Parent, ParentChoice, RecordEntry
+from bequest.engine.types.record import ChoiceEntry, Grade, GradeLoad, Parent, ParentChoice, RecordEntry
 from bequest.engine.types.request import Lineage, OutputMode, Request, Retain
 from bequest.engine.types.result import BeamCandidates, LogprobArrays, StepResult
 from bequest.engine.types.row import CatalogueSpec, DrawParams, Penalties, RowSpec, TimestampSpec, TokenBounds
@@ -59,6 +59,7 @@ __all__ = [
     "FinishReason",
     "FloatArray",
     "Grade",
+    "GradeLoad",
     "Grammar",
     "Inheritance",
     "IntArray",

@@ -108,30 +108,34 @@ class EncoderInfo:
         rules = TokenRules(self.suppress_tokens, self.begin_suppress_tokens, first, last)
         return None if rules == TokenRules() else rules
 
-    def check_length(self, length: int, param: str) -> None:
-        """Raises ContextLengthExceeded for an encoder input that does not even fit alone, in the words by which clients
-        know it."""
+    def check_length(self, length: int) -> None:
+        """Raises ContextLengthExceeded for an encoder input that does not even fit alone."""
         if length > self.max_len:
             unit = "tokens" if self.takes == "tokens" else "positions"
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {self.max_len} {unit} in the encoder; the prompt is too long: "
-                f"{length} {unit} in `{param}`.",
-                param=param,
+                f"The encoder takes {self.max_len} {unit} at most, not {length}.",
+                reason="encoder_input_too_long",
+                field="encoder",
                 details={"max_encoder_len": self.max_len, "encoder_tokens": length},
+                unit=unit,
             )
 
 
 def check_encoder(encoder: EncoderInput | None, info: EncoderInfo | None) -> None:
     """Whether a request brings what its model reads. The server says the same earlier, and names the field."""
     if info is None and encoder is not None:
-        raise InvalidRequest("This model has no encoder: send the whole prompt as `prompt`.", param="prompt")
+        raise InvalidRequest("This model has no encoder.", reason="no_encoder", field="encoder")
     if info is not None and encoder is None:
-        where = "/v1/completions" if info.takes == "tokens" else "/v1/audio/transcriptions"
-        raise InvalidRequest(f"This model reads its input with an encoder: send it to {where}.")
+        raise InvalidRequest(f"This model's encoder has no {info.takes} to read.", reason=f"encoder_needs_{info.takes}")
     if info is not None and encoder is not None:
         if (encoder.features is not None) != (info.takes == "audio"):
-            raise InvalidRequest(f"This model's encoder reads {info.takes}.", param="prompt")
-        info.check_length(encoder.length, "prompt")
+            raise InvalidRequest(
+                f"This model's encoder reads {info.takes}.",
+                reason="wrong_encoder_input",
+                field="encoder",
+                takes=info.takes,
+            )
+        info.check_length(encoder.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

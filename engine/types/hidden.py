@@ -78,12 +78,13 @@ def resolve_layers(layers: Literal["last", "all"] | Sequence[int], num_layers: i
         return tuple(range(num_layers + 1))
     wrong = next((layer for layer in layers if not -num_layers - 1 <= layer <= num_layers), None)
     if wrong is not None or not layers:
-        shown = "the list is empty" if wrong is None else f"{wrong} is not one of them"
         raise InvalidRequest(
-            f"`layers` are from 0 (the embedding's output) to {num_layers} (after the final norm), or from -1 to "
-            f"{-num_layers - 1} counted from the last: {shown}.",
-            param="layers",
+            f"Layers are from {-num_layers - 1} to {num_layers}: {'none is given' if wrong is None else wrong}.",
+            reason="no_layers" if wrong is None else "layer_out_of_range",
+            field="layers",
             details={"num_layers": num_layers},
+            first=-num_layers - 1,
+            layer=wrong,
         )
     return tuple(int(layer) % (num_layers + 1) for layer in layers)
 
@@ -93,15 +94,21 @@ def select_positions(positions: Positions, length: int) -> Indices:
     if isinstance(positions, tuple) and not _all_present(positions, length):
         wrong = next(p for p in positions if not -length <= p < length)
         raise InvalidRequest(
-            f"Position {wrong} is not there: there are {length} tokens, 0 to {length - 1}, or -1 to {-length} "
-            "counted from the end.",
-            param="positions",
+            f"Position {wrong} is not among {length} tokens.",
+            reason="position_out_of_range",
+            field="positions",
             details={"num_tokens": length},
+            position=wrong,
+            last=length - 1,
+            first=-length,
         )
     selected = present_positions(positions, length)
     if not len(selected):
         raise InvalidRequest(
-            f"`positions` selects none of the {length} tokens.", param="positions", details={"num_tokens": length}
+            f"None of {length} tokens is selected.",
+            reason="no_positions",
+            field="positions",
+            details={"num_tokens": length},
         )
     return selected
 

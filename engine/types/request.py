@@ -57,6 +57,7 @@ class Request:
     origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
     hidden_states: HiddenStatesParams | None = None
+    suffixes: tuple[tuple[int, ...], ...] = ()  # each is scored behind the prompt, alone; nothing is sampled
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
@@ -64,6 +65,13 @@ class Request:
         assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
         assert self.encoder is not None or not self.states_of_encoder
         assert self.retain is None or not self.encodes_only, "it leaves nothing that could be leased"
+        assert all(self.suffixes), "a suffix has at least one token"
+        assert not self.suffixes or self._scores_alone, "scores are told as log-probabilities, and of nothing else"
+
+    @property
+    def _scores_alone(self) -> bool:
+        params = self.params
+        return params.max_tokens == 0 and params.n == 1 and params.logprobs is not None and self.hidden_states is None
 
     @property
     def extracts(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bequest.server.access.keys import Caller
-from bequest.server.errors import ApiError, retry_seconds
+from bequest.server.wire.errors import ApiError, retry_seconds
 
 
 class _Usage:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from aiohttp import web
 
 from bequest.server.access.keys import ANONYMOUS, Caller, KeyLimits, KeyRing
-from bequest.server.errors import ApiError
+from bequest.server.wire.errors import ApiError
 
 _UNGUARDED = frozenset({"/health", "/live"})
 _NOBODY = Caller(ANONYMOUS, ANONYMOUS, KeyLimits(lowest_priority=-(2**31)), operator=True)

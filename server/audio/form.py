@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import BodyPartReader, web
 
-from bequest.server import fields
 from bequest.server.context import Context
-from bequest.server.errors import ApiError, invalid, missing
-from bequest.server.intake import BodyLimit, of_caller
-from bequest.server.wire import shorten
+from bequest.server.transport.intake import BodyLimit, of_caller
+from bequest.server.wire import fields
+from bequest.server.wire.errors import ApiError, invalid, missing
+from bequest.server.wire.reading import shorten
 
 _LONGEST_FIELD = 1 << 16  # bytes; a prompt's, by far the longest of them
 _MOST_FIELDS = 64

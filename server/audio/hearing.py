@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bequest.engine.text.whisper_tokens import WhisperTokens
 from bequest.engine.types import Delta, TokenLogprob
-from bequest.server.errors import from_engine
+from bequest.server.wire.errors import from_engine
 
 LEAST_LOGPROB = -1.0  # of a token, on average; below it a window came out badly
 MOST_COMPRESSION = 2.4  # a text that zlib makes smaller than this repeats itself

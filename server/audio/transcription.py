@@ -20,11 +20,11 @@ from bequest.engine.text.whisper_segments import TimedTokens, WindowSegments, sp
 from bequest.engine.text.whisper_tokens import Task
 from bequest.engine.types import OutputMode, Request, SamplingParams
 from bequest.engine.types.encoder import EncoderInput, TimestampRule, TokenRules
+from bequest.server.answers.running import Job, collect
 from bequest.server.audio.hearing import ALTERNATIVES, Ear, Heard, Voice
-from bequest.server.audio.speech import Speech
 from bequest.server.audio.subtitles import Segment, TokenUsage, Transcript
-from bequest.server.generation.generation import Job, collect
 from bequest.server.interfaces import EngineLike, TokenizerLike
+from bequest.server.stores.speech import Speech
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _INAUDIBLE = 1e-4  # 80 dB below the loudest sample there can be: nobody is asked what was said

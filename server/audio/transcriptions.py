@@ -14,18 +14,19 @@ from aiohttp import web
 from bequest.engine.audio import Samples, decode
 from bequest.engine.text.languages import language_code
 from bequest.engine.text.whisper_tokens import Task
-from bequest.server import fields
+from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER, TENANT
+from bequest.server.asks import sampling
 from bequest.server.audio.form import TranscriptionBody, TranslationBody, check_head, read_form
-from bequest.server.audio.speech import Speech
 from bequest.server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
 from bequest.server.audio.transcription import Order, Transcriber
-from bequest.server.context import ANSWER_ID, ARRIVED, CALLER, CONTEXT, TENANT, Context
-from bequest.server.errors import ApiError, internal, invalid, unsupported
-from bequest.server.generation import sampling
-from bequest.server.generation.generation import json_response
-from bequest.server.generation.opening import HEADERS, KEEP_ALIVE
-from bequest.server.names import new_id
-from bequest.server.wire import shorten
+from bequest.server.context import CONTEXT, Context
+from bequest.server.stores.speech import Speech
+from bequest.server.transport.opening import HEADERS, KEEP_ALIVE
+from bequest.server.transport.replies import json_response
+from bequest.server.wire import fields
+from bequest.server.wire.errors import ApiError, internal, invalid, unsupported
+from bequest.server.wire.names import new_id
+from bequest.server.wire.reading import shorten
 
 _log = logging.getLogger("bequest.server")
 

@@ -12,32 +12,27 @@ import orjson
 from aiohttp import web
 
 from bequest.engine.types import ChoiceDelta, Request, TokenLogprob
-from bequest.server import fields
-from bequest.server.context import ANSWER_ID, CONTEXT, TENANT, Context
-from bequest.server.continuation.lineage import completion_prompts
-from bequest.server.continuation.report import Report, report_of
-from bequest.server.generation import sampling
-from bequest.server.generation.chunks import Chunks, PromptLogprobs
-from bequest.server.generation.generation import (
-    Collector,
-    Prompt,
-    check_stream_options,
-    collect,
-    engine_requests,
-    in_stream,
-    open_stream,
-    send_stream,
-    terms_of,
-    usage_object,
-)
-from bequest.server.generation.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
-from bequest.server.generation.whole import made_response
-from bequest.server.intake import read_object
-from bequest.server.names import new_id
-from bequest.server.states.generated import GeneratedStates, generated_states
-from bequest.server.states.wish import completion_states
-from bequest.server.structured.constraints import constraint_of
-from bequest.server.wire import CompletionBody
+from bequest.server.access.marks import ANSWER_ID, TENANT
+from bequest.server.answers.chunks import Chunks, PromptLogprobs
+from bequest.server.answers.generated_states import GeneratedStates, generated_states
+from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
+from bequest.server.answers.report import Report, report_of
+from bequest.server.answers.running import Collector, collect
+from bequest.server.answers.streams import in_stream, open_stream, send_stream
+from bequest.server.answers.usage import usage_object
+from bequest.server.answers.whole import made_response
+from bequest.server.asks import sampling
+from bequest.server.asks.ask import check_stream_options, engine_requests
+from bequest.server.asks.constraints import constraint_of
+from bequest.server.asks.lineage import completion_prompts
+from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.terms import terms_of
+from bequest.server.asks.wish import completion_states
+from bequest.server.context import CONTEXT, Context
+from bequest.server.transport.intake import read_object
+from bequest.server.wire import fields
+from bequest.server.wire.bodies import CompletionBody
+from bequest.server.wire.names import new_id
 
 
 async def completions(http: web.Request) -> web.StreamResponse:

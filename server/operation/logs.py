@@ -12,9 +12,9 @@ from typing import Any, Literal
 import orjson
 from aiohttp import web
 
-from bequest.server.context import ANSWER_ID, FALLBACK_ID
-from bequest.server.names import header_id, new_id
+from bequest.server.access.marks import ANSWER_ID, FALLBACK_ID
 from bequest.server.operation.log_writer import LineWriter
+from bequest.server.wire.names import header_id, new_id
 
 # The request that the running task works for.
 CURRENT: ContextVar[web.Request | None] = ContextVar("current", default=None)

@@ -10,11 +10,11 @@ from typing import Any
 
 from bequest.engine.text.tool_calls import CallBegun, Content, ToolCallReader, ToolEvent
 from bequest.engine.types import ChoiceDelta, Delta, FinishReason, StopReason
-from bequest.server.continuation.report import Report
-from bequest.server.generation.logprobs import Spelling, chat_logprobs
-from bequest.server.names import new_id
+from bequest.server.answers.logprobs import Spelling, chat_logprobs
+from bequest.server.answers.report import Report
 from bequest.server.responses import document
 from bequest.server.responses.items import Item, output_call, output_message
+from bequest.server.wire.names import new_id
 
 
 class _Growing:

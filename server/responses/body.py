@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from bequest.server.errors import ApiError, invalid
-from bequest.server.structured.constraints import Constraint, constraint_of, format_constraint
-from bequest.server.wire import ChatBody, GenerationBody, ResponseBody, shorten
+from bequest.server.asks.constraints import constraint_of, format_constraint
+from bequest.server.stores.grammars import Constraint
+from bequest.server.wire.bodies import ChatBody, GenerationBody, ResponseBody
+from bequest.server.wire.errors import ApiError, invalid
+from bequest.server.wire.reading import shorten
 
 _LOGPROBS = "message.output_text.logprobs"
 # What OpenAI can include and a text model has none of: asking for it changes nothing.

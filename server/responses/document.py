@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 
 from bequest.engine.types import FinishReason, SamplingParams, Usage
-from bequest.server.structured.tools import Function, Tools
-from bequest.server.wire import ResponseBody, written
+from bequest.server.asks.tools import Function, Tools
+from bequest.server.wire.bodies import ResponseBody
+from bequest.server.wire.reading import written
 
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 _VERBOSITIES = ("low", "medium", "high")

@@ -20,10 +20,10 @@ from typing import Any
 import orjson
 
 from bequest.engine.types import ChoiceDelta, Delta
-from bequest.server.errors import ApiError
 from bequest.server.responses import document
 from bequest.server.responses.answer import Answer, Change
 from bequest.server.responses.items import Item, begun_item
+from bequest.server.wire.errors import ApiError
 
 
 class EventWriter:

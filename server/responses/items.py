@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bequest.server.errors import invalid, missing
-from bequest.server.generation.messages import string_at, wrong_type
-from bequest.server.names import new_id
-from bequest.server.wire import shorten
+from bequest.server.asks.messages import string_at, wrong_type
+from bequest.server.wire.errors import invalid, missing
+from bequest.server.wire.names import new_id
+from bequest.server.wire.reading import shorten
 
 Item = dict[str, Any]
 

@@ -15,23 +15,17 @@ from typing import Any, NamedTuple
 
 from bequest.engine.errors import EngineError, InvalidRequest
 from bequest.engine.types import Lineage, ParentChoice
+from bequest.server.asks.extension import Conversation, extend
+from bequest.server.asks.messages import text_length
+from bequest.server.asks.prompt import Prompt, check_not_empty
+from bequest.server.asks.prompts import MESSAGE_CHARS, TemplateUse, check_converses, check_length, template_kwargs
+from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
-from bequest.server.continuation.extension import Conversation, extend
-from bequest.server.errors import ApiError, from_engine, invalid, missing
-from bequest.server.generation.generation import Prompt, check_not_empty
-from bequest.server.generation.messages import text_length
-from bequest.server.generation.prompts import (
-    MESSAGE_CHARS,
-    TemplateUse,
-    check_converses,
-    check_length,
-    off_loop,
-    template_kwargs,
-)
 from bequest.server.responses.items import Item, input_items, messages_of
-from bequest.server.responses.store import StoredResponse
-from bequest.server.structured.tools import Tools
-from bequest.server.wire import ResponseBody
+from bequest.server.stores.responses import StoredResponse
+from bequest.server.transport.work import off_loop
+from bequest.server.wire.bodies import ResponseBody
+from bequest.server.wire.errors import ApiError, at_field, invalid, missing
 
 Message = dict[str, Any]
 
@@ -64,7 +58,7 @@ async def response_prompt(
     try:
         built = await off_loop(context, text_length(messages), lambda: builder.build(messages))
     except InvalidRequest as error:
-        raise from_engine(InvalidRequest(error.message, param="input")) from error
+        raise at_field(error, "input") from error
     prompt = Prompt(built.token_ids, origin=built.conversation)
     if parent is not None:
         same_cache = body.cache_salt in (None, "", parent.cache_salt)

@@ -14,34 +14,31 @@ import orjson
 from aiohttp import web
 
 from bequest.engine.types import Delta, OutputMode, Request
-from bequest.server import fields
-from bequest.server.context import ANSWER_ID, CONTEXT, Context
-from bequest.server.continuation.report import report_of
-from bequest.server.generation import sampling
-from bequest.server.generation.generation import (
-    Collector,
-    Job,
-    check_stream_options,
-    engine_requests,
-    json_response,
-    send_stream,
-    terms_of,
-)
-from bequest.server.generation.logprobs import Spelling
-from bequest.server.generation.opening import in_time
-from bequest.server.generation.sse import EventStream
-from bequest.server.intake import read_object
-from bequest.server.names import new_id
+from bequest.server.access.marks import ANSWER_ID
+from bequest.server.answers.logprobs import Spelling
+from bequest.server.answers.report import report_of
+from bequest.server.answers.running import Collector, Job
+from bequest.server.answers.streams import send_stream
+from bequest.server.asks import sampling
+from bequest.server.asks.ask import check_stream_options, engine_requests
+from bequest.server.asks.terms import terms_of
+from bequest.server.asks.tool_use import Calls
+from bequest.server.asks.tools import response_tools
+from bequest.server.context import CONTEXT, Context
 from bequest.server.responses import document
 from bequest.server.responses.answer import Answer
 from bequest.server.responses.body import as_chat, check_body, response_constraint
 from bequest.server.responses.events import ResponseFormat, failed_at_once
 from bequest.server.responses.items import without_logprobs
 from bequest.server.responses.prompt import ResponsePrompt, response_prompt
-from bequest.server.responses.store import RunningResponse, StoredResponse, Turn
-from bequest.server.structured.tool_use import Calls
-from bequest.server.structured.tools import response_tools
-from bequest.server.wire import ResponseBody
+from bequest.server.stores.responses import RunningResponse, StoredResponse, Turn
+from bequest.server.transport.intake import read_object
+from bequest.server.transport.opening import in_time
+from bequest.server.transport.replies import json_response
+from bequest.server.transport.sse import EventStream
+from bequest.server.wire import fields
+from bequest.server.wire.bodies import ResponseBody
+from bequest.server.wire.names import new_id
 
 
 async def create(http: web.Request) -> web.StreamResponse:

@@ -12,15 +12,16 @@ import orjson
 from aiohttp import web
 
 from bequest.engine.errors import ParentNotFound
-from bequest.server import fields
-from bequest.server.context import CONTEXT, TENANT
-from bequest.server.errors import ApiError, invalid
-from bequest.server.generation.generation import json_response
-from bequest.server.generation.opening import HEADERS
-from bequest.server.paging import QUERY, integer, page_of
+from bequest.server.access.marks import TENANT
+from bequest.server.context import CONTEXT
 from bequest.server.responses.events import replay
-from bequest.server.responses.store import RunningResponse, StoredResponse
-from bequest.server.wire import shorten
+from bequest.server.stores.responses import RunningResponse, StoredResponse
+from bequest.server.transport.opening import HEADERS
+from bequest.server.transport.replies import json_response
+from bequest.server.wire import fields
+from bequest.server.wire.errors import ApiError, invalid
+from bequest.server.wire.paging import QUERY, integer, page_of
+from bequest.server.wire.reading import shorten
 
 
 async def retrieve(http: web.Request) -> web.Response:

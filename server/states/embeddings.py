@@ -10,19 +10,22 @@ import numpy.typing as npt
 from aiohttp import web
 
 from bequest.engine.types.hidden import HiddenStatesParams, Pooling, Positions, Stack
-from bequest.server import fields
-from bequest.server.context import ANSWER_ID, CONTEXT, Context
-from bequest.server.errors import invalid
-from bequest.server.generation.generation import engine_requests, terms_of
-from bequest.server.generation.prompts import plain_prompts
-from bequest.server.intake import read_object
-from bequest.server.names import new_id
-from bequest.server.states.encoding import GAP, Assembled, JsonBody, States
-from bequest.server.states.extraction import extracted, is_small
+from bequest.server.access.marks import ANSWER_ID
+from bequest.server.answers.encoding import GAP, Assembled, JsonBody, States
+from bequest.server.answers.extraction import extracted, is_small
+from bequest.server.asks.ask import engine_requests
+from bequest.server.asks.prompts import plain_prompts
+from bequest.server.asks.terms import terms_of
+from bequest.server.asks.wish import JSON_ENCODINGS, StatesWish, one_of
+from bequest.server.context import CONTEXT, Context
 from bequest.server.states.hidden_states import NOTHING_SAMPLED, as_completion
-from bequest.server.states.sending import send_body
-from bequest.server.states.wish import JSON_ENCODINGS, StatesWish, one_of
-from bequest.server.wire import EmbeddingsBody, shorten
+from bequest.server.transport.intake import read_object
+from bequest.server.transport.sending import send_body
+from bequest.server.wire import fields
+from bequest.server.wire.bodies import EmbeddingsBody
+from bequest.server.wire.errors import invalid
+from bequest.server.wire.names import new_id
+from bequest.server.wire.reading import shorten
 
 # The first is the default: a decoder's last token has seen all others, and of an encoder's each has.
 _POOLINGS: dict[Stack, tuple[Pooling, ...]] = {"decoder": ("last", "mean"), "encoder": ("mean", "last")}

@@ -10,19 +10,23 @@ import orjson
 from aiohttp import web
 
 from bequest.engine.types import Request, SamplingParams
-from bequest.server import fields
-from bequest.server.context import ANSWER_ID, CONTEXT
-from bequest.server.continuation.lineage import completion_prompts
-from bequest.server.continuation.report import report_of
-from bequest.server.errors import invalid
-from bequest.server.generation.generation import engine_requests, terms_of, usage_object
-from bequest.server.intake import read_object
-from bequest.server.names import new_id
-from bequest.server.states.encoding import Body, JsonBody, SafetensorsBody, states_object
-from bequest.server.states.extraction import Extracted, extracted, is_small
-from bequest.server.states.sending import send_body
-from bequest.server.states.wish import Encoding, prompt_states
-from bequest.server.wire import CompletionBody, EmbeddingsBody, HiddenStatesBody, PromptField
+from bequest.server.access.marks import ANSWER_ID
+from bequest.server.answers.encoding import JsonBody, SafetensorsBody, states_object
+from bequest.server.answers.extraction import Extracted, extracted, is_small
+from bequest.server.answers.report import report_of
+from bequest.server.answers.usage import usage_object
+from bequest.server.asks.ask import engine_requests
+from bequest.server.asks.lineage import completion_prompts
+from bequest.server.asks.terms import terms_of
+from bequest.server.asks.wish import Encoding, prompt_states
+from bequest.server.context import CONTEXT
+from bequest.server.transport.intake import read_object
+from bequest.server.transport.pieces import Body
+from bequest.server.transport.sending import send_body
+from bequest.server.wire import fields
+from bequest.server.wire.bodies import CompletionBody, EmbeddingsBody, HiddenStatesBody, PromptField
+from bequest.server.wire.errors import invalid
+from bequest.server.wire.names import new_id
 
 _MOST_INPUTS = 2048  # OpenAI's limit of embeddings
 NOTHING_SAMPLED = SamplingParams(max_tokens=0, temperature=0.0)

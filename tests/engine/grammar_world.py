@@ -20,7 +20,7 @@ from bequest.engine.llm import LLM
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.sampling import RowSampler
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import Tokenizer, load_text
 from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
 from bequest.engine.types.catalogue import Catalogue
@@ -119,7 +119,7 @@ async def random_engine(
     """An engine over it, which must be whole again when the test is done with it."""
     vocab = tokenizer().vocab_size
     runner = QueueingRunner(max_num_seqs) if queues else RandomRunner(max_num_seqs)
-    limits = SchedulerLimits(max_num_seqs, 256, prefix_caching=True)
+    limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=256, prefix_caching=True)
     scheduler = make_scheduler(limits, CacheSizes(16, num_blocks), (EOS,))
     info = ModelInfo("random", "random", 1024, vocab, (EOS,), "float32", 0)
     engine = AsyncEngine(info, scheduler, runner, tokenizer(), pipelined=pipelined)

@@ -12,7 +12,7 @@ import pytest
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import AnswerTooLarge, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import BeamParams, OutputMode, Request, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span
@@ -203,4 +203,4 @@ async def test_what_is_not_there(wanted: HiddenStatesParams, param: str) -> None
         for params in (EXTRACT, SamplingParams(max_tokens=4)):
             with pytest.raises(InvalidRequest) as caught:
                 await ask(engine, request([START], params, encoder=encoder_of(17), hidden_states=wanted))
-            assert caught.value.param == param
+            assert caught.value.field == param

@@ -10,8 +10,8 @@ import pytest
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.scheduling.draft import SchedulerLimits
-from bequest.engine.scheduling.foresight import Foresight
+from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.scheduling.policy.clock import Foresight
 from bequest.engine.types import (
     ModelInfo,
     SamplingParams,
@@ -123,7 +123,9 @@ async def test_who_comes_while_a_long_step_runs_is_in_the_next(steady: bool) -> 
     """But in the one behind it where nobody knows how long the running one takes."""
     runner = Gated()
     info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0)
-    scheduler = make_scheduler(SchedulerLimits(4, 64, True), CacheSizes(4, 200), ())
+    scheduler = make_scheduler(
+        SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True), CacheSizes(4, 200), ()
+    )
     engine = AsyncEngine(info, scheduler, runner, None, clock=lambda: runner.now)
     params = SamplingParams(max_tokens=100, temperature=0)
     first = asyncio.ensure_future(ask(engine, request([20, 21], params)))

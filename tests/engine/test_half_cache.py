@@ -103,7 +103,7 @@ def test_where_it_is_refused() -> None:
         assert resolve_kv_dtype("bfloat16", weights, on_cpu=True) is torch.bfloat16
         assert resolve_kv_dtype("auto", weights, on_cpu=False) is weights
         assert resolve_kv_dtype("fp8", weights, on_cpu=False) is FP8
-        with pytest.raises(ModelError, match=r"float16 is for --device cpu; on a GPU .* auto, fp8 or fp8_e4m3"):
+        with pytest.raises(ModelError, match=r"float16 is for device=cpu; on a GPU .* auto, fp8 or fp8_e4m3"):
             resolve_kv_dtype("float16", weights, on_cpu=False)
     assert resolve_kv_dtype("bfloat16", torch.bfloat16, on_cpu=False) is torch.bfloat16
     with pytest.raises(ModelError, match="beside weights in float32"):

@@ -12,7 +12,7 @@ import pytest
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import AnswerTooLarge, DeadlineExceeded, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
@@ -246,7 +246,7 @@ async def test_what_cannot_be_had_is_said_at_once() -> None:
         ):
             with pytest.raises(InvalidRequest) as told:
                 await ask(engine, extraction(PROMPT, wanted))
-            assert told.value.param == field
+            assert told.value.field == field
         with pytest.raises(AnswerTooLarge) as large:
             await ask(engine, extraction(PROMPT, wants("all", (0, 1))))
         assert large.value.details == {"budget": 4 * HIDDEN * 40, "needed": 4 * HIDDEN * 74}

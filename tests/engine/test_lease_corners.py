@@ -211,7 +211,7 @@ async def test_what_was_reused_cannot_be_leased_any_more() -> None:
         with pytest.raises(InsufficientRetention) as broken:
             engine.set_ttl("t", first.id, 60)
         details = {"budget_blocks": 10, "used_blocks": 0, "needed_blocks": 9, "earliest_expiry": None}
-        assert (broken.value.param, broken.value.details) == ("ttl", details)
+        assert (broken.value.field, broken.value.details) == ("ttl", details)
         assert engine.load().retention_charged == engine.load().used_blocks == 0
 
 

@@ -50,14 +50,14 @@ def test_a_size_that_was_asked_for_is_taken_whole() -> None:
 
 
 def test_more_than_there_is_names_what_would_fit() -> None:
-    with pytest.raises(ModelError, match=r"--num-blocks 1024 or fewer"):
+    with pytest.raises(ModelError, match=r"num_blocks=1024 or fewer"):
         blocks(wish(cache_gb=2.0), available=GIB)
 
 
 def test_too_little_for_one_request() -> None:
     lowered = plan_cache(wish(num_blocks=51), GIB, GIB, SHARES)
     assert (lowered.max_model_len, lowered.num_lease_blocks) == (800, 0)
-    with pytest.raises(ModelError, match=r"--max-model-len 800, or --num-blocks 101"):
+    with pytest.raises(ModelError, match=r"max_model_len=800, or num_blocks=101"):
         blocks(wish(num_blocks=51, max_model_len_asked=True))
 
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from bequest.engine.config import ServerConfig
 from bequest.server.access.keys import KeyRing
 from bequest.server.app import AppRunner, make_app
-from bequest.server.continuation.leases import LeaseTimes
 from bequest.server.operation.metrics import Metrics
+from bequest.server.stores.leases import LeaseTimes
 from tests.server.fakes import FakeEngine, FakeText
 from tests.server.front import Front
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from bequest.engine.config import ServerConfig
 from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
-from bequest.server.continuation.leases import LeaseTimes
 from bequest.server.operation.logs import configure_logging
 from bequest.server.operation.metrics import Metrics
-from bequest.server.serve import serve
+from bequest.server.process.serve import serve
+from bequest.server.stores.leases import LeaseTimes
 from tests.server.fakes import FakeEngine, FakeText
 
 

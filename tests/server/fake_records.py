@@ -81,7 +81,7 @@ class FakeRecords:
         if taken is not None and taken.named:
             status = "retained" if taken.ended.is_set() else "running"
             details = {"id": taken.request.id, "status": status}
-            raise NameInUse("The name is taken.", param="request_id", details=details)
+            raise NameInUse("The name is taken.", field="name", details=details)
         if request.lineage is not None and (parent := self._by_id(request.tenant, request.lineage.parent)):
             parent.children += 1
         n = request.params.n
@@ -142,7 +142,7 @@ class FakeRecords:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
                 await record.ended.wait()
         except TimeoutError:
-            raise DeadlineExceeded("The parent still ran at the timeout.", param="timeout") from None
+            raise DeadlineExceeded("The parent still ran at the timeout.", field="deadline") from None
         if record.failed:
             raise ParentFailed(f"The request '{reference}' failed.")
         return record.parent()

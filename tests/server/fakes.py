@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bequest.engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
@@ -58,7 +58,7 @@ class PlainTemplate:
     def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         self.seen.append({"messages": messages, **options})
         if messages[0]["content"] == "refuse me":
-            raise InvalidRequest("The template refuses: roles must alternate.", param="messages")
+            raise InvalidRequest("The template refuses: roles must alternate.", field="messages")
         lines = [f"{message['role']}: {_plain(message['content'])}\n" for message in messages]
         if options["continue_final_message"]:
             return "".join(lines).removesuffix("\n")

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from bequest.server.generation.logprobs import Offsets, Spelling
+from bequest.server.answers.logprobs import Offsets, Spelling
 from tests.server.fakes import BOS, EOS, PIECES, ByteTokenizer
 from tests.server.front import Front
 

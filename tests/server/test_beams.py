@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams
-from bequest.server.generation.sampling import MAX_ANSWER_BYTES
+from bequest.server.asks.sampling import MAX_ANSWER_BYTES
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front

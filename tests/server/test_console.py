@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bequest.engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
-from bequest.server.console_routes import STATIC_PATHS, _field
+from bequest.server.about.console import STATIC_PATHS, _field
 from tests.server.conftest import Starter
 from tests.server.front import Front
 

@@ -10,7 +10,7 @@ import pytest
 
 from bequest.engine.text import ChatTemplate
 from bequest.engine.types import Lineage, Request, Retain
-from bequest.server.continuation.extension import Conversation
+from bequest.server.asks.extension import Conversation
 from tests.server.fakes import BOS, EOS, PIECES
 from tests.server.front import Front
 

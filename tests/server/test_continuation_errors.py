@@ -241,7 +241,7 @@ async def test_a_retained_name(front: Front) -> None:
 async def test_a_full_budget(front: Front, seconds: float | None, wait: str) -> None:
     expiry = None if seconds is None else time.time() + seconds
     details = {"budget_blocks": 8, "used_blocks": 8, "needed_blocks": 2, "earliest_expiry": expiry}
-    front.engine.refusal = InsufficientRetention("The budget is full.", param="retain", details=details)
+    front.engine.refusal = InsufficientRetention("The budget is full.", field="retain", details=details)
     error, tries = await tried(front, openai.RateLimitError, retain=True)
     assert (error.code, error.param, tries) == ("insufficient_retention", "retain", 1)
     assert error.response.headers["x-should-retry"] == "false" and error.response.headers["Retry-After"] == wait
@@ -250,7 +250,7 @@ async def test_a_full_budget(front: Front, seconds: float | None, wait: str) -> 
 
 async def test_more_than_the_whole_budget(front: Front) -> None:
     details = {"budget": 8, "needed": 9}
-    front.engine.refusal = RetentionTooLarge("More than the budget.", param="retain", details=details)
+    front.engine.refusal = RetentionTooLarge("More than the budget.", field="retain", details=details)
     error, tries = await tried(front, openai.BadRequestError, retain=True)
     assert (error.code, tries) == ("retention_too_large", 1) and error.body["details"] == details
 

@@ -12,7 +12,7 @@ import pytest
 
 from bequest.engine.errors import EngineDead, EngineDraining, EngineError, InternalError, QueueFull
 from bequest.engine.types import Delta
-from bequest.server import wire
+from bequest.server.wire import bodies
 from tests.server.conftest import Starter
 from tests.server.front import Front
 
@@ -20,7 +20,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 COMPLETION: dict[str, Any] = {"prompt": "abc"}
 CHAT: dict[str, Any] = {"messages": HELLO}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BASES = {"/v1/completions": (COMPLETION, wire.CompletionBody), "/v1/chat/completions": (CHAT, wire.ChatBody)}
+BASES = {"/v1/completions": (COMPLETION, bodies.CompletionBody), "/v1/chat/completions": (CHAT, bodies.ChatBody)}
 
 
 async def refused(front: Front, body: Any, path: str = "/v1/completions", status: int = 400) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bequest.engine.types import ParentChoice
-from bequest.server.continuation.extension import Conversation, Extension, answer_text, extend
+from bequest.server.asks.extension import Conversation, Extension, answer_text, extend
 
 BOS, END = 0, 1
 _PIECES = [

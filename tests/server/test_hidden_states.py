@@ -16,7 +16,7 @@ import safetensors.numpy
 from bequest.engine.types import Lineage, Request, Retain
 from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span
 from bequest.engine.types.states import as_float32
-from bequest.server.states import extraction
+from bequest.server.answers import extraction
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, states_of
 from tests.server.fakes import BOS, PIECES
 from tests.server.front import Front

@@ -13,11 +13,11 @@ import openai
 import pytest
 
 from bequest.engine.errors import DeadlineExceeded, EngineError, InternalError, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import Delta
 from bequest.engine.types.states import ChoiceStates
-from bequest.server.states import sending
-from bequest.server.states.room import Room
+from bequest.server.stores.room import Room
+from bequest.server.transport import sending
 from tests.server.conftest import Starter
 from tests.server.fake_states import HIDDEN, NUM_LAYERS
 from tests.server.fakes import FakeEngine, failing_script
@@ -232,7 +232,7 @@ async def test_a_full_queue_and_the_official_client(front: Front, path: str) -> 
 
 @pytest.mark.parametrize(
     "error, status",
-    [(DeadlineExceeded("Late."), 504), (InternalError("A bug."), 500), (InvalidRequest("No.", param="positions"), 400)],
+    [(DeadlineExceeded("Late."), 504), (InternalError("A bug."), 500), (InvalidRequest("No.", field="positions"), 400)],
 )
 async def test_one_failure_ends_all_inputs(front: Front, error: EngineError, status: int) -> None:
     front.engine.script = failing_script(error, 0)

@@ -13,11 +13,11 @@ from typing import Any
 import openai
 import pytest
 
+from bequest.server.about.console import STATIC_PATHS
 from bequest.server.access.admission import Admission
 from bequest.server.access.keys import Caller, KeyLimits, KeyRing
 from bequest.server.app import CONSOLE_ROUTES, ROUTES
-from bequest.server.console_routes import STATIC_PATHS
-from bequest.server.errors import ApiError
+from bequest.server.wire.errors import ApiError
 from tests.server.conftest import Starter
 from tests.server.front import Front
 from tests.server.test_serve import Process

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bequest.server.operation import memory
+from bequest.server.process import memory
 
 
 async def test_memory_is_trimmed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bequest.engine.types import ChoiceDelta, Delta, Usage
-from bequest.server.continuation.report import Report
-from bequest.server.generation.chunks import Chunks
-from bequest.server.generation.sse import Done, EventStream, _Connection
+from bequest.server.answers.chunks import Chunks
+from bequest.server.answers.report import Report
+from bequest.server.transport.sse import Done, EventStream, _Connection
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 # Each step: whether the client takes bytes during it, and what each choice gains (None: nothing).

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from bequest.server.about.openapi import OPERATIONS, document, plain_path
 from bequest.server.app import ROUTES
-from bequest.server.openapi import OPERATIONS, document, plain_path
 from tests.server.front import Front
 
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bequest.engine.config import EngineConfig, ServerConfig
-from bequest.server.options import options_of, parse
+from bequest.server.process.options import options_of, parse
 
 
 def test_defaults() -> None:

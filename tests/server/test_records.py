@@ -9,8 +9,8 @@ import pytest
 from openai.pagination import AsyncCursorPage
 
 from bequest.engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
-from bequest.engine.types import Inheritance
-from bequest.engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
+from bequest.engine.types import GradeLoad, Inheritance
+from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
 from tests.server.front import Front
 
 PATH = "/v1/continuations"
@@ -128,7 +128,7 @@ async def test_changes_that_are_refused(front: Front) -> None:
     await made(front, request_id="mine")
     for error, status in (
         (InsufficientRetention("Full.", details={"earliest_expiry": None}), 429),
-        (RetentionTooLarge("Too large.", param="retain"), 400),
+        (RetentionTooLarge("Too large.", field="retain"), 400),
         (InvalidRequest("It runs."), 400),
     ):
         front.engine.refused_ttl = error

@@ -249,7 +249,7 @@ async def test_failure_in_the_middle(start: Starter, after: int) -> None:
 
 
 async def test_failure_before_the_first_token_is_an_http_error(start: Starter) -> None:
-    late = DeadlineExceeded("The request was still queued at its timeout.", param="timeout")
+    late = DeadlineExceeded("The request was still queued at its timeout.", field="deadline")
     front = await start(FakeEngine(failing_script(late, 0)))
     for stream in (True, False):
         answer, body = await front.post(PATH, {"input": "hi", "stream": stream})

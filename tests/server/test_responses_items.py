@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bequest.server.errors import ApiError
 from bequest.server.responses.items import input_items, messages_of, output_message
+from bequest.server.wire.errors import ApiError
 
 
 def test_a_string_is_a_message_of_the_user() -> None:

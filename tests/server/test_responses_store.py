@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bequest.server.responses.store import ResponseStore, StoredResponse, Turn
+from bequest.server.stores.responses import ResponseStore, StoredResponse, Turn
 
 LARGE = 2**40
 

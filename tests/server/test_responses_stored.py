@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
-from bequest.server.continuation.extension import Conversation
+from bequest.server.asks.extension import Conversation
 from tests.server.conftest import Starter
 from tests.server.fakes import EOS, FakeEngine, PlainTemplate
 from tests.server.front import Front, RawConnection

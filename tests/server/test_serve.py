@@ -20,7 +20,7 @@ import pytest
 from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ModelError
 from bequest.server.operation.metrics import Metrics
-from bequest.server.serve import serve
+from bequest.server.process.serve import serve
 from tests.server.conftest import LEASES
 from tests.server.fakes import FakeEngine, FakeText
 
@@ -174,7 +174,7 @@ async def test_a_second_signal_ends_at_once(caplog: pytest.LogCaptureFixture) ->
 async def test_a_dead_engine_ends_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bequest.server.serve._LAST_ANSWERS", 0.05)
+    monkeypatch.setattr("bequest.server.process.serve._LAST_ANSWERS", 0.05)
     process = Process(caplog)
     url = await process.url()
     open_request = asyncio.create_task(complete(url))

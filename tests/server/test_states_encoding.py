@@ -11,17 +11,17 @@ import pytest
 import safetensors.numpy
 
 from bequest.engine.types.states import as_float32, convert
-from bequest.server.states import encoding
-from bequest.server.states.encoding import (
+from bequest.server.answers import encoding
+from bequest.server.answers.encoding import (
     GAP,
     Assembled,
     JsonBody,
     SafetensorsBody,
     base64_pieces,
     float_pieces,
-    gathered,
     states_object,
 )
+from bequest.server.transport.pieces import gathered
 
 SHAPES = [(1, 1, 1), (2, 3, 5), (1, 0, 4), (3, 0, 4), (2, 7), (1, 1), (4, 9, 33), (1, 40, 3), (40, 1, 3), (2, 2, 300)]
 

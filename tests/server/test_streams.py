@@ -208,7 +208,7 @@ async def test_failure_in_the_middle(start: Starter, after: int) -> None:
 
 
 async def test_failure_before_the_first_event_is_an_http_error(start: Starter) -> None:
-    late = DeadlineExceeded("The request was still queued at its timeout.", param="timeout")
+    late = DeadlineExceeded("The request was still queued at its timeout.", field="deadline")
     front = await start(FakeEngine(failing_script(late, 0)))
     answer, body = await front.post("/v1/completions", STREAM)
     assert answer.status == 504 and body["error"]["code"] == "deadline_exceeded"
@@ -289,7 +289,7 @@ async def test_failure_after_a_comment_and_before_the_first_event(start: Starter
     await front.until(lambda: len(front.engine.runs) == 1)
     await asyncio.sleep(0.1)
     [request] = front.engine.submitted
-    front.engine.runs.pop(request.id).sink(Delta(request.id, error=DeadlineExceeded("Too late.", param="timeout")))
+    front.engine.runs.pop(request.id).sink(Delta(request.id, error=DeadlineExceeded("Too late.", field="deadline")))
     with pytest.raises(openai.APIError) as caught:
         await call
     assert caught.value.code == "deadline_exceeded" and not isinstance(caught.value, openai.APIStatusError)

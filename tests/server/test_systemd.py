@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 
 from bequest.engine.config import EngineConfig, ServerConfig
-from bequest.server.operation import systemd
-from bequest.server.operation.service import main as install_service
-from bequest.server.operation.service import quoted, service_unit, socket_unit
-from bequest.server.operation.systemd import Notifier, inherited_socket, keep_informed
+from bequest.server.process import systemd
+from bequest.server.process.service import main as install_service
+from bequest.server.process.service import quoted, service_unit, socket_unit
+from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
 from tests.server.fakes import FakeEngine
 from tests.server.test_serve import Process, complete
 

@@ -10,7 +10,7 @@ import pytest
 
 from bequest.engine.text.tool_calls import FORMATS, Content
 from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
-from bequest.server.structured.tools import chat_tools
+from bequest.server.asks.tools import chat_tools
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
 

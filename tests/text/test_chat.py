@@ -162,7 +162,7 @@ def test_embedded_models_own_template(embedded: TextBundle) -> None:
 def test_a_templates_own_refusal_is_the_clients_error() -> None:
     with pytest.raises(InvalidRequest, match="Conversation roles must alternate") as caught:
         ChatTemplate(MISTRAL).render([*TURN, *TURN])
-    assert caught.value.param == "messages"
+    assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_templates_own_refusal_is_the_clients_error() -> None:
 def test_a_template_that_fails_is_the_clients_error(source: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         ChatTemplate(source).render(TURN)
-    assert caught.value.param == "messages"
+    assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_reasoning_by_any_name(field: str) -> None:
 def test_a_request_may_bring_its_own_template() -> None:
     template = ChatTemplate(CHATML, "<s>")
     assert template.render(TURN, template="{{ bos_token }}{{ mood }}", mood="calm") == "<s>calm"
-    with pytest.raises(InvalidRequest, match="chat_template is not valid Jinja: line 2") as caught:
+    with pytest.raises(InvalidRequest, match="the chat template is not valid Jinja: line 2") as caught:
         template.render(TURN, template="\n{% if %}")
-    assert caught.value.param == "chat_template"
+    assert caught.value.field == "template"
 
 
 def test_messages_are_left_as_they_were() -> None:
@@ -288,4 +288,4 @@ def test_what_cannot_be_continued(source: str, messages: list[dict[str, Any]], m
 def test_a_message_cannot_go_on_and_a_new_one_begin() -> None:
     with pytest.raises(InvalidRequest, match="add_generation_prompt: false") as caught:
         ChatTemplate(CHATML).render(ENDING_IN_ASSISTANT, continue_final_message=True, add_generation_prompt=True)
-    assert caught.value.param == "continue_final_message"
+    assert caught.value.field == "continue_final_message"

@@ -1,0 +1,50 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from bequest.server.asks.prompts import encode, rendered_chat
+from bequest.server.asks.sampling import check_ids
+from bequest.server.context import CONTEXT
+from bequest.server.transport.intake import read_object
+from bequest.server.transport.replies import json_response
+from bequest.server.transport.work import off_loop
+from bequest.server.wire import fields
+from bequest.server.wire.bodies import DetokenizeBody, TokenizeBody
+from bequest.server.wire.errors import invalid, missing
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    context = request.app[CONTEXT]
+    body, ignored = fields.read(await read_object(request, context), TokenizeBody)
+    context.served_name(body.model)
+    if body.messages is not None:
+        if body.prompt is not None:
+            raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
+        _, tokens = await rendered_chat(context, body, body.messages)
+    elif body.prompt is not None:
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        [tokens] = await encode(context, [body.prompt], special)
+    else:
+        raise missing("prompt", "`prompt` is missing: send a string as `prompt`, or a conversation as `messages`.")
+    answer = {
+        "count": len(tokens),
+        "max_model_len": context.engine.info.max_model_len,
+        "tokens": tokens,
+        "token_strs": [context.text.tokenizer.token_text(t) for t in tokens] if body.return_token_strs else None,
+    }
+    return json_response(answer, fields.ignored_header(ignored))
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """Every token is shown, special ones too: tokenising the answer gives the tokens back."""
+    context = request.app[CONTEXT]
+    body, ignored = fields.read(await read_object(request, context), DetokenizeBody)
+    context.served_name(body.model)
+    if body.tokens is None:
+        raise missing("tokens", "`tokens` is missing: send a list of token ids.")
+    tokens = list(check_ids(body.tokens, context.engine.info.vocab_size, "tokens"))
+    decode = context.text.tokenizer.decode
+    text = await off_loop(context, 4 * len(tokens), lambda: decode(tokens, skip_special_tokens=False))
+    return json_response({"prompt": text}, fields.ignored_header(ignored))

@@ -1,0 +1,13 @@
+"""What is known of a request. The middleware sets these before any handler runs, the handler its answer's id."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from bequest.server.access.keys import Caller
+
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
+ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
+FALLBACK_ID: web.RequestKey[str] = web.RequestKey("fallback_id", str)
+ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)

@@ -1,0 +1,1 @@
+"""Requests → deltas → answers: they run here, and what comes of them becomes JSON, whole or streamed."""

@@ -1,0 +1,105 @@
+"""What completions and chat share: from typed body to engine requests, and from deltas to a whole answer.
+
+The handlers' order is always the same: read the body, check, tokenise, submit, then either collect or stream; leaving
+the `with` block of a Job aborts whatever has not finished, whichever way it was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from bequest.engine.errors import EngineError
+from bequest.engine.types import (
+    ChoiceDelta,
+    Delta,
+    OutputMode,
+    Request,
+    TokenLogprob,
+    Usage,
+)
+from bequest.server.interfaces import EngineLike
+from bequest.server.transport.pieces import release
+from bequest.server.wire.errors import from_engine
+
+
+class _EndedSink(Protocol):
+    @property
+    def finished(self) -> bool: ...
+
+    def __call__(self, delta: Delta) -> None: ...
+
+
+class Job:
+    """The engine requests of one HTTP request: submitted together, and aborted where unfinished on leaving."""
+
+    def __init__(self, engine: EngineLike, requests: Sequence[Request], sinks: Sequence[_EndedSink]) -> None:
+        self._engine = engine
+        self._pairs = list(zip(requests, sinks, strict=True))
+        self._submitted: list[tuple[Request, _EndedSink]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for request, sink in self._pairs:
+                self._engine.submit(request, sink)
+                self._submitted.append((request, sink))
+        except EngineError as error:
+            self._abort()
+            raise from_engine(error) from error
+        except BaseException:
+            self._abort()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abort()
+
+    def _abort(self) -> None:
+        for request, sink in self._submitted:
+            if not sink.finished:
+                self._engine.abort(request.id)
+
+
+class Collector:
+    """The sink of a request whose answer is sent whole."""
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self._done = done
+        self.choices: dict[int, ChoiceDelta] = {}
+        self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+        self.usage: Usage | None = None
+        self.delivery = Delta("")  # the last one; with OutputMode.FINAL the only one
+        self.finished = False
+
+    def __call__(self, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        for choice in delta.choices:
+            self.choices[choice.index] = choice
+        self.delivery, self.usage, self.finished = delta, delta.usage, delta.finished
+        if self._done.done():
+            return
+        if delta.error is not None:
+            self._done.set_exception(from_engine(delta.error))
+        elif self.finished:
+            self._done.set_result(None)
+
+
+async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Collector]:
+    """Runs the requests to their end; the first error ends them all. Cancelled when the client goes away."""
+    loop = asyncio.get_running_loop()
+    ends: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
+    collectors = [Collector(end) for end in ends]
+    whole = [replace(request, output=OutputMode.FINAL) for request in requests]
+    with Job(engine, whole, collectors):
+        try:
+            await (ends[0] if len(ends) == 1 else asyncio.gather(*ends))
+        except BaseException:
+            release(*(collector.delivery for collector in collectors))
+            raise
+    return collectors

@@ -1,0 +1,36 @@
+"""Answers that are sent whole. One with many log-probabilities takes seconds to write: others are served meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from bequest.engine.types import TokenLogprob
+from bequest.server.answers.running import Collector
+from bequest.server.context import Context
+from bequest.server.transport.work import off_loop
+
+_CHARS = 10  # of a text, that a log-probability takes as long as
+
+
+async def made_response(
+    context: Context, results: Sequence[Collector], answer: Callable[[], dict[str, Any]], headers: dict[str, str]
+) -> web.Response:
+    """The JSON that `answer` makes of the results, made in a worker thread where it is large."""
+    body = await off_loop(context, _CHARS * sum(map(_num_logprobs, results)), lambda: orjson.dumps(answer()))
+    return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def _num_logprobs(result: Collector) -> int:
+    """As many as if all choices were like the first: near enough."""
+    first = result.choices.get(0)
+    sampled = () if first is None else first.logprobs or ()
+    prompt = result.prompt_logprobs or ()
+    return len(result.choices) * (_width(sampled[:1]) * len(sampled) + _width(prompt[1:2]) * len(prompt))
+
+
+def _width(entries: Sequence[TokenLogprob | None]) -> int:
+    return sum(1 + len(entry.top) for entry in entries if entry is not None)

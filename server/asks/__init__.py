@@ -1,0 +1,1 @@
+"""Wire types → `Ask`: what a body means, checked and complete, before the engine hears of it."""

@@ -1,0 +1,86 @@
+"""Prompts of encoder-decoder models: what the encoder reads, and how the decoder begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bequest.engine.errors import EngineError
+from bequest.engine.types import SamplingParams
+from bequest.engine.types.encoder import EncoderInfo, EncoderInput
+from bequest.server.asks.prompt_forms import Form, Piece
+from bequest.server.asks.sampling import check_ids, context_exceeded
+from bequest.server.context import Context
+from bequest.server.wire.bodies import CompletionBody
+from bequest.server.wire.errors import at_field, from_engine, invalid, unsupported
+
+
+def check_forms(context: Context, body: CompletionBody, forms: Sequence[Form]) -> None:
+    """Refuses what the model cannot read, before anything is tokenised."""
+    info = context.engine.info.encoder
+    if info is None:
+        for form in forms:
+            if form.is_pair:
+                param = form.prompt.param.partition(".encoder_prompt")[0] + ".encoder_prompt"
+                raise invalid(f"`{param}`: this model has no encoder; send the whole prompt as `prompt`.", param)
+        return
+    if info.takes == "audio":
+        param = forms[0].prompt.param
+        raise invalid(
+            f"`{param}`: this model reads audio, and this endpoint takes none; send it to /v1/audio/transcriptions or "
+            "/v1/audio/translations.",
+            param,
+        )
+    if body.suffix:
+        raise unsupported(
+            "suffix",
+            "`suffix` cannot be used with an encoder-decoder model, which does not fill in the middle. Leave it out.",
+        )
+    if body.echo:
+        raise unsupported(
+            "echo",
+            "`echo` cannot be used with an encoder-decoder model, whose answer does not begin with the prompt. "
+            "`return_token_ids` gives both prompts back.",
+        )
+    for piece in (form.prompt for form in forms):
+        if not piece.given:
+            raise invalid(f"`{piece.param}` is empty: there is nothing for the encoder to read.", piece.param)
+
+
+def encoder_input(info: EncoderInfo, body: CompletionBody, ids: Sequence[int], piece: Piece) -> EncoderInput:
+    """The encoder prompt, cut to the last `truncate_prompt_tokens`; -1 keeps what the encoder takes."""
+    keep = body.truncate_prompt_tokens
+    if keep is not None:
+        if keep != -1 and not 1 <= keep <= info.max_len:
+            raise invalid(
+                f"`truncate_prompt_tokens` must be from 1 to {info.max_len}, or -1 for what fits, not {keep}.",
+                "truncate_prompt_tokens",
+            )
+        ids = ids[-(info.max_len if keep == -1 else keep) :]
+    try:
+        info.check_length(len(ids))
+    except EngineError as error:
+        raise at_field(error, piece.param) from error
+    return EncoderInput.of_tokens(ids)
+
+
+def decoder_ids(context: Context, info: EncoderInfo, ids: Sequence[int] | None, piece: Piece | None) -> tuple[int, ...]:
+    """With the start token, or the model's default; it must leave room for one token."""
+    prompt = info.decoder_prompt(ids)
+    limit = context.engine.info.max_model_len
+    if piece is not None and not isinstance(piece.given, str):
+        check_ids(piece.given, context.engine.info.vocab_size, piece.param)
+    if piece is not None and len(prompt) > limit:
+        raise from_engine(context_exceeded(limit, len(prompt), 1), piece.param)
+    return prompt
+
+
+def with_rules(params: SamplingParams, info: EncoderInfo | None, num_prompt: int, continues: bool) -> SamplingParams:
+    """The parameters with what the model's generation_config forces and forbids. Whoever continues an answer is not at
+    its beginning."""
+    if info is None:
+        return params
+    rules = info.rules(num_prompt, ends=params.ends_at_eos)
+    if rules is not None and continues:
+        rules = replace(rules, not_first=())
+    return replace(params, rules=rules)

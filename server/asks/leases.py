@@ -1,0 +1,40 @@
+"""`retain` and `ttl`: how long a client may keep what it computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bequest.engine.types import Retain
+from bequest.server.asks import sampling
+from bequest.server.stores.leases import LeaseTimes
+from bequest.server.wire.bodies import GenerationBody
+from bequest.server.wire.errors import ApiError, invalid
+from bequest.server.wire.reading import describe, shorten
+
+
+def retain(body: GenerationBody, times: LeaseTimes, default_tokens: int | None) -> Retain | None:
+    """The lease that a request asks for. Without any max_tokens, the endpoint's default included, it is open-ended."""
+    asked = body.retain
+    if asked is None or asked is False:
+        return None
+    if body.store is False:
+        raise invalid("`retain` and `store: false` exclude each other: a lease is a record that is kept.", "retain")
+    ttl: Any = None
+    if isinstance(asked, dict):
+        for name in asked:
+            if name != "ttl" and asked[name] is not None:
+                message = f"`retain` has the field {shorten(repr(name))}; it is true, or an object with `ttl` alone."
+                raise ApiError(400, "unknown_parameter", message, param=f"retain.{shorten(name)}")
+        ttl = asked.get("ttl")
+    seconds = times.default if ttl is None else check_ttl(ttl, times, "retain.ttl")
+    return Retain(seconds, open_ended=default_tokens is None and sampling.max_tokens(body) is None)
+
+
+def check_ttl(ttl: Any, times: LeaseTimes, param: str) -> float:
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise ApiError(400, "invalid_type", f"`{param}` must be a number of seconds, not {describe(ttl)}.", param=param)
+    if not 0 < ttl <= times.longest:
+        raise invalid(
+            f"`{param}` must be above 0 and at most {times.longest:g} seconds (--max-ttl), not {describe(ttl)}.", param
+        )
+    return float(ttl)

@@ -1,0 +1,100 @@
+"""Chat messages as clients send them → as templates take them: roles, text parts, tool calls.
+
+Whatever this server puts into a message is accepted back; nulls and unknown fields inside messages are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bequest.server.wire.errors import ApiError, invalid, missing
+from bequest.server.wire.reading import shorten
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+
+
+def conversation(messages: list[dict[str, Any]] | None, name: str = "messages") -> list[dict[str, Any]]:
+    """The messages in the field `name`."""
+    if messages is None:
+        raise missing(name, f"`{name}` is missing: send a list of {{role, content}}.")
+    if not messages:
+        raise invalid(f"`{name}` is empty; send at least one message.", name)
+    return [_message(message, f"{name}[{index}]") for index, message in enumerate(messages)]
+
+
+def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters, near enough to tell a long conversation from a short one."""
+    return sum(len(str(message)) for message in messages)
+
+
+def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
+    given = {name: value for name, value in message.items() if value is not None}
+    role = string_at(given, "role", path)
+    if role not in ROLES:
+        raise invalid(f"`{path}.role` must be one of {', '.join(ROLES)}, not {shorten(repr(role))}.", f"{path}.role")
+    plain: dict[str, Any] = {"role": role}
+    if "content" in given:
+        plain["content"] = _content(given["content"], f"{path}.content")
+    elif role == "assistant":
+        plain["content"] = ""  # it called tools and said nothing
+    else:
+        raise missing(f"{path}.content")
+    for name in _STRINGS:
+        if name in given:
+            plain[name] = string_at(given, name, path)
+    if given.get("tool_calls"):
+        plain["tool_calls"] = _tool_calls(given["tool_calls"], f"{path}.tool_calls")
+    return plain
+
+
+def _content(content: Any, path: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong_type(path, "a string or a list of parts")
+    return [{"type": "text", "text": _part(part, f"{path}[{index}]")} for index, part in enumerate(content)]
+
+
+def _part(part: Any, path: str) -> str:
+    if not isinstance(part, dict):
+        raise wrong_type(path, "an object with `type` and `text`")
+    kind = string_at(part, "type", path)
+    if kind not in _TEXT_PARTS:
+        raise invalid(
+            f"`{path}.type` is {shorten(repr(kind))}; this model reads text alone: send parts of type 'text'.",
+            f"{path}.type",
+        )
+    return string_at(part, _TEXT_PARTS[kind], path)
+
+
+def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    """Calls the assistant made. `arguments` may be anything: a model may have written broken JSON there."""
+    if not isinstance(calls, list):
+        raise wrong_type(path, "a list")
+    plain = []
+    for index, call in enumerate(calls):
+        at = f"{path}[{index}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise wrong_type(f"{at}.function", "an object with `name` and `arguments`")
+        name = string_at(function, "name", f"{at}.function")
+        arguments = function.get("arguments")
+        shown = {"name": name, "arguments": {} if arguments is None else arguments}
+        plain.append({"id": call.get("id"), "type": "function", "function": shown})
+    return plain
+
+
+def string_at(given: dict[str, Any], name: str, path: str) -> str:
+    value = given.get(name)
+    if value is None:
+        raise missing(f"{path}.{name}")
+    if not isinstance(value, str):
+        raise wrong_type(f"{path}.{name}", "a string")
+    return value
+
+
+def wrong_type(param: str, wanted: str) -> ApiError:
+    return ApiError(400, "invalid_type", f"`{param}` must be {wanted}.", param=param)

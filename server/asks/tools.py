@@ -1,0 +1,229 @@
+"""`tools`, `tool_choice`, `parallel_tool_calls`: what a model may call, what it must, and how that is held to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import orjson
+
+from bequest.engine.constraints.grammar import GrammarSource
+from bequest.engine.text.tool_calls import ToolCallReader, ToolFormat
+from bequest.server.asks.constraints import json_schema
+from bequest.server.asks.messages import string_at, wrong_type
+from bequest.server.stores.grammars import Constraint
+from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
+from bequest.server.wire.reading import shorten
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CHOICES = ("none", "auto", "required")
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+    strict: bool
+    param: str  # where its schema stands in the body
+
+    @cached_property
+    def schema(self) -> str:
+        """The parameters as JSON. Raises 400 for what is none to follow."""
+        return json_schema(self.parameters, self.name, self.param, "function").source.text
+
+    def as_tool(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": {**function, "parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a body says of tools. Without functions, or with the choice "none", an answer is text."""
+
+    functions: tuple[Function, ...] = ()
+    choice: Literal["none", "auto", "required"] = "auto"
+    forced: str | None = None  # the one function to call; then the choice is "required"
+    parallel: bool = True
+
+    @property
+    def active(self) -> bool:
+        return bool(self.functions) and self.choice != "none"
+
+    def for_template(self) -> list[dict[str, Any]] | None:
+        return [function.as_tool() for function in self.functions] if self.active else None
+
+    def reader(self, format: ToolFormat) -> ToolCallReader | None:
+        """What reads the calls out of an answer; one for each choice."""
+        if not self.active:
+            return None
+        return ToolCallReader(format, None if self.parallel else 1, only_calls=self.choice == "required")
+
+    def constraint(self, format: ToolFormat, special: int | None, answer: Constraint | None) -> Constraint | None:
+        """The grammar of an answer that must be calls, or whose calls must be well-formed; else `answer`, the one that
+        the body asks for.
+
+        `special`: the mark that begins a call, where it is a special token, which text cannot spell.
+        """
+        if not self.active:
+            return answer
+        if answer is not None and self.choice == "required":
+            message = f"`{answer.param}` cannot be used with this `tool_choice`: the answer is calls. Leave one out."
+            raise unsupported(answer.param, message)
+        functions = [f for f in self.functions if self.forced is None or f.name == self.forced]
+        for function in functions:
+            _ = function.schema  # that of a function that is not held to it has to be one, too
+        mark = _text(format.begin) if special is None else f"<[{special}]>"
+        several = self.parallel and self.forced is None
+        if self.choice == "required":
+            grammar = f"start: calls\n{_calls(format, functions, mark, several)}"
+        elif answer is not None and answer.source.kind == "json_schema":
+            schema = _compact(orjson.loads(answer.source.text))
+            grammar = f"start: calls | answer\nanswer: %json {schema}\n{_calls(format, functions, mark, several)}"
+        elif answer is None and any(function.strict for function in functions):
+            grammar = _text_with_calls(format, functions, mark, lazy=special is None)
+        else:
+            return answer
+        complaint = f"Invalid schema for function '{functions[0].name}'" if len(functions) == 1 else "Invalid `tools`"
+        return Constraint(GrammarSource("lark", grammar), "tools", complaint)
+
+
+def chat_tools(given: list[Any] | None, choice: Any, parallel: bool | None) -> Tools:
+    """Of a chat body, where a tool is `{"type": "function", "function": {…}}`."""
+    return _tools([_nested(tool, f"tools[{i}]") for i, tool in enumerate(given or [])], choice, parallel, "function")
+
+
+def response_tools(given: list[Any] | None, choice: Any, parallel: bool | None) -> Tools:
+    """Of a response body, where a tool is `{"type": "function", "name": …}`."""
+    return _tools([_flat(tool, f"tools[{i}]") for i, tool in enumerate(given or [])], choice, parallel, None)
+
+
+def _tools(functions: Sequence[Function], choice: Any, parallel: bool | None, nested: str | None) -> Tools:
+    if len(functions) > MAX_TOOLS:
+        raise invalid(f"`tools` may hold {MAX_TOOLS} functions at most, not {len(functions)}.", "tools")
+    names = [function.name for function in functions]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise invalid(f"`tools[{index}]` has the name '{name}' of an earlier one.", f"tools[{index}]")
+    forced = None
+    if isinstance(choice, dict):
+        forced = _forced(choice, nested)
+        if forced not in names:
+            raise invalid(f"`tool_choice` names '{shorten(forced)}', which is not among `tools`.", "tool_choice")
+    elif choice is not None and choice not in _CHOICES:
+        options = ", ".join(f"'{name}'" for name in _CHOICES)
+        message = f"`tool_choice` must be {options} or name a function, not {shorten(repr(choice))}."
+        raise invalid(message, "tool_choice")
+    if choice == "required" and not functions:
+        raise invalid("`tool_choice` needs `tools`: there is nothing to call.", "tool_choice")
+    return Tools(tuple(functions), "required" if forced else choice or "auto", forced, parallel is not False)
+
+
+def _forced(choice: dict[str, Any], nested: str | None) -> str:
+    if choice.get("type") != "function":
+        kind = shorten(repr(choice.get("type")))
+        raise unsupported("tool_choice.type", f"`tool_choice.type` must be 'function', not {kind}.")
+    holder = choice if nested is None else choice.get(nested)
+    place = "tool_choice" if nested is None else f"tool_choice.{nested}"
+    if not isinstance(holder, dict):
+        raise missing(place, f"`{place}` is missing: an object with `name`.")
+    return string_at(holder, "name", place)
+
+
+def _nested(tool: Any, path: str) -> Function:
+    _check_kind(tool, path)
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object with `name` and `parameters`")
+    return _function(function, f"{path}.function")
+
+
+def _flat(tool: Any, path: str) -> Function:
+    _check_kind(tool, path)
+    return _function(tool, path)
+
+
+def _check_kind(tool: Any, path: str) -> None:
+    if not isinstance(tool, dict):
+        raise wrong_type(path, "an object with `type`")
+    kind = tool.get("type")
+    if kind != "function":
+        message = f"`{path}.type` is {shorten(repr(kind))}; this server knows tools of the type 'function' alone."
+        raise unsupported(f"{path}.type", message)
+
+
+def _function(given: Mapping[str, Any], path: str) -> Function:
+    name = string_at(dict(given), "name", path)
+    if not _NAME.fullmatch(name):
+        message = f"`{path}.name` must have 1 to 64 letters, digits, '_', '-' or '.', not {shorten(repr(name))}."
+        raise invalid(message, f"{path}.name")
+    description = given.get("description")
+    if description is not None and not isinstance(description, str):
+        raise wrong_type(f"{path}.description", "a string")
+    parameters = given.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise ApiError(
+            400,
+            "invalid_json_schema",
+            f"Invalid schema for function '{name}': `{path}.parameters` must be an object.",
+            param=f"{path}.parameters",
+        )
+    return Function(name, description, parameters, given.get("strict") is True, f"{path}.parameters")
+
+
+# --- grammars ----------------------------------------------------------------------------------------------------
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _compact(schema: Any) -> str:
+    """A schema for Lark, with the whitespace of other JSON answers."""
+    options = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    return orjson.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema).decode()
+
+
+def _objects(format: ToolFormat, functions: Sequence[Function]) -> str:
+    """Rules `call` and one for each function: the JSON object of a call."""
+    rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
+    for index, function in enumerate(functions):
+        head = f'{{"name": "{function.name}", "{format.arguments_key}": '
+        rules.append(f'call_{index}: {_text(head)} args_{index} "}}"')
+        rules.append(f"args_{index}: %json {_compact(function.parameters)}")
+    return "\n".join(rules) + "\n"
+
+
+def _calls(format: ToolFormat, functions: Sequence[Function], mark: str, several: bool) -> str:
+    """The rule `calls`: calls and nothing else."""
+    more = f"({_text(format.separator)} call)*" if several else ""
+    if format.name == "hermes":
+        more = '("\\n" region)*' if several else ""
+        start = f'calls: region {more}\nregion: {mark} "\\n" call "\\n" {_text(format.end)}'
+    elif format.name == "mistral":
+        start = f'calls: {mark} " "? "[" call {more} "]"'
+    else:
+        start = f"calls: call {more}"
+    return f"{start}\n{_objects(format, functions)}"
+
+
+def _text_with_calls(format: ToolFormat, functions: Sequence[Function], mark: str, lazy: bool) -> str:
+    """Text, in which whatever begins a call is one: for functions that are `strict` and may be called."""
+    more = f"({_text(format.separator)} call)*"
+    if format.name == "llama3":
+        return f"start: TEXT | call {more}\nTEXT: /[^{{](.|\\n)*/\n{_objects(format, functions)}"
+    body = f'" "? "[" call {more} "]"' if format.name == "mistral" else f'"\\n" call "\\n" {_text(format.end)}'
+    return (
+        f"start: region* tail\ntail: TEXT\nTEXT: /(.|\\n)*/\nregion_head{'[lazy]' * lazy}: TEXT {mark}\n"
+        f"region: region_head {body}\n{_objects(format, functions)}"
+    )

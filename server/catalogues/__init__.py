@@ -1,1 +1,0 @@
-"""Item sets that answers can be bound to."""

@@ -1,1 +1,0 @@
-"""Parents, leases, and what an answer tells of them."""

@@ -1,0 +1,1 @@
+"""What tenants keep here and look after: catalogues, and records to continue from."""

@@ -1,0 +1,78 @@
+"""/v1/continuations: what a tenant's requests left behind, to list, inspect, lease longer and release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
+from bequest.engine.types import RecordEntry
+from bequest.server.access.marks import TENANT
+from bequest.server.asks import leases
+from bequest.server.context import CONTEXT
+from bequest.server.transport.intake import read_with_nulls
+from bequest.server.transport.replies import json_response
+from bequest.server.wire import fields
+from bequest.server.wire.errors import ApiError, from_engine, missing
+from bequest.server.wire.paging import QUERY, page_of
+from bequest.server.wire.reading import shorten
+
+
+async def list_records(request: web.Request) -> web.Response:
+    entries = request.app[CONTEXT].engine.records(request[TENANT])
+    page = page_of(request.query, entries, lambda entry: (entry.id, entry.name), _entry)
+    return json_response(page, fields.ignored_header(name for name in request.query if name not in QUERY))
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    engine = request.app[CONTEXT].engine
+    return json_response(_entry(engine.record(request[TENANT], request.match_info["id"])))
+
+
+async def change(request: web.Request) -> web.Response:
+    """`{"ttl": seconds}` leases, counting from now; `{"ttl": null}` ends the lease."""
+    context = request.app[CONTEXT]
+    body = await read_with_nulls(request, context)
+    for name in body:
+        if name != "ttl":
+            message = f"`{shorten(name)}` is not a parameter of this endpoint, which takes `ttl` alone."
+            raise ApiError(400, "unknown_parameter", message, param=shorten(name))
+    if "ttl" not in body:
+        raise missing("ttl", "`ttl` is missing: send a number of seconds, or null to end the lease.")
+    ttl = None if body["ttl"] is None else leases.check_ttl(body["ttl"], context.leases, "ttl")
+    try:
+        return json_response(_entry(context.engine.set_ttl(request[TENANT], request.match_info["id"], ttl)))
+    except (InsufficientRetention, RetentionTooLarge) as error:
+        failed = from_engine(error)
+        failed.param = "ttl"  # which asks for here what `retain` asks for elsewhere
+        raise failed from error
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Clients send a Content-Type here, and no body."""
+    forgotten = request.app[CONTEXT].engine.forget(request[TENANT], request.match_info["id"])
+    return json_response({"id": forgotten, "object": "continuation", "deleted": True})
+
+
+def _entry(entry: RecordEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "object": "continuation",
+        "request_id": entry.name,
+        "created_at": int(entry.created_at),
+        "expires_at": None if entry.expires_at is None else int(entry.expires_at),
+        "grade": entry.grade,
+        "parent": entry.parent,
+        "at": entry.at,
+        "children": entry.children,
+        "choices": [
+            {
+                "index": choice.index,
+                "tokens": choice.tokens,
+                "blocks": choice.blocks,
+                "shared_blocks": choice.shared_blocks,
+            }
+            for choice in entry.choices
+        ],
+    }

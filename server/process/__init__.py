@@ -1,0 +1,1 @@
+"""The process: its options, start, signals and end."""

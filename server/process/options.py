@@ -1,0 +1,166 @@
+"""The command line and the TOML file, made from the fields of the two configurations: `max_model_len` is the flag
+--max-model-len and the key max_model_len (or max-model-len). A flag wins over the file, the file over the default."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.operation.version import installed_version
+
+_Config = TypeVar("_Config", EngineConfig, ServerConfig)
+
+_DESCRIPTION = "An LLM inference server with OpenAI's API, whose finished requests bequeath their cache."
+_EPILOG = """\
+  bequest serve                          the embedded model on http://127.0.0.1:8000
+  bequest serve path/to/model --port 80  a Hugging Face directory or a .gguf file
+  bequest serve whisper                  a small Whisper, fetched; t5 is another name
+  bequest serve --help                   every option
+  bequest bench two-stage                measure a running server
+  bequest install-service --port 80      a systemd unit that serves with these flags"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """A field as an option: what it takes, and how often."""
+
+    name: str
+    help: str
+    default: Any
+    kind: type  # int, float, str or bool
+    choices: tuple[str, ...] | None
+    repeatable: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def options_of(config: type[Any]) -> list[Option]:
+    hints = typing.get_type_hints(config)
+    return [_option(field, hints[field.name]) for field in dataclasses.fields(config)]
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
+    if typing.get_origin(hint) is types.UnionType:
+        [hint] = [part for part in typing.get_args(hint) if part is not type(None)]
+    repeatable = typing.get_origin(hint) is list
+    choices: tuple[str, ...] | None = None
+    if repeatable:
+        [hint] = typing.get_args(hint)
+    elif typing.get_origin(hint) is Literal:
+        choices, hint = typing.get_args(hint), str
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    return Option(field.name, field.metadata["help"], default, hint, choices, repeatable)
+
+
+def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerConfig]:
+    """The configurations of a command line; ends the process with a message for a wrong one."""
+    parser, serve = _parsers()
+    given = vars(parser.parse_args(arguments))
+    if given.pop("command", None) is None:
+        parser.print_help()
+        raise SystemExit(2)
+    try:
+        values = _read_toml(given.pop("config", None))
+        values.update(given)
+        return _build(EngineConfig, values), _build(ServerConfig, values)
+    except ValueError as error:
+        serve.error(str(error))
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(
+        "bequest", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"bequest {installed_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="serve | bench | install-service", title="commands")
+    # Absent flags stay absent, so that the file's values show through.
+    serve = commands.add_parser(
+        "serve", help="load a model and serve it", argument_default=argparse.SUPPRESS, description=_DESCRIPTION
+    )
+    commands.add_parser("bench", help="measure a running server")  # its arguments go to bench/: see __main__
+    commands.add_parser("install-service", help="write a systemd unit")  # likewise: server/process/service.py
+    serve.add_argument("model", nargs="?", metavar="MODEL", help=_help(options_of(EngineConfig)[0]))
+    serve.add_argument("--config", metavar="FILE.toml", help="options from a file; flags win over it")
+    for title, config in (("server", ServerConfig), ("model and engine", EngineConfig)):
+        group = serve.add_argument_group(title)
+        for option in options_of(config):
+            if option.name != "model":
+                _add(group, option)
+    return parser, serve
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    if option.kind is bool:
+        group.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction, help=_help(option))
+    elif option.choices:
+        group.add_argument(option.flag, dest=option.name, choices=option.choices, help=_help(option))
+    else:
+        action = "append" if option.repeatable else "store"
+        metavar = {int: "N", float: "X", str: option.name.rpartition("_")[2].upper()}[option.kind]
+        group.add_argument(
+            option.flag, dest=option.name, type=option.kind, action=action, metavar=metavar, help=_help(option)
+        )
+
+
+def _help(option: Option) -> str:
+    text = option.help.replace("%", "%%")
+    if option.default in (None, []) or "default:" in text:
+        return text
+    shown = {True: "on", False: "off"}[option.default] if option.kind is bool else option.default
+    return f"{text} (default: {shown})"
+
+
+def _read_toml(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        keys = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path}: {error}") from None
+    known = {option.name: option for config in (EngineConfig, ServerConfig) for option in options_of(config)}
+    values = {}
+    for key, value in keys.items():
+        option = known.get(key.replace("-", "_"))
+        if option is None:
+            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
+            raise ValueError(f"{path}: unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        values[option.name] = _checked(path, option, value)
+    return values
+
+
+def _checked(path: str, option: Option, value: Any) -> Any:
+    """A TOML value of the option's type."""
+    if option.repeatable:
+        items = value if isinstance(value, list) else [value]
+        return [_scalar(path, option, item) for item in items]
+    return _scalar(path, option, value)
+
+
+def _scalar(path: str, option: Option, value: Any) -> Any:
+    if option.kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not option.kind:
+        raise ValueError(f"{path}: {option.name} must be {_WORDS[option.kind]}, not {value!r}")
+    if option.choices and value not in option.choices:
+        raise ValueError(f"{path}: {option.name} must be one of {', '.join(option.choices)}, not {value!r}")
+    return value
+
+
+_WORDS: dict[type, str] = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _build(config: type[_Config], values: dict[str, Any]) -> _Config:
+    names = {field.name for field in dataclasses.fields(config)}
+    return config(**{name: value for name, value in values.items() if name in names})

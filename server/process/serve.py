@@ -1,0 +1,221 @@
+"""The life of the server process: load, listen, serve, drain, exit.
+
+SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once.
+While the model loads there is nothing to finish, and the first one ends the process as it would any other.
+SIGHUP reads the key file again, at any time.
+An engine that dies fails every open request, and then the process, with exit code 1: a supervisor starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from aiohttp import web
+
+from bequest.engine.config import ServerConfig
+from bequest.engine.errors import ModelError
+from bequest.server.access.auth import is_loopback
+from bequest.server.access.keys import KeyRing
+from bequest.server.app import AppRunner, make_app
+from bequest.server.interfaces import EngineLike, TextLike
+from bequest.server.operation.metrics import Metrics
+from bequest.server.process.loading import loading_front
+from bequest.server.process.memory import keep_trimmed
+from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
+from bequest.server.stores.leases import LeaseTimes
+from bequest.server.wire.sentences import with_flags
+
+_log = logging.getLogger("bequest")
+
+# Loads the model: given the observer of its steps, an engine that is ready, and its text side.
+Loader = Callable[[Metrics], Awaitable[tuple[EngineLike, TextLike]]]
+
+EXIT_OK, EXIT_FAILED = 0, 1
+_LOOK = 0.02  # seconds between looks whether the last answers have left
+_BACKLOG = 2048  # connections that arrive at once; a refused one costs its client a second
+_ACCEPTED_AT_ONCE = 16  # of them, before the event loop looks at what else there is to do
+_GRACE, _HURRY = 10.0, 0.5  # seconds that the device gets for its last steps; it may hang
+_LAST_ANSWERS = 1.0  # seconds for the errors of open requests to leave, when the engine is dead
+
+
+async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
+    """Runs the server to its end; returns the exit code."""
+    began = time.monotonic()
+    try:
+        keys = KeyRing(_all_keys(config), config.api_key_file)
+        listener = inherited_socket(os.environ) or _bind(config)
+        config = replace(config, host=_host(listener))  # what systemd listens on, not what the flags say, is served
+    except (ValueError, OSError) as error:
+        _log.error("%s", error)
+        return EXIT_FAILED
+    notifier = Notifier(os.environ)
+    with listener:
+        metrics = Metrics()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_keys_again, keys)
+        notifier.status("loading the model")
+        try:
+            async with loading_front(listener):
+                engine, text = await load(metrics)
+        except ModelError as error:
+            _log.error("%s", with_flags(error))
+            return EXIT_FAILED
+        gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
+        _raise_file_limit()
+        _warn_if_open(listener, keys)
+        app = make_app(engine, text, config, leases, keys, metrics)
+        engine.expect_tenants(keys.num_tenants)
+        runner = AppRunner(app, client_timeout=config.client_timeout)
+        await runner.setup()
+        beside: list[asyncio.Future[None]] = []
+        code = EXIT_FAILED
+        try:
+            await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE).start()
+            listener.listen(_BACKLOG)  # asyncio takes one number for both
+            _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
+            notifier.ready(_status(engine))
+            beside.append(asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine))))
+            beside.append(asyncio.ensure_future(keep_trimmed()))
+            code = await _until_end(engine, runner, keys, notifier, config.drain_timeout)
+            return code
+        finally:
+            for task in beside:
+                task.cancel()
+            # Tells what still runs, so that its streams end with an error and not with a cut.
+            await engine.stop(_GRACE if code == EXIT_OK else _HURRY)
+            await runner.cleanup()
+
+
+async def _until_end(
+    engine: EngineLike, runner: AppRunner, keys: KeyRing, notifier: Notifier, drain_timeout: float
+) -> int:
+    """Waits for a signal or the engine's death, and for what has to follow it."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, _reload, keys, engine, notifier)
+    death = asyncio.ensure_future(engine.wait_dead())
+    called = asyncio.ensure_future(signals.get())
+    draining: asyncio.Future[bool] | None = None
+    try:
+        await asyncio.wait({death, called}, return_when=asyncio.FIRST_COMPLETED)
+        if not death.done():
+            _log.info("%s: draining for up to %g s", called.result().name, drain_timeout)
+            notifier.stopping(f"draining {engine.num_open} requests for up to {drain_timeout:g} s")
+            draining = asyncio.ensure_future(_drain(engine, runner, drain_timeout))
+            called = asyncio.ensure_future(signals.get())
+            await asyncio.wait({death, called, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if death.done():
+            _log.error("the engine died: %r", death.result())
+            notifier.stopping(f"the engine died: {death.result()!r}")
+            await asyncio.sleep(_LAST_ANSWERS)
+            return EXIT_FAILED
+        if called.done():
+            _log.info("%s again: ending at once", called.result().name)
+            return 128 + called.result()
+        assert draining is not None
+        _log.info("drained" if draining.result() else "drain timeout: what was still open was ended")
+        return EXIT_OK
+    finally:
+        for task in (death, called, draining):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        loop.add_signal_handler(signal.SIGHUP, _read_keys_again, keys)  # it must not end what is about to end
+
+
+async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
+    """Takes no new work, and waits until what was asked for is done and its answers have left; False: not in time."""
+    end = time.monotonic() + seconds
+    if not await engine.drain(seconds):
+        return False
+    while runner.busy:
+        if time.monotonic() >= end:
+            return False
+        await asyncio.sleep(_LOOK)
+    return True
+
+
+def _status(engine: EngineLike) -> str:
+    load = engine.load()
+    used = 100 * load.used_blocks / max(load.usable_blocks, 1)
+    return f"{engine.state}: {load.running} sequences run, {load.waiting} wait, {used:.0f}% of the cache is in use"
+
+
+def _reload(keys: KeyRing, engine: EngineLike, notifier: Notifier) -> None:
+    notifier.reloading()
+    try:
+        _read_keys_again(keys)
+        engine.expect_tenants(keys.num_tenants)
+    finally:
+        notifier.send("READY=1")
+
+
+def _read_keys_again(keys: KeyRing) -> None:
+    if keys.path is None:
+        _log.info("SIGHUP: there is no --api-key-file to read again")
+        return
+    try:
+        keys.reload()
+    except (ValueError, OSError) as error:
+        _log.error("SIGHUP: the keys stay as they were: %s", error)
+    else:
+        _log.info("SIGHUP: %d keys", len(keys))
+
+
+def _all_keys(config: ServerConfig) -> list[str]:
+    """Keys of the command line and of the environment, which does not show in a process list."""
+    return [*config.api_key, *filter(None, os.environ.get("BEQUEST_API_KEY", "").split(","))]
+
+
+def _bind(config: ServerConfig) -> socket.socket:
+    """Before the model is loaded: a port that is taken should not cost a minute to find out."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {config.host}:{config.port}: {error.strerror}") from None
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Every stream is a descriptor, and the usual soft limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _host(listener: socket.socket) -> str:
+    """An IP address, or the path of a Unix socket."""
+    name = listener.getsockname()
+    return os.fsdecode(name) if listener.family == socket.AF_UNIX else str(name[0])
+
+
+def _address(listener: socket.socket) -> str:
+    host = _host(listener)
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{host}"
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _warn_if_open(listener: socket.socket, keys: KeyRing) -> None:
+    host = _host(listener)
+    if not keys and listener.family != socket.AF_UNIX and not is_loopback(host):
+        _log.warning("listening on %s without keys: whoever reaches this address may use the model", host)

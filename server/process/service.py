@@ -1,0 +1,175 @@
+"""`bequest install-service`: the systemd units of a server with the given flags."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.process.options import parse
+
+_STOP_MARGIN = 20  # seconds beyond the drain: the last answers, and the device's thread
+_WATCHDOG_MARGIN = 30  # beyond a step: the engine's own watchdog is first, and answers the open requests
+_WITHOUT_STEP_TIMEOUT = 600
+
+_SERVICE = """\
+# Written by `bequest install-service`. Flags can live in a file: ExecStart=… serve --config /etc/bequest/bequest.toml
+[Unit]
+Description=Bequest, an LLM inference server
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=10min
+StartLimitBurst=5
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
+Restart=on-failure
+RestartSec=2
+# A second SIGTERM or SIGINT ends the server with these.
+SuccessExitStatus=130 143
+# Weights may be large; READY comes after the warm-up.
+TimeoutStartSec=30min
+# The drain, and a little more.
+TimeoutStopSec={stop}
+# Fed by completed steps of the engine, or by its proven idleness.
+WatchdogSec={watchdog}
+LimitNOFILE=65536
+# Host blocks are pinned.
+LimitMEMLOCK=infinity
+OOMPolicy=stop
+
+# --- what it may do. A GPU's driver needs its devices and memory that is made executable; all else is closed.
+DynamicUser=yes
+StateDirectory=bequest
+CacheDirectory=bequest
+Environment=HOME=/var/lib/bequest XDG_CACHE_HOME=/var/cache/bequest
+UMask=0077
+DevicePolicy=closed
+DeviceAllow=char-nvidia-frontend rw
+DeviceAllow=char-nvidia rw
+DeviceAllow=char-nvidia-uvm rw
+DeviceAllow=char-nvidia-caps rw
+CapabilityBoundingSet=
+AmbientCapabilities=
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectProc=invisible
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+KeyringMode=private
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_SOCKET = """\
+# Written by `bequest install-service --socket`. Connections wait here while the server starts or restarts.
+[Unit]
+Description=Bequest's socket
+
+[Socket]
+ListenStream={address}
+Backlog=2048
+NoDelay=yes
+
+[Install]
+WantedBy=sockets.target
+"""
+
+
+def service_unit(command: Sequence[str], engine: EngineConfig, server: ServerConfig) -> str:
+    step = engine.step_timeout or _WITHOUT_STEP_TIMEOUT
+    return _SERVICE.format(
+        command=" ".join(map(quoted, command)),
+        stop=f"{server.drain_timeout + _STOP_MARGIN:g}s",
+        watchdog=f"{step + _WATCHDOG_MARGIN:g}s",
+    )
+
+
+def socket_unit(server: ServerConfig) -> str:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return _SOCKET.format(address=f"{host}:{server.port}")
+
+
+def quoted(word: str) -> str:
+    """A word of ExecStart= that comes out as it is."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if word and word.isascii() and not set(word) & set(" \t\"'\\;") else f'"{escaped}"'
+
+
+_PATH_FLAGS = ("--api-key-file", "--config", "--record")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "bequest install-service",
+        description="Writes bequest.service for systemd; all other flags are those of `bequest serve`.",
+    )
+    parser.add_argument("--directory", default="/etc/systemd/system", help="where units live (default: %(default)s)")
+    parser.add_argument("--socket", action="store_true", help="write bequest.socket too: systemd opens the port")
+    parser.add_argument("--print", action="store_true", help="print the units instead")
+    given, flags = parser.parse_known_args(arguments)
+    engine, server = parse(["serve", *flags])
+    units = {"bequest.service": service_unit([*executable(), "serve", *absolute(flags, engine)], engine, server)}
+    if given.socket:
+        units["bequest.socket"] = socket_unit(server)
+    if given.print:
+        print("\n".join(units.values()))
+        return 0
+    try:
+        for name, text in units.items():
+            (Path(given.directory) / name).write_text(text)
+    except OSError as error:
+        print(f"bequest: {error}", file=sys.stderr)
+        return 1
+    enabled = "bequest.socket" if given.socket else "bequest.service"
+    print(f"wrote {' and '.join(units)} to {given.directory}; now:")
+    print(f"systemctl daemon-reload && systemctl enable --now {enabled}")
+    return 0
+
+
+def executable() -> list[str]:
+    """How this very installation is started."""
+    script = Path(sys.executable).with_name("bequest")
+    if script.exists():
+        return [str(script)]
+    found = shutil.which("bequest")
+    return [found] if found is not None else [sys.executable, "-m", "bequest"]
+
+
+def absolute(flags: Sequence[str], engine: EngineConfig) -> list[str]:
+    """The flags with their paths made absolute: a service is started elsewhere. A model may be a name instead."""
+    words: list[str] = []
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if words and words[-1] in _PATH_FLAGS:
+            words.append(_absolute(flag))
+        elif equals and name in _PATH_FLAGS:
+            words.append(f"{name}={_absolute(value)}")
+        else:
+            words.append(_absolute(flag) if flag == engine.model and Path(flag).exists() else flag)
+    return words
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())

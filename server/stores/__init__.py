@@ -1,0 +1,1 @@
+"""What lives as long as the server and is looked up by requests."""

@@ -1,1 +1,0 @@
-"""Grammars and tools: what holds an answer to a form."""

@@ -1,0 +1,1 @@
+"""How bytes come in and go out: bodies, events, pieces, and the errors of the protocol itself."""

@@ -1,0 +1,163 @@
+"""How a body comes in: its head is judged first, so that nothing is read in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from bequest.server.access.marks import CALLER
+from bequest.server.context import CONTEXT, Context
+from bequest.server.transport.decoding import Decoder
+from bequest.server.wire.errors import ApiError, too_slow
+from bequest.server.wire.reading import parse_object
+
+_PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    num_bytes: int
+    origin: str  # what sets it, for the message
+
+    def check(self, num_bytes: int) -> None:
+        if num_bytes > self.num_bytes:
+            raise self.error()
+
+    def error(self) -> ApiError:
+        return ApiError(
+            413,
+            "request_too_large",
+            f"The body is larger than this server takes: {self.num_bytes} bytes ({self.origin}).",
+            details={"limit": self.num_bytes},
+        )
+
+
+async def read_object(request: web.Request, context: Context) -> dict[str, Any]:
+    """The JSON object of a request, without its null fields."""
+    return {name: value for name, value in (await read_with_nulls(request, context)).items() if value is not None}
+
+
+async def read_with_nulls(request: web.Request, context: Context) -> dict[str, Any]:
+    """The JSON object of a request, where null says something."""
+    check_head(request, context)
+    data = bytearray()
+    async for chunk in body_chunks(request, body_limit(context)):
+        data += chunk
+    return parse_object(bytes(data))
+
+
+async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[bytes]:
+    """A body as it comes in."""
+    limit = of_caller(request, limit)
+    patience = request.app[CONTEXT].config.client_timeout
+    clock = asyncio.get_running_loop().time
+    due, progress = clock() + patience, 0
+    decoder = Decoder(request.headers.get("Content-Encoding", ""))
+    chunks = request.content.iter_any()
+    received = 0
+    if _is_whole(request):
+        data = request.content.read_nowait()
+        limit.check(len(data))
+        yield data
+        return
+    while True:
+        try:
+            async with asyncio.timeout_at(due):
+                data = await anext(chunks)
+        except StopAsyncIteration:
+            break
+        except TimeoutError:
+            raise too_slow(patience) from None
+        except ConnectionError:
+            raise
+        except Exception as error:
+            raise _broken() from error
+        progress += len(data)
+        if progress >= _PROGRESS_BYTES:
+            due, progress = clock() + patience, 0
+        try:
+            for piece in decoder.feed(data):
+                received += len(piece)
+                limit.check(received)
+                yield piece
+        except zlib.error as error:
+            raise _broken() from error
+    try:
+        decoder.end()
+    except zlib.error as error:
+        raise _broken() from error
+
+
+def _is_whole(request: web.Request) -> bool:
+    """Whether the body came with its head, as short ones do: nobody has to be waited for. A compressed one is unpacked
+    as it is read."""
+    length = request.content_length
+    if not length or "Content-Encoding" in request.headers:
+        return False
+    content = request.content
+    return content.is_eof() and content.exception() is None and content.total_bytes == length
+
+
+def _broken() -> ApiError:
+    """aiohttp has several exceptions for a body that is cut off or wrongly encoded."""
+    return ApiError(400, "invalid_json", "The body could not be read: its framing or its Content-Encoding is broken.")
+
+
+def check_head(request: web.BaseRequest, context: Context) -> None:
+    if request.content_type != "application/json":
+        shown = request.headers.get("Content-Type", "none")[:100]
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"The Content-Type must be application/json, not {shown}; "
+            "with curl add -H 'Content-Type: application/json', or use --json.",
+        )
+    of_caller(request, body_limit(context)).check(request.content_length or 0)
+
+
+def body_limit(context: Context) -> BodyLimit:
+    most = context.config.max_body_mb
+    return BodyLimit(int(most * 2**20), f"--max-body-mb {most:g}")
+
+
+def of_caller(request: web.BaseRequest, limit: BodyLimit) -> BodyLimit:
+    """The limit, or the key's own if that is smaller."""
+    most = request[CALLER].limits.max_body_mb
+    if most is None or most * 2**20 >= limit.num_bytes:
+        return limit
+    return BodyLimit(int(most * 2**20), f"max_body_mb {most:g} of this key")
+
+
+Expectation = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+
+
+def expect_continue(check: Callable[[web.Request, Context], None] = check_head) -> Expectation:
+    """Answers `Expect: 100-continue`: refuses with the error that the body would get, or asks for the body."""
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        context = request.app[CONTEXT]
+        if request.headers["Expect"].lower() != "100-continue":
+            message = "The only expectation this server meets is 'Expect: 100-continue'."
+            return _closing(ApiError(417, "invalid_value", message))
+        try:
+            request[CALLER] = context.gate.caller(request)
+            if request.method in ("POST", "PUT", "PATCH"):
+                check(request, context)
+        except ApiError as error:
+            return _closing(error)
+        if request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return None
+
+    return answer
+
+
+def _closing(error: ApiError) -> web.Response:
+    response = error.response()
+    response.force_close()
+    return response

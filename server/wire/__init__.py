@@ -1,0 +1,1 @@
+"""What stands on the wire: bodies, names, pages, errors and their sentences."""

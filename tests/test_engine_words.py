@@ -1,0 +1,85 @@
+"""Who words what: the engine states facts; routes, flags and fields of HTTP bodies are the server's to name."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.engine.errors import EngineError, ModelError
+from bequest.server.audio import form
+from bequest.server.wire import bodies, sentences
+
+ENGINE = Path(__file__).parents[1] / "engine"
+_FLAGS = {f.name.replace("_", "-") for config in (EngineConfig, ServerConfig) for f in dataclasses.fields(config)}
+_FIELDS = {
+    name
+    for module in (bodies, form)
+    for _, kind in inspect.getmembers(module, inspect.isclass)
+    if issubclass(kind, msgspec.Struct)
+    for name in kind.__struct_fields__
+}
+# A flag of ours, a route, or a body's field in backticks.
+_FOREIGN = re.compile(rf"--({'|'.join(sorted(_FLAGS))})(?![\w-])|/v1/|`({'|'.join(sorted(_FIELDS))})`")
+
+
+def files() -> list[Path]:
+    """All of engine/ but the configuration, whose help texts are the command line's."""
+    return [path for path in sorted(ENGINE.rglob("*.py")) if path != ENGINE / "config.py"]
+
+
+def literals(tree: ast.Module) -> Iterator[ast.Constant]:
+    """The strings of a file, the parts of formatted ones too, but no docstrings."""
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+            yield node
+
+
+def test_the_engine_names_no_route_flag_or_field() -> None:
+    wrong = [
+        f"{path.relative_to(ENGINE)}:{node.lineno}: {found[0]}"
+        for path in files()
+        for node in literals(ast.parse(path.read_text()))
+        if (found := _FOREIGN.search(str(node.value)))
+    ]
+    assert wrong == []
+
+
+def test_every_reason_has_a_sentence_and_every_sentence_a_reason() -> None:
+    said = set(sentences.SENTENCES)
+    given = {str(node.value) for path in files() for node in literals(ast.parse(path.read_text()))}
+    given |= {f"encoder_needs_{takes}" for takes in ("tokens", "audio")}  # made of what the encoder takes
+    assert said <= given
+    reasons = {
+        node.value.value
+        for path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "reason" and isinstance(node.value, ast.Constant)
+    }
+    assert reasons - {""} <= said
+
+
+def test_an_error_without_a_reason_says_all_itself() -> None:
+    assert sentences.sentence(EngineError("Something happened."), None) == "Something happened."
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Set num_blocks=7 or fewer.", "Set --num-blocks 7 or fewer."),
+        ("Take a smaller max_model_len=, or device=cpu.", "Take a smaller --max-model-len, or --device cpu."),
+        ("retain_fraction=0.5 lets", "--retain-fraction 0.5 lets"),
+        ("name a model with model=", "name a model with --model"),
+        ("other=5 is none of ours", "other=5 is none of ours"),
+    ],
+)
+def test_settings_are_flags_on_the_command_line(said: str, told: str) -> None:
+    assert sentences.with_flags(ModelError(said)) == told
