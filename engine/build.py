@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,11 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
+from bequest.engine.recording import Opened, Recorder, RecordingRunner
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text
+from bequest.engine.types import Runner
 from bequest.engine.watching.observation import Observer
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
@@ -117,7 +119,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
             max_leases=config.max_leases,
             lease_fraction=config.max_lease_fraction,
         ),
-        prepared.runner,
+        _recorded(config, prepared),
         text.tokenizer,
         pipelined=config.pipelined,
         max_queued=config.max_queued,
@@ -126,6 +128,16 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         observer=observer,
     )
     return Built(engine, text)
+
+
+def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
+    """The runner, which writes down what passes it if that is wanted."""
+    if config.record is None:
+        return prepared.runner
+    recorder = Recorder(Path(config.record))
+    recorder.write(Opened(replace(config, record=None), prepared.num_blocks, prepared.num_host_blocks))
+    log.warning("recording to %s: it holds the prompts and answers of all users", recorder.path)
+    return RecordingRunner(prepared.runner, recorder)
 
 
 def _load_text(path: Path) -> TextBundle:

@@ -1,9 +1,8 @@
 """The device thread: launches plans in order; results go back to the event loop. It owns everything on the device.
 
 The threads exchange StepPlan and StepResult, which are data, and registrations of what plans name by handles; so there
-are no locks. A CPU runner has
-computed its result when `launch` returns. A GPU runner has only queued the work: a second thread waits for it, so that
-the next plan can be queued meanwhile.
+are no locks. A CPU runner has computed its result when `launch` returns. A GPU runner has only queued the work: a
+second thread waits for it, so that the next plan can be queued meanwhile.
 
 A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
 time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its

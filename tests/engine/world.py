@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from bequest.engine._C import BlockTable
 from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import most_blocks_of_beams
@@ -474,10 +475,11 @@ class World:
         budget = self.retention.leases.budget
         held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
         assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
-        assert budget.held_on_host == sum(block < 0 for _, block in held)
+        assert budget.held_on_host == sum(is_on_host(block) for _, block in held)
         assert budget.num_promised == sum(record.charge for g in self.open if (record := g.ties.record) is not None)
         assert budget.used <= budget.capacity, "more is leased than there may be"
-        here = {r for r in self.holders() if any(block > 0 for table in r.tables() for block in table.blocks)}
+        tables = {r: [block for table in r.tables() for block in table.blocks] for r in self.holders()}
+        here = {r for r, blocks in tables.items() if not all(map(is_on_host, blocks))}
         assert here == set(self.retention.leases.on_device())
         for record in self.holders():
             assert record.leased or record.pins > 0 or record.group is not None
@@ -502,9 +504,11 @@ class World:
         size = self.shape.block_size
         content: list[int] = []
         for block in table.blocks:
-            block = swaps_out.get(-block, block) if block < 0 else block
-            slots = self.runner.slots if block > 0 else self.runner.host_slots
-            content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
+            slots = self.runner.slots
+            if is_on_host(block):
+                coming = swaps_out.get(host_block(block))
+                slots, block = (self.runner.host_slots, host_block(block)) if coming is None else (slots, coming)
+            content += slots[block * size : (block + 1) * size].tolist()
         return content
 
 
