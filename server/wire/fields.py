@@ -97,6 +97,10 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "retain": ((False,), "embeddings leave no record"),
     },
 }
+# What an endpoint refuses and yet has names for: who slips in one of them is told, as with a name that it takes.
+_KIN: dict[type[msgspec.Struct], frozenset[str]] = {
+    bodies.ResponseBody: frozenset(bodies.GenerationBody.__struct_fields__)
+}
 # Names that other servers use for something of ours.
 _ALIASES = {
     "beam_size": "beam_width",
@@ -152,7 +156,7 @@ _MISPLACED = {"response_format.schema": "response_format.json_schema.schema"}
 def read(raw: dict[str, Any], body: type[bodies.Body]) -> tuple[bodies.Body, list[str]]:
     """The typed body, and the names of the fields that were ignored."""
     known = set(body.__struct_fields__)
-    names = known | _REFUSED.keys()
+    names = known | _REFUSED.keys() | _KIN.get(body, frozenset())
     ignored: list[str] = []
     for name, value in raw.items():
         elsewhere = name in _ELSEWHERE.get(body, {})
