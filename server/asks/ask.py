@@ -13,6 +13,7 @@ from bequest.server.asks.sampling import Sampling
 from bequest.server.asks.terms import Terms
 from bequest.server.asks.wish import StatesWish, check_states
 from bequest.server.context import Context
+from bequest.server.wire.bodies import SampledBody
 from bequest.server.wire.errors import from_engine, invalid
 from bequest.server.wire.names import part_id
 
@@ -26,12 +27,14 @@ class Ask:
     params: tuple[SamplingParams, ...]  # one for each prompt
     terms: Terms
     states: StatesWish | None = None
+    suffixes: tuple[tuple[int, ...], ...] = ()  # to be scored behind the prompt, which is then a single one
     output: OutputMode = OutputMode.DELTA
     requests: tuple[Request, ...] = field(init=False)  # one for each prompt
 
     def __post_init__(self) -> None:
         assert self.prompts, "at least one prompt"
         assert self.terms.retain is None or len(self.prompts) == 1, "a lease is of one prompt"
+        assert not self.suffixes or len(self.prompts) == 1, "suffixes are of one prompt"
         pairs = enumerate(zip(self.prompts, self.params, strict=True))
         object.__setattr__(self, "requests", tuple(self._request(index, *pair) for index, pair in pairs))
 
@@ -59,6 +62,7 @@ class Ask:
             origin=prompt.origin,
             encoder=prompt.encoder,
             hidden_states=None if self.states is None else self.states.params,
+            suffixes=self.suffixes,
         )
 
 
@@ -74,7 +78,7 @@ def ask_of(
     """Raises for what cannot be done with these prompts, or would not fit into an answer."""
     if terms.retain is not None and len(prompts) > 1:
         raise invalid("`retain` needs a single prompt: send each prompt in a request of its own.", "retain")
-    params = tuple(_params(context, prompt, sampling, terms) for prompt in prompts)
+    params = tuple(params_of(context, prompt, sampling, terms) for prompt in prompts)
     encodes = states is not None and states.params.stack == "encoder" and params[0].max_tokens == 0
     if terms.retain is not None and encodes:
         raise invalid("`retain` is of the decoder, which does not run for the encoder's states alone.", "retain")
@@ -85,7 +89,13 @@ def ask_of(
     return ask
 
 
-def _params(context: Context, prompt: Prompt, sampling: Sampling, terms: Terms) -> SamplingParams:
+def check_stream_options(body: SampledBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("`stream_options` needs `stream: true`.", "stream_options")
+
+
+def params_of(context: Context, prompt: Prompt, sampling: Sampling, terms: Terms) -> SamplingParams:
+    """Behind one prompt, which must not be too long."""
     try:
         check_prompt_len(len(prompt.token_ids), terms.max_prompt_tokens)
         return sampling.params(prompt, context.engine.info)

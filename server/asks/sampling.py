@@ -100,20 +100,24 @@ class Sampling:
             params = request.params
             if params.logprobs is not None:
                 choices = params.n if params.beams is None else params.beams.width
-                sampled += choices * params.max_tokens * (1 + params.logprobs) * _BYTES_PER_LOGPROB
+                sampled += choices * params.max_tokens * (1 + params.logprobs)
             if params.prompt_logprobs is not None:
-                length = self.prompt_copies * len(request.prompt_token_ids)
-                prompts += length * (1 + params.prompt_logprobs) * _BYTES_PER_LOGPROB
-        needed = sampled + prompts
-        if needed > MAX_ANSWER_BYTES:
-            raise ApiError(
-                400,
-                "answer_too_large",
-                f"The log-probabilities of this answer may take {needed} bytes, at most {MAX_ANSWER_BYTES}: ask for "
-                "fewer of them, for fewer prompts, choices or beams, or set a smaller `max_tokens`.",
-                param=self.prompt_field if prompts > sampled else "logprobs",
-                details={"budget": MAX_ANSWER_BYTES, "needed": needed},
-            )
+                prompts += self.prompt_copies * len(request.prompt_token_ids) * (1 + params.prompt_logprobs)
+        check_answer_size(sampled + prompts, self.prompt_field if prompts > sampled else "logprobs")
+
+
+def check_answer_size(num_logprobs: int, param: str) -> None:
+    """`param` asks for most of them."""
+    needed = num_logprobs * _BYTES_PER_LOGPROB
+    if needed > MAX_ANSWER_BYTES:
+        raise ApiError(
+            400,
+            "answer_too_large",
+            f"The log-probabilities of this answer may take {needed} bytes, at most {MAX_ANSWER_BYTES}: ask for fewer "
+            "of them, for fewer prompts, choices or beams, or set a smaller `max_tokens`.",
+            param=param,
+            details={"budget": MAX_ANSWER_BYTES, "needed": needed},
+        )
 
 
 NOTHING_CHOSEN = Chosen(

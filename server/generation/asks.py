@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from bequest.engine.constraints.grammar import Grammar
 from bequest.engine.types import OutputMode
-from bequest.server.asks.ask import Ask, ask_of
+from bequest.server.asks.ask import Ask, ask_of, check_stream_options
 from bequest.server.asks.call import Call
 from bequest.server.asks.chats import ChatSource
 from bequest.server.asks.constraints import check_alone, constraint_of
@@ -72,11 +72,6 @@ async def chat_ask(call: Call[ChatBody], calls: Calls) -> Ask:
     terms, wish = _admitted(call, length)
     prompt = await _in_time(call, _chat_prompt(call, calls, terms, length))
     return ask_of(call.context, call.id, [prompt], sampling, terms, wish, _output(body))
-
-
-def check_stream_options(body: SampledBody) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise invalid("`stream_options` needs `stream: true`.", "stream_options")
 
 
 def _catalogue(call: Call[GenerationBody]) -> StoredCatalogue | None:

@@ -21,14 +21,17 @@ from bequest.server.asks.call import Call, begin
 from bequest.server.asks.prompt import Prompt
 from bequest.server.context import Context
 from bequest.server.generation.asks import completion_ask
+from bequest.server.generation.scoring import ScoreShape, score_ask
 from bequest.server.wire.bodies import CompletionBody
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     call = await begin(http, CompletionBody, "cmpl-")
-    created = int(time.time())
+    head = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model}
+    if call.body.continuation_suffixes is not None:
+        ask = await score_ask(call, call.body.continuation_suffixes)
+        return await answered(call, ask, head, ScoreShape(call))
     ask = await completion_ask(call)
-    head = {"id": call.id, "object": "text_completion", "created": created, "model": call.model}
     return await answered(call, ask, head, CompletionShape(call, ask))
 
 

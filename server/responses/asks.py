@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from bequest.engine.types import OutputMode
-from bequest.server.asks.ask import Ask, ask_of
+from bequest.server.asks.ask import Ask, ask_of, check_stream_options
 from bequest.server.asks.call import Call
 from bequest.server.asks.lengths import Length, length_of
 from bequest.server.asks.sampling import Sampling, chosen_by
@@ -20,7 +20,6 @@ from bequest.server.responses.events import failed_at_once
 from bequest.server.responses.prompt import ResponsePrompt, response_prompt
 from bequest.server.transport.opening import in_time
 from bequest.server.wire.bodies import ResponseBody
-from bequest.server.wire.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,7 @@ class ResponseAsk:
 async def response_ask(call: Call[ResponseBody], calls: Calls) -> ResponseAsk:
     """`calls` are those that the answer may hold."""
     context, body = call.context, call.body
-    if body.stream_options is not None and not body.stream:
-        raise invalid("`stream_options` needs `stream: true`.", "stream_options")
+    check_stream_options(body)
     chosen = chosen_by(context, body, logprobs=logprobs_of(body), shows_special=calls.shows_special)
     constraint = calls.constraint(response_constraint(body))
     grammar = None if constraint is None else await context.grammars.compiled(constraint)

@@ -134,6 +134,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     echo: bool = False
     logprobs: int | None = None
     continuation_fallback: str | list[int] | None = None
+    continuation_suffixes: list[str | list[int]] | None = None
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):

@@ -33,8 +33,10 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _GENERATION = "it belongs to /v1/completions and /v1/chat/completions"
+_SUFFIXES: dict[str, tuple[tuple[Any, ...], str]] = {"continuation_suffixes": (([],), "it belongs to /v1/completions")}
 # What the endpoints that generate nothing refuse.
 _NO_GENERATION: dict[str, tuple[tuple[Any, ...], str]] = {
+    **_SUFFIXES,
     "include_prompt": ((), "all positions are the prompt's"),
     "max_completion_tokens": ((0,), _GENERATION),
     "max_tokens": ((0,), _GENERATION),
@@ -54,11 +56,13 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "chat_template": ((), "it belongs to /v1/chat/completions"),
     },
     bodies.ChatBody: {
+        **_SUFFIXES,
         "echo": ((False,), "it belongs to /v1/completions"),
         "suffix": (("",), "it belongs to /v1/completions"),
         "prompt": (("", []), "chat takes `messages`; a prompt goes to /v1/completions"),
     },
     bodies.ResponseBody: {
+        **_SUFFIXES,
         "add_special_tokens": ((False,), "the chat template writes the special tokens"),
         **dict.fromkeys(("beam_width", "catalogue"), ((), _GENERATION)),
         "best_of": ((1,), _GENERATION),
