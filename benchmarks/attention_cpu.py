@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from bequest.engine.kernels import cpu as kernels
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import SamplingParams
 
 BLOCK_SIZE = 16
 
@@ -130,7 +131,7 @@ def sampling(name: str, spread: float, vocab: int = 49152, **fields: float) -> L
     logits = torch.randn(1, vocab) * spread
     sampler = kernels.Sampler(1, vocab)
     params = SamplingParams(max_tokens=1, **fields)  # type: ignore[arg-type]
-    sampler.open_row(RowSpec(0, params, 1, 0, (1,)))
+    sampler.open_row(row_spec(0, params, seed=1, prompt=(1,)))
     row = np.zeros(1, np.int32)
     return Line(f"sample {name}, spread {spread:g}", seconds(lambda: sampler.sample(logits, row, row), 50) * 1e3, None)
 

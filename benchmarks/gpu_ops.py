@@ -20,7 +20,8 @@ from benchmarks import gpu_products
 from benchmarks.model_shapes import GPU_SHAPES
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels.cuda_sampler import CudaSampler
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import SamplingParams
 
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -167,7 +168,7 @@ def sampling(table: Table, num: int) -> None:
         sampler = CudaSampler(num, VOCAB, DEVICE)
         for row in range(num):
             params = SamplingParams(max_tokens=100_000, **fields)  # type: ignore[arg-type]
-            sampler.open_row(RowSpec(row, params, row, 0, tuple(range(500))))
+            sampler.open_row(row_spec(row, params, seed=row, prompt=tuple(range(500))))
         sampler.flush()
 
         def make(sampler: CudaSampler = sampler) -> Callable[[], object]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bequest.engine.types import BeamCandidates, BeamSpec, StepPlan, StepResult
+from bequest.engine.types import BeamCandidates, BeamSpec, MaskSource, StepPlan, StepResult
+from bequest.engine.types.catalogue import Catalogue
 
 
 class NullRunner:
@@ -13,20 +14,31 @@ class NullRunner:
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens.astype(np.int32)
 
+    def connect(self, masks: MaskSource) -> None:
+        pass
+
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        pass
+
+    def release(self, handle: int) -> None:
+        pass
+
     def is_quick(self, plan: StepPlan) -> bool:
         return False
 
     def launch(self, plan: StepPlan) -> StepResult:
-        chosen = self._tokens[(plan.sample_positions * 7919 + plan.sample_rows * 104_729) % len(self._tokens)]
+        samples = plan.samples
+        chosen = self._tokens[(samples.positions * 7919 + samples.rows * 104_729) % len(self._tokens)]
         beams = tuple([self._candidates(plan.step, spec) for spec in plan.beams])
-        return StepResult(plan.step, chosen, np.zeros(len(chosen), np.bool_), None, beams=beams)
+        return StepResult(step=plan.step, tokens=chosen, bad_rows=np.zeros(len(chosen), np.bool_), beams=beams)
 
     def _candidates(self, step: int, spec: BeamSpec) -> BeamCandidates:
         """Beams take turns, so that most tables are forked."""
         numbers = np.arange(spec.num_candidates, dtype=np.int32)
         tokens = self._tokens[(step * 7919 + numbers) % len(self._tokens)]
         logprobs = -0.01 * (1 + numbers.astype(np.float32))
-        return BeamCandidates(spec.scores[0] + logprobs, numbers * 7 % len(spec.scores), tokens, logprobs)
+        rows = numbers * 7 % len(spec.scores)
+        return BeamCandidates(scores=spec.scores[0] + logprobs, rows=rows, tokens=tokens, logprobs=logprobs)
 
     def close(self) -> None:
         pass

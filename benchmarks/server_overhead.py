@@ -55,7 +55,7 @@ def serve(port: int, profile: str | None) -> None:
     from bequest.engine.build import CacheSizes, make_scheduler
     from bequest.engine.engine import AsyncEngine
     from bequest.engine.models.embedded import embedded_model_path
-    from bequest.engine.scheduling.draft import SchedulerLimits
+    from bequest.engine.scheduling.limits import SchedulerLimits
     from bequest.engine.text import load_text
     from bequest.engine.types import ModelInfo
     from bequest.server.__main__ import _loop_factory
@@ -70,7 +70,11 @@ def serve(port: int, profile: str | None) -> None:
 
     async def load(metrics: Metrics) -> tuple[AsyncEngine, object]:
         sys.setswitchinterval(0.0005)
-        scheduler = make_scheduler(SchedulerLimits(256, 2048, True), CacheSizes(16, 20_000), ())
+        scheduler = make_scheduler(
+            SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, prefix_caching=True),
+            CacheSizes(16, 20_000),
+            (),
+        )
         return AsyncEngine(info, scheduler, NullRunner(words), text.tokenizer, observer=metrics), text
 
     engine_config, config = parse(["serve", "--port", str(port), "--log-level", "warning"])

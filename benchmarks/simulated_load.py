@@ -20,13 +20,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bequest.engine.build import CacheSizes, make_scheduler
-from bequest.engine.cache.salt import pack_salt
 from bequest.engine.outputs import ChoiceOutput
-from bequest.engine.scheduling.draft import SchedulerLimits
-from bequest.engine.scheduling.foresight import Foresight
-from bequest.engine.scheduling.results import apply_result
-from bequest.engine.scheduling.sequence import Group
-from bequest.engine.scheduling.step import Launch
+from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.scheduling.policy.clock import Foresight
+from bequest.engine.scheduling.results import Samples, apply_result
+from bequest.engine.state.launch import Launch
 from bequest.engine.types import Request, SamplingParams, StepResult
 
 DEPTH = 2
@@ -70,7 +68,12 @@ class Simulation:
         self.figures: dict[str, Figures] = {}
         self._seed = seed
         self._scheduler = make_scheduler(
-            SchedulerLimits(device.slots, device.budget, prefix_caching=True, prompt_pace=device.prompt_pace),
+            SchedulerLimits(
+                max_num_seqs=device.slots,
+                max_num_batched_tokens=device.budget,
+                prefix_caching=True,
+                prompt_pace=device.prompt_pace,
+            ),
             CacheSizes(16, 4000),
             (),
             wall=lambda: self.now,
@@ -125,22 +128,24 @@ class Simulation:
                 continue
             params = SamplingParams(max_tokens=answer, temperature=0)
             request = Request(f"r{number}", tenant, prompt, params, keep_record=False)
-            group = Group(request, lambda _: None, 0, number, arrived_at=self.now)
-            self._scheduler.retention.open(group, pack_salt(tenant, ""))
+            group = self._scheduler.new_group(request, lambda _: None, seed=0, arrival_number=number, now=self.now)
+            self._scheduler.retention.open(group)
             self._scheduler.add(group, ChoiceOutput(request, 0, None))
 
     def _apply(self, launch: Launch) -> None:
-        rows = len(launch.plan.sample_tokens)
-        before = {s: s.last_token_at for s in launch.sampled}
-        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
-        applied = apply_result(self._scheduler, launch, result, (), self.now)
+        rows = len(launch.plan.samples)
+        [samples] = [part for part in launch.expected if isinstance(part, Samples)]
+        before = {s: s.output.last_token_at for s in samples.sequences}
+        result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
+        self._scheduler.extractions.ran(launch, result.device_seconds)
+        applied = apply_result(launch, result, self.now)
         for sequence, last in before.items():
             figures = self.figures[sequence.group.request.tenant]
-            if sequence.last_token_at == self.now:
+            if sequence.output.last_token_at == self.now:
                 if last:
                     figures.between.append(self.now - last)
                 else:
-                    figures.first.append(self.now - sequence.group.arrived_at)
+                    figures.first.append(self.now - sequence.group.times.arrived)
         for group in applied.moved:
             if group.finished and not group.closed:
                 self._scheduler.close(group)

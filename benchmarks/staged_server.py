@@ -22,9 +22,10 @@ from bequest.engine.build import CacheSizes, build_engine, make_scheduler
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.embedded import embedded_model_path
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import load_text
-from bequest.engine.types import Delta, ModelInfo, Request, Sink, StepPlan, StepResult
+from bequest.engine.types import Delta, MaskSource, ModelInfo, Request, Sink, StepPlan, StepResult
+from bequest.engine.types.catalogue import Catalogue
 from bequest.server.access.marks import ARRIVED
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.logs import CURRENT, configure_logging
@@ -42,13 +43,22 @@ class TimedRunner:
     def __init__(self, words: list[int]) -> None:
         self._words = np.asarray(words, np.int32)
 
+    def connect(self, masks: MaskSource) -> None:
+        pass
+
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        pass
+
+    def release(self, handle: int) -> None:
+        pass
+
     def is_quick(self, plan: StepPlan) -> bool:
         return False
 
     def launch(self, plan: StepPlan) -> StepResult:
         time.sleep(0.008 + 40e-6 * plan.num_tokens)
-        chosen = self._words[plan.sample_positions % len(self._words)]
-        return StepResult(plan.step, chosen, np.zeros(len(chosen), np.bool_), None)
+        chosen = self._words[plan.samples.positions % len(self._words)]
+        return StepResult(step=plan.step, tokens=chosen, bad_rows=np.zeros(len(chosen), np.bool_))
 
     def close(self) -> None:
         pass

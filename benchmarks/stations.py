@@ -119,7 +119,7 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     from bequest.engine.engine import AsyncEngine
     from bequest.engine.models.embedded import embedded_model_path
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits, _Graph, _Outputs
-    from bequest.engine.scheduling.draft import SchedulerLimits
+    from bequest.engine.scheduling.limits import SchedulerLimits
     from bequest.engine.text import load_text
     from bequest.engine.types import ModelInfo
 
@@ -137,7 +137,11 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
 
     async def load(metrics: Any) -> tuple[AsyncEngine, object]:
         sys.setswitchinterval(0.0001)
-        scheduler = make_scheduler(SchedulerLimits(256, 8192, True), CacheSizes(16, 4000), ())
+        scheduler = make_scheduler(
+            SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, prefix_caching=True),
+            CacheSizes(16, 4000),
+            (),
+        )
         return AsyncEngine(info, scheduler, runner, text.tokenizer, observer=metrics), text
 
     return load

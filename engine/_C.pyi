@@ -247,7 +247,7 @@ class Sampler:
     def constrain_row(
         self, row: int, catalogue: Catalogue, end_tokens: Sequence[int], outputs: Sequence[int]
     ) -> None: ...
-    def resolve(self, ids: int, count: int) -> None: ...
+    def resolve(self, ids: int, rows: int, count: int) -> None: ...
     def sample(
         self, logits: int, stride: int, rows: int, positions: int, num: int, masks: int, tokens: int, bad: int
     ) -> None: ...
@@ -641,7 +641,7 @@ class BlockTable:
         """Of the leading blocks on the device, for adopt()."""
     @property
     def blocks(self) -> list[int]:
-        """Block b of the device pool as b, block h of the host pool as -h."""
+        """Block b of the device pool as b, block h of the host pool as -h: engine/cache/entries.py tells them apart."""
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -683,9 +683,11 @@ class BeamTables:
         `first` + i, where `first` is returned."""
     def take_ended(self, place: int) -> BlockTable:
         """The table of an ended beam, which is not here any more then."""
-    def epochs(self, places: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]) -> BeamEpochs:
-        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i]; a place of -(r + 1) is
-        running beam r."""
+    def epochs(
+        self, *, places: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]
+    ) -> BeamEpochs:
+        """Of the blocks of the first num_tokens[i] positions of the ended beam at places[i], or of running beam rows[i]
+        where the place is NO_PLACE."""
     def ended_blocks(self) -> list[list[int]]:
         """Of each place; empty where the table was taken."""
     def free(self) -> None:
@@ -715,6 +717,9 @@ class Batch:
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
+        """[T]"""
+    @property
+    def input_rows(self) -> npt.NDArray[np.int32]:
         """[T]"""
     @property
     def positions(self) -> npt.NDArray[np.int32]:
@@ -748,7 +753,8 @@ def prepare_batch(
     """Sequence i computes positions [computed[i], computed[i] + scheduled[i]), whose blocks are prepared.
 
     BeamTables are as many sequences of one position each, whose tokens they know themselves.
-    At most one scheduled position may lie behind the end of tokens[i]; its id becomes -(last_rows[i] + 1).
+    At most one scheduled position may lie behind the end of tokens[i]; its input_row becomes
+    last_rows[i]; other tokens have NO_ROW, and whose sampler row knows nothing has NO_ROW too.
     MB is `columns`, or the largest number of blocks that a sequence has computed tokens in. T and S are
     `pad_tokens` and `pad_rows` where these are not 0: slot -1, rows of length 0.
     """

@@ -7,8 +7,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,14 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.recording import Opened, Recorder, RecordingRunner
+from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.scheduler import Scheduler
-from bequest.engine.states.extraction import ExtractionLimits
 from bequest.engine.text import TextBundle, load_text
+from bequest.engine.types import Runner
 from bequest.engine.watching.observation import Observer
+from bequest.engine.work.desk import Drafter
+from bequest.engine.work.kinds import KINDS, KindClass
 
 if TYPE_CHECKING:
     from bequest.engine.runner.prepare import Prepared
@@ -55,6 +58,8 @@ def make_scheduler(
     max_leases: int | None = None,
     lease_fraction: float = 1.0,
     wall: Callable[[], float] = time.time,
+    kinds: Sequence[KindClass] = KINDS,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler over empty pools. `lease_fraction` is what one tenant may hold of the budget of leases."""
     from bequest.engine._C import BlockPool
@@ -71,7 +76,7 @@ def make_scheduler(
         device_budget=sizes.num_lease_blocks,
         prefix_caching=limits.prefix_caching,
     )
-    return Scheduler(limits, cache, retention, eos_token_ids)
+    return Scheduler(limits, cache, retention, eos_token_ids, kinds=kinds, drafter=drafter)
 
 
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
@@ -91,22 +96,22 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         prepared.info,
         make_scheduler(
             SchedulerLimits(
-                config.max_num_seqs,
-                prepared.max_num_batched_tokens,
-                config.enable_prefix_caching,
-                prepared.max_num_tokens_alone,
-                ExtractionLimits(
-                    config.extraction_share,
-                    config.max_queued_extractions,
-                    int(config.max_extraction_mb * 2**20),
-                    int(config.extraction_mb * 2**20),
-                    prepared.states_rows,
-                    prepared.max_num_tokens_extracting,
-                    prepared.short_extractions,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=prepared.max_num_batched_tokens,
+                prefix_caching=config.enable_prefix_caching,
+                max_num_tokens_alone=prepared.max_num_tokens_alone,
+                extraction=ExtractionLimits(
+                    share=config.extraction_share,
+                    max_queued=config.max_queued_extractions,
+                    max_request_bytes=int(config.max_extraction_mb * 2**20),
+                    max_bytes=int(config.extraction_mb * 2**20),
+                    max_step_rows=prepared.states_rows,
+                    max_step_tokens=prepared.max_num_tokens_extracting,
+                    short_steps=prepared.short_extractions,
                     queues_steps=prepared.max_num_tokens_extracting is None,
                 ),
-                prepared.max_num_encoder_tokens,
-                prepared.prompt_pace,
+                max_num_encoder_tokens=prepared.max_num_encoder_tokens,
+                prompt_pace=prepared.prompt_pace,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,
@@ -114,7 +119,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
             max_leases=config.max_leases,
             lease_fraction=config.max_lease_fraction,
         ),
-        prepared.runner,
+        _recorded(config, prepared),
         text.tokenizer,
         pipelined=config.pipelined,
         max_queued=config.max_queued,
@@ -123,6 +128,16 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         observer=observer,
     )
     return Built(engine, text)
+
+
+def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
+    """The runner, which writes down what passes it if that is wanted."""
+    if config.record is None:
+        return prepared.runner
+    recorder = Recorder(Path(config.record))
+    recorder.write(Opened(replace(config, record=None), prepared.num_blocks, prepared.num_host_blocks))
+    log.warning("recording to %s: it holds the prompts and answers of all users", recorder.path)
+    return RecordingRunner(prepared.runner, recorder)
 
 
 def _load_text(path: Path) -> TextBundle:

@@ -1,8 +1,8 @@
 """The device thread: launches plans in order; results go back to the event loop. It owns everything on the device.
 
-The threads exchange frozen StepPlan and StepResult values and nothing else, so there are no locks. A CPU runner has
-computed its result when `launch` returns. A GPU runner has only queued the work: a second thread waits for it, so that
-the next plan can be queued meanwhile.
+The threads exchange StepPlan and StepResult, which are data, and registrations of what plans name by handles; so there
+are no locks. A CPU runner has computed its result when `launch` returns. A GPU runner has only queued the work: a
+second thread waits for it, so that the next plan can be queued meanwhile.
 
 A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
 time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bequest.engine.types import PendingStep, Runner, StepPlan, StepResult
+from bequest.engine.types import PendingStep, Registration, Release, Runner, StepPlan, StepResult
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class DeviceThread:
         self._on_result = on_result
         self._on_computed = on_computed
         self._on_failure = on_failure
-        self._plans: queue.SimpleQueue[StepPlan | Probe | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | Registration | Release | Probe | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
         self._watched: PendingStep | None = None  # by the event loop; nothing else is launched
         self._patient_until = 0.0
@@ -61,9 +61,13 @@ class DeviceThread:
         self._thread.start()
         self._waiter.start()
 
-    def launch(self, plan: StepPlan, idle: bool) -> None:
-        """`idle`: every plan before has come back."""
-        if not idle or not self._runner.is_quick(plan):
+    def launch(self, plan: StepPlan, idle: bool, changes: Iterable[Registration | Release] = ()) -> None:
+        """`idle`: every plan before has come back. `changes`: of what the plan may name, before it."""
+        told = False
+        for change in changes:
+            self._put(change)
+            told = True
+        if told or not idle or not self._runner.is_quick(plan):
             self._put(plan)
             return
         step = self._runner.launch(plan)
@@ -83,7 +87,7 @@ class DeviceThread:
         await asyncio.to_thread(self._thread.join, timeout)
         await asyncio.to_thread(self._waiter.join, 1.0)  # it has nothing left when the other one has ended
 
-    def _put(self, plan: StepPlan | Probe | None) -> None:
+    def _put(self, plan: StepPlan | Registration | Release | Probe | None) -> None:
         """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
         self._look_no_more()
         self._plans.put(plan)
@@ -116,6 +120,9 @@ class DeviceThread:
     def _launch_all(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
+                if isinstance(plan, Registration | Release):
+                    plan.tell(self._runner)
+                    continue
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
                     self._on_arrival(step, False)

@@ -17,20 +17,21 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
-from bequest.engine.cache.salt import salt_of
 from bequest.engine.constraints.mask_maker import MaskMaker
+from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.device import DeviceThread
 from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError, ParentFailed
 from bequest.engine.inheritance.retention import Retention, Settlement
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import check_admissible, check_room
-from bequest.engine.scheduling.foresight import Foresight
-from bequest.engine.scheduling.pace import Pace
+from bequest.engine.scheduling.limits import ExtractionLimits
+from bequest.engine.scheduling.policy.clock import Foresight
+from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.results import apply_result
 from bequest.engine.scheduling.scheduler import Scheduler
-from bequest.engine.scheduling.sequence import Group, Status
-from bequest.engine.scheduling.step import Launch
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.state.launch import Launch
+from bequest.engine.state.sequence import Applied, Group, Lane
+from bequest.engine.states.memory import StatesMemory
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import (
     Delta,
@@ -45,7 +46,7 @@ from bequest.engine.types import (
     Usage,
 )
 from bequest.engine.watching.observation import EngineLoad, Observer
-from bequest.engine.watching.snapshot import Snapshot, take_snapshot
+from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step
 from bequest.engine.watching.watchdog import StepWatchdog
 
@@ -80,7 +81,9 @@ class AsyncEngine:
         self._seed = seed
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._masks = MaskMaker()
+        channel = MaskChannel(info.vocab_size)
+        runner.connect(channel)
+        self._masks = MaskMaker(channel)
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
@@ -90,7 +93,7 @@ class AsyncEngine:
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
-        self._paces = {extracts: Pace() for extracts in (False, True)}
+        self._paces = {lane: Pace() for lane in Lane}
         self._deadlines: list[tuple[float, str]] = []  # heap
         self._timer: asyncio.TimerHandle | None = None
         self._pump_pending = False
@@ -113,15 +116,16 @@ class AsyncEngine:
             raise EngineDead("The engine has failed.", reason="dead")
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
-        pace = self._paces[request.extracts]
+        pace = self._paces[Lane.EXTRACTION if request.extracts else Lane.GENERATION]
         check_admissible(request, self.info, self.scheduler, self._max_queued, pace, self._clock())
         self._arrivals += 1
-        group = Group(request, sink, self._seed_of(request), self._arrivals, arrived_at=self._clock())
-        self.scheduler.extractions.charge(group, self.info)
+        seed, number = self._seed_of(request), self._arrivals
+        group = self.scheduler.new_group(request, sink, seed=seed, arrival_number=number, now=self._clock())
+        self._states_memory.charge(group, self.info)
         try:
-            self.retention.open(group, salt_of(request))
+            self.retention.open(group)
         except EngineError:
-            self.scheduler.extractions.release_memory(group)
+            self._states_memory.release(group)
             raise
         self._groups[request.id] = group
         self._idle.clear()
@@ -203,6 +207,10 @@ class AsyncEngine:
         return self.scheduler.retention
 
     @property
+    def _states_memory(self) -> StatesMemory:
+        return self.scheduler.extractions.memory
+
+    @property
     def num_open(self) -> int:
         return len(self._groups)
 
@@ -218,24 +226,10 @@ class AsyncEngine:
 
     def check_room(self, tenant: str) -> None:
         """Raises QueueFull if a generation of the tenant would not be let into the queue now."""
-        check_room(tenant, self.scheduler, self._max_queued, self._paces[False], self._clock())
+        check_room(tenant, self.scheduler, self._max_queued, self._paces[Lane.GENERATION], self._clock())
 
     def load(self) -> EngineLoad:
-        scheduler, pool, host = self.scheduler, self.scheduler.pool, self.scheduler.cache.host
-        budget = self.retention.leases.budget
-        return EngineLoad(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            used_blocks=pool.num_used,
-            usable_blocks=pool.num_blocks - 1,
-            used_host_blocks=host.num_used,
-            usable_host_blocks=host.num_blocks - 1,
-            retention_budget=budget.capacity,
-            retention_charged=budget.used,
-            retained=self.retention.loads(),
-            waiting_extractions=len(scheduler.extractions.waiting),
-            states_bytes=scheduler.extractions.memory.used,
-        )
+        return load_of(self.scheduler)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -298,9 +292,9 @@ class AsyncEngine:
                 return
             idle = not self._launched
             self._launched.append(launch)
-            self._masks.add(launch)
+            self._masks.add(launch.plan, launch.masked)
             self._foresight.launched(launch.plan, now)
-            self._device.launch(launch.plan, idle)
+            self._device.launch(launch.plan, idle, launch.changes)
             self._watchdog.launched()
 
     def _plan_later(self, due: float) -> None:
@@ -330,9 +324,9 @@ class AsyncEngine:
             self._watchdog.returned(len(self._launched))
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
-            applied = apply_result(self.scheduler, launch, result, self.info.eos_token_ids, now)
+            applied = self._apply(launch, result, now)
             self._launch_steps()
-            for group, error in applied.failed:
+            for group, error in applied.failed.items():
                 self._fail(group, error)
             for group in applied.moved:
                 if not group.closed:
@@ -342,34 +336,39 @@ class AsyncEngine:
         except Exception as error:
             self._die(error)
 
+    def _apply(self, launch: Launch, result: StepResult, now: float) -> Applied:
+        self.scheduler.extractions.ran(launch, result.device_seconds)
+        return apply_result(launch, result, now)
+
     def _deliver(self, group: Group) -> None:
         finished = group.finished
         if not finished and group.request.output is OutputMode.FINAL:
             return
         first = not group.delivered
-        choices = group.take_deltas(first)
+        choices = group.kind.take_deltas(first)
         if not finished and not first:  # nearly always
             if choices:
                 self._send(group, Delta(group.request.id, choices))
             return
         prompt_logprobs = None
-        if first and group.request.params.prompt_logprobs is not None:
-            prompt_logprobs = tuple(group.prompt_logprobs)
+        if first and group.prompt_logprobs is not None:
+            prompt_logprobs = tuple(group.prompt_logprobs.told)
         usage = None
         if finished:
-            usage = Usage(group.num_prompt_tokens, group.completion_tokens, group.cached_tokens)
+            kind = group.kind
+            usage = Usage(kind.num_prompt_tokens, kind.completion_tokens, group.ties.cached_tokens)
         group.delivered = True
         settlement, states = Settlement(), None
         if finished:
-            states = self.scheduler.extractions.take_states(group, self.info, self._give_back_states)
-            settlement = self._close(group, "length" if group.cut_short else "stop")
+            states = self._states_memory.take_states(group, self.info, self._give_back_states)
+            settlement = self._close(group, "length" if group.kind.cut_short else "stop")
         delta = Delta(
             group.request.id,
             choices,
             first,
             prompt_logprobs,
             usage,
-            inheritance=group.inheritance if first else None,
+            inheritance=group.ties.inheritance if first else None,
             retained=settlement.retained,
             retention_lost=settlement.lost if group.request.retain is not None else None,
             hidden_states=states,
@@ -390,7 +389,7 @@ class AsyncEngine:
         """Whoever drops an answer may do so in another thread."""
 
         def give_back() -> None:
-            self.scheduler.extractions.memory.give_back(num_bytes)
+            self._states_memory.give_back(num_bytes)
             self._pump_soon()
 
         try:
@@ -409,7 +408,7 @@ class AsyncEngine:
         if settlement.retained is not None:
             self._arm_timer()
         del self._groups[group.request.id]
-        self._paces[group.request.extracts].departed(self._clock())
+        self._paces[group.kind.lane].departed(self._clock())
         if not self._groups:
             self._idle.set()
         if self.observer is not None:
@@ -473,17 +472,12 @@ class AsyncEngine:
 
     def _expire_group(self, group: Group) -> None:
         """Nothing sampled yet: an error. Else what there is, as if it had reached its length."""
-        if group.first_token_at is None:
-            reason = "late_in_queue" if group.admitted_at is None else "late_in_prompt"
+        if group.times.first_token is None:
+            reason = "late_in_queue" if group.times.admitted is None else "late_in_prompt"
             message = "The deadline passed before anything was generated."
             self._fail(group, DeadlineExceeded(message, reason=reason, field="deadline"))
             return
-        if group.search is not None:
-            self.scheduler.cut_beams(group)
-        for sequence in group.sequences:
-            if sequence.status is not Status.FINISHED and not sequence.owing:
-                sequence.output.finish("length", "deadline")
-                self.scheduler.end(sequence)
+        group.kind.cut()
         self._deliver(group)
         self._pump_soon()  # hidden states may be owed
 

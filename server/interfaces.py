@@ -10,7 +10,7 @@ from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from bequest.engine.states.extraction import ExtractionLimits
+    from bequest.engine.scheduling.limits import ExtractionLimits
 
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 

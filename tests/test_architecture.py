@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import setuptools
+
+from benchmarks.house.circles import Circles, include_circles, python_circles
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "bench")
@@ -23,14 +26,18 @@ FORBIDDEN = {
     "engine.text": [
         "torch",
         "asyncio",
-        "engine.models.load",
+        "engine.models",
         "engine.runner",
         "engine.scheduling.scheduler",
         "engine.engine",
         "server",
     ],
+    # A format knows nothing of those who read it.
+    "engine.formats": ["asyncio", "engine.models", "engine.text", "engine.kernels", "engine.engine", "server"],
     "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],
     # What decides knows neither tensors nor clocks nor who calls it.
+    "engine.state": [*_DECIDES, "engine.work", "engine.scheduling", "engine.cache", "engine.inheritance"],
+    "engine.work": [*_DECIDES, "engine.scheduling"],
     "engine.scheduling": _DECIDES,
     "engine.beams": _DECIDES,
     "engine.states": _DECIDES,
@@ -110,13 +117,19 @@ def test_imports_follow_the_architecture(scope: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_kernels_and_the_cache_users_touch_the_extension() -> None:
-    allowed = {f"engine.scheduling.{name}" for name in ("scheduler", "sequence", "step")}
-    allowed |= {f"engine.cache.{name}" for name in ("kv_cache", "cross")}
-    allowed |= {f"engine.inheritance.{name}" for name in ("budget", "leases", "records", "retention")}
-    allowed |= {"engine.build", "engine.beams.groups", "engine.types.catalogue"}
+@pytest.mark.parametrize("circles_of", [python_circles, include_circles])
+def test_neither_files_nor_folders_import_each_other_in_circles(circles_of: Callable[[Path], Circles]) -> None:
+    """Imports under TYPE_CHECKING count: what has to be read together is one thing, whatever the folders say."""
+    circles = circles_of(ROOT)
+    assert not circles, f"these import each other in circles:\n{circles}"
+
+
+def test_only_the_kernels_and_those_who_hold_blocks_touch_the_extension() -> None:
+    folders = ("kernels", "state", "work", "cache", "inheritance", "watching")
+    allowed = {f"engine.scheduling.{name}" for name in ("scheduler", "step", "assembly")}
+    allowed |= {"engine.build", "engine.types.catalogue"}
     touching = {m for m, p in modules().items() if any(inside(n, "engine._C") for n in imports_of(p))}
-    assert {m for m in touching if not inside(m, "engine.kernels")} <= allowed
+    assert {m for m in touching if not any(inside(m, f"engine.{folder}") for folder in folders)} <= allowed
 
 
 def test_the_server_package_imports_without_torch() -> None:

@@ -283,10 +283,10 @@ void bind_beam_tables(py::module_& m) {
       .def("take_ended", &BeamTables::take_ended, py::arg("place"))
       .def(
           "epochs",
-          [](const BeamTables& beams, const Ints& places, const Ints& num_tokens) {
-            return beams.epochs(span_of(places), span_of(num_tokens));
+          [](const BeamTables& beams, const Ints& places, const Ints& rows, const Ints& num_tokens) {
+            return beams.epochs(span_of(places), span_of(rows), span_of(num_tokens));
           },
-          py::arg("places"), py::arg("num_tokens"))
+          py::kw_only(), py::arg("places"), py::arg("rows"), py::arg("num_tokens"))
       .def("ended_blocks", &ended_blocks)
       .def("free", &BeamTables::free)
       .def("__len__", &BeamTables::size);
@@ -320,6 +320,7 @@ void bind_swap(py::module_& m) {
 
 struct Batch {
   py::array_t<int32_t> input_ids;     // [T]
+  py::array_t<int32_t> input_rows;    // [T]
   py::array_t<int32_t> positions;     // [T]
   py::array_t<int32_t> query_start;   // [S + 1]
   py::array_t<int32_t> seq_lens;      // [S]
@@ -328,6 +329,7 @@ struct Batch {
 
   explicit Batch(const BatchShape& shape)
       : input_ids(shape.num_tokens),
+        input_rows(shape.num_tokens),
         positions(shape.num_tokens),
         query_start(shape.num_rows + 1),
         seq_lens(shape.num_rows),
@@ -337,6 +339,7 @@ struct Batch {
   BatchBuffers buffers(const BatchShape& shape) {
     return {.shape = shape,
             .input_ids = input_ids.mutable_data(),
+            .input_rows = input_rows.mutable_data(),
             .positions = positions.mutable_data(),
             .query_start = query_start.mutable_data(),
             .seq_lens = seq_lens.mutable_data(),
@@ -353,7 +356,7 @@ std::span<const int32_t> known_from(const TokenList& tokens, int64_t position) {
 // One row per table, and one per beam where there are BeamTables instead.
 std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& tokens,
                               const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                              const std::vector<int64_t>& last_rows) {
+                              const std::vector<int32_t>& last_rows) {
   const size_t count = tables.size();
   check(tokens.size() == count && computed.size() == count && scheduled.size() == count &&
             last_rows.size() == count,
@@ -377,7 +380,7 @@ std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& to
 
 Batch prepare_batch(const py::sequence& tables, const py::sequence& tokens,
                     const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                    const std::vector<int64_t>& last_rows, int64_t columns, int64_t pad_tokens,
+                    const std::vector<int32_t>& last_rows, int64_t columns, int64_t pad_tokens,
                     int64_t pad_rows) {
   const std::vector<BatchRow> rows = to_rows(tables, tokens, computed, scheduled, last_rows);
   BatchShape shape = measure_batch(rows);
@@ -410,6 +413,7 @@ py::array_t<int32_t> gather_tables(const py::sequence& tables) {
 void bind_batch(py::module_& m) {
   py::class_<Batch>(m, "Batch")
       .def_readonly("input_ids", &Batch::input_ids)
+      .def_readonly("input_rows", &Batch::input_rows)
       .def_readonly("positions", &Batch::positions)
       .def_readonly("query_start", &Batch::query_start)
       .def_readonly("seq_lens", &Batch::seq_lens)

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "cache/kv_copy_cuda.h"
+#include "model/skinny_chain_cuda.h"
 #include "ops/activation_cuda.h"
 #include "ops/gather_cuda.h"
 #include "ops/late_copy_cuda.h"
@@ -13,7 +14,6 @@
 #include "ops/norm_cuda.h"
 #include "ops/rope_cuda.h"
 #include "ops/sampling_cuda.h"
-#include "ops/skinny_chain_cuda.h"
 #include "ops/skinny_linear_cuda.h"
 
 namespace py = pybind11;
@@ -41,7 +41,7 @@ KvLayout layout_of(const KvSizes& s) {
   return {std::get<0>(s), std::get<1>(s), std::get<2>(s), std::get<3>(s), std::get<4>(s)};
 }
 
-void bind_layers(py::module_& m) {
+void bind_norms(py::module_& m) {
   m.def("cuda_rms_norm",
         [](Address x, Address residual, Address weight, Address out, int dtype, int64_t num_tokens,
            int64_t hidden, float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows,
@@ -70,6 +70,9 @@ void bind_layers(py::module_& m) {
                       pointer<void>(out), DType(dtype), num_tokens, hidden, eps, tap},
                      stream_of(stream));
   });
+}
+
+void bind_heads(py::module_& m) {
   m.def("cuda_prepare_qkv",
         [](Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
            int64_t num_tokens, int64_t q_heads, int64_t k_heads, int64_t head_dim, Address q_weight,
@@ -102,6 +105,16 @@ void bind_layers(py::module_& m) {
                              .dtype = DType(dtype)},
                             stream_of(stream));
         });
+}
+
+void bind_values(py::module_& m) {
+  m.def("cuda_embedding", [](Address ids, Address last_tokens, int64_t num_rows, Address weight, Address out,
+                             int dtype, int64_t num_tokens, int64_t vocab_size, int64_t hidden,
+                             Address stream) {
+    cuda::embedding({pointer<int32_t>(ids), pointer<int32_t>(last_tokens), num_rows, pointer<void>(weight),
+                     pointer<void>(out), DType(dtype), num_tokens, vocab_size, hidden},
+                    stream_of(stream));
+  });
   m.def("cuda_gated_activation", [](Address gate_up, Address out, int dtype, int64_t num_tokens,
                                     int64_t intermediate, int activation, Address stream) {
     cuda::gated_activation({pointer<void>(gate_up), pointer<void>(out), DType(dtype), num_tokens,
@@ -111,6 +124,9 @@ void bind_layers(py::module_& m) {
   m.def("cuda_activate", [](Address x, int dtype, int64_t count, int activation, Address stream) {
     cuda::activate({pointer<void>(x), DType(dtype), count, Activation(activation)}, stream_of(stream));
   });
+}
+
+void bind_products(py::module_& m) {
   m.def("cuda_skinny_linear", [](Address x, Address weight, Address bias, Address out, int num_tokens,
                                  int64_t out_features, int64_t in_features, int result, int activation,
                                  Address norm_weight, float eps, Address ring_rows, Address layers,
@@ -152,13 +168,6 @@ void bind_layers(py::module_& m) {
         });
   m.def("cuda_can_chain", &cuda::can_chain);
   m.attr("CHAIN_SCRATCH_BYTES") = cuda::kChainScratchBytes;
-  m.def("cuda_embedding", [](Address ids, Address last_tokens, int64_t num_rows, Address weight, Address out,
-                             int dtype, int64_t num_tokens, int64_t vocab_size, int64_t hidden,
-                             Address stream) {
-    cuda::embedding({pointer<int32_t>(ids), pointer<int32_t>(last_tokens), num_rows, pointer<void>(weight),
-                     pointer<void>(out), DType(dtype), num_tokens, vocab_size, hidden},
-                    stream_of(stream));
-  });
 }
 
 void bind_blocks(py::module_& m) {
@@ -225,7 +234,10 @@ void bind_rows(py::module_& m) {
 }  // namespace
 
 void bind_cuda_ops(py::module_& m) {
-  bind_layers(m);
+  bind_norms(m);
+  bind_heads(m);
+  bind_values(m);
+  bind_products(m);
   bind_blocks(m);
   bind_late_copy(m);
   bind_rows(m);

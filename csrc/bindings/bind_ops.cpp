@@ -10,10 +10,11 @@
 namespace py = pybind11;
 
 namespace bequest {
+namespace {
 
-void bind_ops(py::module_& m) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Unlocked = py::call_guard<py::gil_scoped_release>;
 
+void bind_weights(py::module_& m) {
   m.def(
       "pack_weight",
       [](Address weight, int weight_dtype, Address packed, int format, int64_t first_row, int64_t rows,
@@ -29,6 +30,9 @@ void bind_ops(py::module_& m) {
             {pointer<const uint8_t>(rows), bits, pointer<void>(packed), first_row, num_rows, in_features});
       },
       Unlocked());
+}
+
+void bind_products(py::module_& m) {
   m.def(
       "linear",
       [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
@@ -65,6 +69,9 @@ void bind_ops(py::module_& m) {
                      pointer<float>(out), num_tokens, out_features, in_features});
       },
       Unlocked());
+}
+
+void bind_norms(py::module_& m) {
   m.def(
       "rms_norm",
       [](Address x, Address residual, Address weight, Address out, int64_t num_tokens, int64_t hidden,
@@ -103,6 +110,9 @@ void bind_ops(py::module_& m) {
                        head_dim, eps});
       },
       Unlocked());
+}
+
+void bind_rows(py::module_& m) {
   m.def(
       "rotary",
       [](Address q, Address k, int64_t q_stride, int64_t k_stride, Address positions, Address cos_sin,
@@ -126,6 +136,15 @@ void bind_ops(py::module_& m) {
         activate(pointer<float>(x), count, Activation(activation));
       },
       Unlocked());
+}
+
+}  // namespace
+
+void bind_ops(py::module_& m) {
+  bind_weights(m);
+  bind_products(m);
+  bind_norms(m);
+  bind_rows(m);
 }
 
 }  // namespace bequest

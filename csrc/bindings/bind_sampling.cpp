@@ -35,8 +35,10 @@ void bind_sampler(py::module_& m) {
               const Ids& outputs) {
              self.constrain_row(row, std::move(catalogue), std::move(end_tokens), outputs);
            })
-      .def("resolve", [](const Sampler& self, Address ids,
-                         int64_t count) { self.resolve(pointer<int32_t>(ids), count); })
+      .def("resolve",
+           [](const Sampler& self, Address ids, Address rows, int64_t count) {
+             self.resolve(pointer<int32_t>(ids), pointer<int32_t>(rows), count);
+           })
       .def(
           "sample",
           [](Sampler& self, Address logits, int64_t stride, Address rows, Address positions, int64_t num,

@@ -6,7 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "core/check.h"
-#include "ops/layer_stack.h"
+#include "model/layer_stack.h"
 #include "ops/linear_amx.h"
 
 namespace py = pybind11;

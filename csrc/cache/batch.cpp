@@ -22,13 +22,15 @@ void check_row(const BatchRow& row) {
   check(end <= row.table->capacity(), "a scheduled token has no block");
   const int64_t known = row.computed + static_cast<int64_t>(row.tokens.size());
   check(end - known <= 1, "more than one scheduled token is unknown");
-  check(end <= known || row.last_row >= 0, "a scheduled token is unknown and no sampler row has it");
+  check(end <= known || row.last_row != kNoRow, "a scheduled token is unknown and no sampler row has it");
 }
 
-void write_tokens(const BatchRow& row, int32_t* input_ids) {
+void write_tokens(const BatchRow& row, int32_t* input_ids, int32_t* input_rows) {
   const int64_t known = std::min<int64_t>(row.tokens.size(), row.scheduled);
   std::copy_n(row.tokens.data(), known, input_ids);
-  std::fill_n(input_ids + known, row.scheduled - known, -static_cast<int32_t>(row.last_row) - 1);
+  std::fill_n(input_ids + known, row.scheduled - known, 0);
+  std::fill_n(input_rows, known, kNoRow);
+  std::fill_n(input_rows + known, row.scheduled - known, row.last_row);
 }
 
 // One run of consecutive slots per block.
@@ -67,7 +69,7 @@ void write_batch(std::span<const BatchRow> rows, const BatchBuffers& out) {
   for (const BatchRow& row : rows) {
     out.query_start[s] = static_cast<int32_t>(t);
     out.seq_lens[s] = static_cast<int32_t>(row.computed + row.scheduled);
-    write_tokens(row, out.input_ids + t);
+    write_tokens(row, out.input_ids + t, out.input_rows + t);
     std::iota(out.positions + t, out.positions + t + row.scheduled, static_cast<int32_t>(row.computed));
     write_slots(row, out.slot_mapping + t);
     int32_t* blocks = out.block_tables + s * out.shape.columns;
@@ -81,8 +83,9 @@ void write_batch(std::span<const BatchRow> rows, const BatchBuffers& out) {
   const int64_t pad_tokens = out.shape.num_tokens - t;
   const int64_t pad_rows = out.shape.num_rows - s;
   std::fill_n(out.input_ids + t, pad_tokens, 0);
+  std::fill_n(out.input_rows + t, pad_tokens, kNoRow);
   std::fill_n(out.positions + t, pad_tokens, 0);
-  std::fill_n(out.slot_mapping + t, pad_tokens, int64_t{-1});
+  std::fill_n(out.slot_mapping + t, pad_tokens, kNoSlot);
   std::fill_n(out.query_start + s, pad_rows + 1, static_cast<int32_t>(t));
   std::fill_n(out.seq_lens + s, pad_rows, 0);
   std::fill_n(out.block_tables + s * out.shape.columns, pad_rows * out.shape.columns, kNullBlock);

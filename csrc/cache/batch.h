@@ -14,8 +14,13 @@ struct BatchRow {
   std::span<const int32_t> tokens;  // from position `computed` on, as many as are known
   int64_t computed;
   int64_t scheduled;
-  int64_t last_row;  // sampler row that knows the token behind the end of `tokens`; negative: none does
+  int32_t last_row;  // sampler row that knows the token behind the end of `tokens`, or kNoRow
 };
+
+// In BatchRow: no sampler row knows the next token. In a batch: the token is known.
+inline constexpr int32_t kNoRow = -1;
+// The token's keys and values are not written.
+inline constexpr int64_t kNoSlot = -1;
 
 // What a batch measures.
 struct BatchShape {
@@ -27,18 +32,19 @@ struct BatchShape {
 // Where a batch is written, with room for `shape`; e.g. pinned staging buffers of a captured graph.
 struct BatchBuffers {
   BatchShape shape;
-  int32_t* input_ids;     // [T]      token, or -(last_row + 1) for one that only the device knows
+  int32_t* input_ids;     // [T]      token; 0 for one that only the device knows
+  int32_t* input_rows;    // [T]      then the sampler row that drew it last, else kNoRow
   int32_t* positions;     // [T]
   int32_t* query_start;   // [S + 1]  row s has tokens [query_start[s], query_start[s + 1])
   int32_t* seq_lens;      // [S]      computed tokens after the step
-  int64_t* slot_mapping;  // [T]      block * BS + slot in the block
+  int64_t* slot_mapping;  // [T]      block * BS + slot in the block, or kNoSlot
   int32_t* block_tables;  // [S, MB]
 };
 
 // Checks the rows and returns the smallest shape that holds them.
 BatchShape measure_batch(std::span<const BatchRow> rows);
 
-// Fills every element. Room beyond the rows is padding: token 0 at position 0 in slot -1, rows of length 0,
+// Fills every element. Room beyond the rows is padding: token 0 at position 0 in kNoSlot, rows of length 0,
 // block 0. REQUIRES: buffers.shape is at least measure_batch(rows) in every dim
 void write_batch(std::span<const BatchRow> rows, const BatchBuffers& buffers);
 

@@ -65,18 +65,19 @@ BlockTable BeamTables::take_ended(int32_t place) {
   return taken;
 }
 
-const BlockTable& BeamTables::at_place(int32_t place) const {
-  if (place < 0) return tables_.at(-(place + 1));
+const BlockTable& BeamTables::ended_at(int32_t place) const {
   check(ended_.at(place).has_value(), "the blocks of an ended beam were taken");
   return *ended_[place];
 }
 
-BeamEpochs BeamTables::epochs(std::span<const int32_t> places, std::span<const int32_t> num_tokens) const {
-  check(places.size() == num_tokens.size(), "a beam has one place and one length");
+BeamEpochs BeamTables::epochs(std::span<const int32_t> places, std::span<const int32_t> rows,
+                              std::span<const int32_t> num_tokens) const {
+  check(places.size() == num_tokens.size() && rows.size() == num_tokens.size(),
+        "a beam has one place, one row and one length");
   BeamEpochs epochs;
   epochs.beams.reserve(places.size());
   for (size_t i = 0; i < places.size(); ++i) {
-    const BlockTable& table = at_place(places[i]);
+    const BlockTable& table = places[i] == kNoPlace ? tables_.at(rows[i]) : ended_at(places[i]);
     const int64_t bs = table.pool().block_size();
     BlockEpochs& blocks = epochs.beams.emplace_back(table.epochs());
     blocks.resize(std::min<size_t>(blocks.size(), (num_tokens[i] + bs - 1) / bs));

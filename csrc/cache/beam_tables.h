@@ -16,6 +16,9 @@ struct BeamEpochs {
   std::vector<BlockEpochs> beams;
 };
 
+// A beam that has ended has no blocks of its own.
+inline constexpr int32_t kNoPlace = -1;
+
 class BeamTables {
  public:
   // One beam, which takes over the blocks of `first`: that is empty afterwards.
@@ -37,9 +40,10 @@ class BeamTables {
   int32_t end(std::span<const int32_t> rows);
   // The table of an ended beam, which is not here any more then.
   BlockTable take_ended(int32_t place);
-  // The blocks of the first num_tokens[i] positions of the ended beam at places[i], or of running beam r for
-  // a place of -(r + 1), to be adopted later.
-  BeamEpochs epochs(std::span<const int32_t> places, std::span<const int32_t> num_tokens) const;
+  // The blocks of the first num_tokens[i] positions of the ended beam at places[i], or of running beam
+  // rows[i] where the place is kNoPlace, to be adopted later.
+  BeamEpochs epochs(std::span<const int32_t> places, std::span<const int32_t> rows,
+                    std::span<const int32_t> num_tokens) const;
 
   // Gives back all blocks; there are no beams then, running or ended.
   void free();
@@ -52,7 +56,7 @@ class BeamTables {
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
-  const BlockTable& at_place(int32_t place) const;
+  const BlockTable& ended_at(int32_t place) const;
 
   std::vector<BlockTable> tables_;
   std::vector<std::optional<BlockTable>> ended_;

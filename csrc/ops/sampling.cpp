@@ -74,11 +74,11 @@ SamplingRow& Sampler::at(int32_t row) {
   return *rows_[row];
 }
 
-void Sampler::resolve(int32_t* ids, int64_t count) const {
+void Sampler::resolve(int32_t* ids, const int32_t* rows, int64_t count) const {
   for (int64_t i = 0; i < count; ++i) {
-    if (ids[i] >= 0) continue;
-    const int64_t row = -(int64_t{ids[i]} + 1);
-    if (row >= static_cast<int64_t>(rows_.size()) || !rows_[row] || rows_[row]->last_token() < 0)
+    const int32_t row = rows[i];
+    if (row == kNoRow) continue;
+    if (row < 0 || row >= static_cast<int32_t>(rows_.size()) || !rows_[row] || rows_[row]->last_token() < 0)
       fail("sampler: row " + std::to_string(row) + " has no last token");
     ids[i] = rows_[row]->last_token();
   }

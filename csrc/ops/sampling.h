@@ -32,6 +32,8 @@ struct SampleParams {
 
 class Sampler {
  public:
+  static constexpr int32_t kNoRow = -1;
+
   Sampler(int32_t num_rows, int32_t vocab_size);
 
   int32_t vocab_size() const { return vocab_size_; }
@@ -43,8 +45,8 @@ class Sampler {
   void constrain_row(int32_t row, std::shared_ptr<const Catalogue> catalogue, std::vector<int32_t> end_tokens,
                      std::span<const int32_t> outputs);
 
-  // Replaces -(row + 1) by the row's last token, in place.
-  void resolve(int32_t* ids, int64_t count) const;
+  // Writes the last token of rows[i] to ids[i], unless that is kNoRow.
+  void resolve(int32_t* ids, const int32_t* rows, int64_t count) const;
   // Throws before any row changes.
   void sample(const SampleParams& p);
 

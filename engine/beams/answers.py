@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bequest.engine.beams.search import BeamSearch, Finished
-from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.state.output import Output
 from bequest.engine.types import ChoiceDelta, FinishReason, StopReason
 
 
@@ -42,7 +42,7 @@ class BeamAnswer:
             return "stop", beam.token if beam.token in self.search.params.stop_token_ids else None
         return "length", "deadline" if self.deadline else None
 
-    def deltas(self, output: ChoiceOutput) -> tuple[ChoiceDelta, ...]:
+    def deltas(self, output: Output) -> tuple[ChoiceDelta, ...]:
         """`output` is that of the group's leader, which has no tokens."""
         wants_logprobs = self.search.params.logprobs is not None
         texts = output.texts_of([ids[:num] for ids, num in zip(self.token_ids, self.num_shown, strict=True)])

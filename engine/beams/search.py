@@ -19,6 +19,7 @@ import numpy as np
 from bequest.engine.types import BeamCandidates, FloatArray, IntArray, SamplingParams, TokenLogprob
 from bequest.engine.types.catalogue import ROOT
 
+NO_PLACE = -1  # blocks that are those of a running beam
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
 
 
@@ -44,7 +45,7 @@ class Finished:
     top: Alternatives  # likewise
     score: float  # summed log-probability
     beam_score: float  # with the length penalty
-    place: int = -1  # of its blocks among those of ended beams (BeamTables), when it has joined
+    place: int = NO_PLACE  # of its blocks among those of ended beams (BeamTables), when it has joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class BeamSearch:
         ended: list[Finished] = []
         if self.length:
             last = self._generations[-1]
-            everyone = BeamCandidates(self.scores, last.parents, last.tokens, last.logprobs)
+            everyone = BeamCandidates(scores=self.scores, rows=last.parents, tokens=last.tokens, logprobs=last.logprobs)
             ended = self._end(everyone, range(self.num_running), self.length, last.tops)
             for beam, finished in enumerate(ended):
                 finished.blocks_of = beam
@@ -179,7 +180,10 @@ class BeamSearch:
         """The model forces the last token, at no cost: the running beams, best first, are all that there is."""
         num = self.num_running
         return BeamCandidates(
-            self.scores, np.arange(num, dtype=np.int32), np.full(num, token, np.int32), np.zeros(num, np.float32)
+            scores=self.scores,
+            rows=np.arange(num, dtype=np.int32),
+            tokens=np.full(num, token, np.int32),
+            logprobs=np.zeros(num, np.float32),
         )
 
     def _divide(self, tokens: IntArray) -> tuple[list[int], slice | list[int]]:

@@ -11,31 +11,12 @@ Owned by the event-loop thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import numpy as np
 
 from bequest.engine._C import BlockPool, BlockTable
+from bequest.engine.state.cross import CrossTable, Moving
 from bequest.engine.types import Source
 from bequest.engine.types.encoder import EncoderInput, Slots
-
-
-class Moving(Protocol):
-    """A group, as far as its cross table is concerned."""
-
-    @property
-    def runs(self) -> bool: ...
-
-
-@dataclass(slots=True, eq=False)
-class CrossTable:
-    """One holder's references on the blocks of an encoder input."""
-
-    salt: bytes
-    table: BlockTable
-    group: Moving | None  # that holds it; None: a lease does
-    trusted: bool = True  # its content may be shared with others
 
 
 class CrossTables:

@@ -11,17 +11,48 @@ are computed again.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Tables
 from dataclasses import dataclass
-from typing import get_args
+from typing import Protocol, get_args
 
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from bequest.engine.cache.cross import CrossPlace, CrossTables, write_encoder
-from bequest.engine.inheritance.leases import Leases
-from bequest.engine.inheritance.records import KeptChoice, Record
-from bequest.engine.scheduling.sequence import Group, Sequence, Status
+from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.state.record import Record
+from bequest.engine.state.sequence import Group, Sequence, Status
 from bequest.engine.types import Inheritance, Source
 from bequest.engine.types.encoder import Slots
+
+
+class LeasedBlocks(Protocol):
+    """The books of blocks that leases hold and are promised."""
+
+    @property
+    def used(self) -> int:
+        """Held and promised."""
+
+    @property
+    def num_held(self) -> int: ...
+
+    @property
+    def num_promised(self) -> int: ...
+
+    @property
+    def held_on_host(self) -> int: ...
+
+
+class Holders(Protocol):
+    """Who holds blocks for others, and can move to the host with them (engine/inheritance/leases.py)."""
+
+    @property
+    def budget(self) -> LeasedBlocks: ...
+
+    def on_device(self) -> list[Record]:
+        """Those that hold some on the device, least recently used first."""
+
+    def note_move(self, records: Iterable[Record], pairs: Iterable[tuple[int, int]]) -> None:
+        """Blocks of these records have new numbers: (old, new) as in BlockTable.blocks."""
 
 
 @dataclass(slots=True)
@@ -66,7 +97,7 @@ class KvCache:
         self,
         pool: BlockPool,
         host: BlockPool,
-        leases: Leases,
+        leases: Holders,
         cross: CrossTables,
         *,
         device_budget: int,
@@ -140,7 +171,7 @@ class KvCache:
             return None
         if group.cross is not None:
             return CrossPlace(encoder, group.cross.table, group.cross, self.pool.block_size)
-        found = self.cross.find(sequence.salt)
+        found = self.cross.find(sequence.group.salt)
         return CrossPlace(encoder, BlockTable(self.pool) if found is None else found, None, self.pool.block_size)
 
     def settle(self, placement: Placement, sequence: Sequence) -> Slots | None:
@@ -153,7 +184,7 @@ class KvCache:
         moving = [] if placement.table.resident else [placement.table]
         cross = placement.cross
         if cross is not None:
-            held = cross.own or self.cross.hold(sequence.salt, cross.table, sequence.group)
+            held = cross.own or self.cross.hold(sequence.group.salt, cross.table, sequence.group)
             sequence.group.cross = held
             if not cross.table.resident:
                 moving += [table for table in self.cross.idle(held) if not table.resident]
@@ -163,8 +194,8 @@ class KvCache:
             before = lease.blocks
             self._swap_in([*moving, lease])
             moved = [(old, new) for old, new in zip(before, lease.blocks, strict=True) if old != new]
-            assert sequence.group.parent is not None
-            self._leases.note_move([sequence.group.parent], moved)
+            assert sequence.group.ties.parent is not None
+            self._leases.note_move([sequence.group.ties.parent], moved)
         elif moving:
             self._swap_in(moving)
         if cross is None or not cross.runs_encoder:
@@ -176,8 +207,11 @@ class KvCache:
         and what was paid once would be held twice."""
         if self.pool.num_free <= placement.needed + lease.num_on_host:
             return False
-        childs = {block for block in placement.table.blocks if block < 0}
-        return all(self.host.ref_count(-b) == 1 + (b in childs) for b in lease.blocks if b < 0)
+        childs = set(filter(is_on_host, placement.table.blocks))
+        return all(
+            self.host.ref_count(host_block(entry)) == 1 + (entry in childs)
+            for entry in filter(is_on_host, lease.blocks)
+        )
 
     def release_cross(self, group: Group) -> None:
         """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
@@ -203,7 +237,7 @@ class KvCache:
             parent=lineage.parent,
             at=lineage.at,
             inherited_tokens=placement.computed,
-            computed_tokens=sequence.num_to_compute(placement.computed),
+            computed_tokens=sequence.work.num_to_compute(sequence, placement.computed),
             source=_costliest(placement) if lineage.at else "recompute",
         )
 
@@ -215,19 +249,19 @@ class KvCache:
         placement.table.truncate(whole)
         placement.release_lender()
         placement.computed = whole
-        placement.missing = self._missing(placement.table, whole, sequence.goal_len)
+        placement.missing = self._missing(placement.table, whole, sequence.work.goal_len(sequence))
         if sequence.group.request.lineage is not None:
             placement.source = "recompute"
         return True
 
     def _resume(self, sequence: Sequence) -> Placement:
         """It was swapped out: its blocks come back."""
-        missing = self._missing(sequence.table, sequence.num_computed, sequence.goal_len)
+        missing = self._missing(sequence.table, sequence.num_computed, sequence.work.goal_len(sequence))
         return Placement(sequence.table, sequence.num_computed, missing, "host")
 
     def _inherit(self, sequence: Sequence) -> Placement | None:
         """What its parent still has."""
-        parent, lineage = sequence.group.parent, sequence.group.request.lineage
+        parent, lineage = sequence.group.ties.parent, sequence.group.request.lineage
         estate = None if parent is None or lineage is None else parent.choice(lineage.choice)
         if lineage is None or estate is None:
             return None
@@ -239,22 +273,21 @@ class KvCache:
         held = len(table) * self.pool.block_size
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
         alike = estate.tokens.common_prefix(sequence.tokens)
-        goal = sequence.goal_len
-        computed = min(lineage.at, estate.computed, sequence.most_inherited, held, alike)
+        goal = sequence.work.goal_len(sequence)
+        computed = min(lineage.at, estate.computed, sequence.work.most_inherited(sequence), held, alike)
         table.truncate(computed)
         if computed < goal:
             computed = self._copyable(table, computed)
         if computed == 0 and goal > 1:
             return None
         lender = None if estate.holds_blocks else table.fork()
-        lease = estate.table if isinstance(estate, KeptChoice) else None
         missing = self._missing(table, computed, goal)
-        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, lease)
+        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, estate.lease)
 
     def _copyable(self, table: BlockTable, computed: int) -> int:
         """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
         inside = computed % self.pool.block_size
-        if inside == 0 or table.blocks[-1] < 0:
+        if inside == 0 or is_on_host(table.blocks[-1]):
             return computed
         settled = min(inside, self.pool.settled_slots(table.blocks[-1]))
         table.truncate(computed - inside + settled)
@@ -262,23 +295,23 @@ class KvCache:
 
     def _match(self, sequence: Sequence) -> Placement:
         """What the prefix index knows, down to the head of a block."""
-        table = BlockTable(self.pool, sequence.salt)
+        table = BlockTable(self.pool, sequence.group.salt)
         computed = 0
         if self._prefix_caching and sequence.group.request.params.prompt_logprobs is None:
-            most = sequence.most_inherited
+            most = sequence.work.most_inherited(sequence)
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)
-        missing = self._missing(table, computed, sequence.goal_len)
+        missing = self._missing(table, computed, sequence.work.goal_len(sequence))
         whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
         found_all = computed > 0 and computed >= whole_blocks
         return Placement(table, computed, missing, "prefix_cache" if found_all else "recompute")
 
     def _expected(self, sequence: Sequence) -> int:
         """Tokens that a child inherits when nothing was lost; 0 for anybody else."""
-        lineage, parent = sequence.group.request.lineage, sequence.group.parent
+        lineage, parent = sequence.group.request.lineage, sequence.group.ties.parent
         if lineage is None:
             return 0
-        most = min(lineage.at, sequence.most_inherited)
+        most = min(lineage.at, sequence.work.most_inherited(sequence))
         estate = None if parent is None else parent.choice(lineage.choice)
         return most if estate is None else min(most, estate.full_len)
 
@@ -289,7 +322,7 @@ class KvCache:
         size = self.pool.block_size
         growth = max(0, -(-num_tokens // size) - len(table))
         last = table.blocks[-1]
-        copies_last = computed % size > 0 and last > 0 and self.pool.ref_count(last) > 1
+        copies_last = computed % size > 0 and not is_on_host(last) and self.pool.ref_count(last) > 1
         return table.num_on_host + growth + copies_last
 
     # --- room ----------------------------------------------------------------------------------------------------
@@ -316,7 +349,7 @@ class KvCache:
         others_run = any(s.status is Status.RUNNING for s in group.sequences if s is not sequence)
         if group.cross is not None and not others_run:
             tables += self.cross.idle(group.cross)
-        uses = Counter(block for table in tables for block in table.blocks if block > 0)
+        uses = Counter(block for table in tables for block in table.blocks if not is_on_host(block))
         moving = sum(self.pool.ref_count(block) == count for block, count in uses.items())
         if moving == 0 or self.host.num_free - moving < self._reserved_for_leases():
             return False

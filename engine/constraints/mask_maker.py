@@ -14,15 +14,15 @@ import queue
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from bequest.engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
-from bequest.engine.constraints.masks import StepMasks, mask_words
-from bequest.engine.scheduling.step import Launch
-from bequest.engine.types import IntArray, StepResult
+from bequest.engine.constraints.masks import MaskChannel, StepMasks
+from bequest.engine.types import IntArray, MaskSpec, Matcher, StepPlan, StepResult
 
 log = logging.getLogger("bequest.engine")
 
@@ -35,6 +35,7 @@ _TURNS = 4  # steps whose masks may be in use or in the making at once
 class _Step:
     """A launched step: its masks, and for each of their rows the matcher and how many tokens it has to have seen."""
 
+    spec: MaskSpec
     masks: StepMasks
     rows: tuple[tuple[GrammarMatcher, int], ...]
 
@@ -52,19 +53,20 @@ class _Returned:
 class MaskMaker:
     """`add` and `stop` are called on the event loop, `take` by whoever gets the results."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: MaskChannel) -> None:
+        self._channel = channel
         self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
         self._news: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()  # for the mask thread
         self._work: _Work | None = None  # from the first grammar on
 
-    def add(self, launch: Launch) -> None:
-        """A step is about to be launched; it is the last one."""
-        masks = launch.plan.masks
-        if masks is None:
+    def add(self, plan: StepPlan, matchers: Sequence[Matcher]) -> None:
+        """A step is about to be launched; it is the last one. `matchers`: of the samples that have masks."""
+        spec = plan.samples.masks
+        if spec is None:
             return
-        step = self._launched[launch.plan.step] = _Step(
-            masks, tuple((m, m.count_sampling()) for m in cast(tuple[GrammarMatcher, ...], launch.masked))
-        )
+        rows = tuple((m, m.count_sampling()) for m in cast(Sequence[GrammarMatcher], matchers))
+        step = _Step(spec, self._channel.open(spec.number, spec.num_rows), rows)
+        self._launched[plan.step] = step
         if self._work is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._work = _Work()
@@ -76,6 +78,7 @@ class MaskMaker:
         step = self._launched.pop(result.step, None)
         if step is None:
             return
+        self._channel.close(step.spec.number)
         if here and self._work is not None:
             self._work.do(_Returned(step, result))
         else:
@@ -84,8 +87,7 @@ class MaskMaker:
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
         self._news.put(None)
-        for step in list(self._launched.values()):
-            step.masks.abandon()
+        self._channel.abandon()
         self._launched.clear()
 
     def _run(self, work: _Work) -> None:
@@ -114,8 +116,7 @@ class _Work:
                 self._make(self._due.popleft())
 
     def _advance(self, returned: _Returned) -> None:
-        masks, result = returned.step.masks, returned.result
-        part = slice(masks.first_sample, masks.first_sample + masks.num_rows)
+        part, result = returned.step.spec.part, returned.result
         sampled = zip(returned.step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
         try:
             self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
@@ -127,7 +128,7 @@ class _Work:
     def _make(self, step: _Step) -> None:
         masks = step.masks
         place = masks.place
-        filled = self._buffer(masks.num_rows, mask_words(masks.vocab_size)) if place is None else place
+        filled = self._buffer(*masks.shape) if place is None else place
         try:
             self._filler.fill([matcher for matcher, _ in step.rows], filled)
         except Exception:

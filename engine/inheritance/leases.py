@@ -16,8 +16,8 @@ from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, cou
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, InsufficientRetention
 from bequest.engine.inheritance.budget import LeaseBudget
-from bequest.engine.inheritance.records import KeptChoice, Record
-from bequest.engine.scheduling.sequence import Group
+from bequest.engine.state.record import KeptChoice, Living, Record
+from bequest.engine.state.sequence import Group
 from bequest.engine.types import Request, Retained
 
 # A lease without max_tokens is charged for this many tokens of completion, and again whenever they are used up.
@@ -36,7 +36,7 @@ class Leases:
 
     # --- while the request runs ----------------------------------------------------------------------------------
 
-    def promise(self, record: Record, group: Group, ttl: float, creditor: Record | None) -> None:
+    def promise(self, record: Record, group: Living, ttl: float, creditor: Record | None) -> None:
         """Charges the most that the request can come to, less what the lease of its parent pays for.
 
         Raises RetentionTooLarge or InsufficientRetention.
@@ -51,9 +51,9 @@ class Leases:
 
     def extend(self, group: Group) -> None:
         """The lease of a running group has to cover more than it was charged for, or is given up."""
-        record = group.record
+        record = group.ties.record
         before = self._most_blocks(group)
-        group.charged_output += OPEN_ENDED_TOKENS
+        group.ties.charged_output += OPEN_ENDED_TOKENS
         if record is None or record.ttl is None:
             return
         whole = self._most_blocks(group)
@@ -207,7 +207,7 @@ class Leases:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _most_blocks(self, group: Group) -> int:
+    def _most_blocks(self, group: Living) -> int:
         """Blocks of all choices with the tokens that are charged for; the full blocks of their prompt are shared."""
         params = group.request.params
         num_output = min(params.max_tokens, group.charged_output)

@@ -17,10 +17,9 @@ from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
-from bequest.engine.inheritance.records import KeptBeams, KeptChoice, Record
-from bequest.engine.scheduling.sequence import Group, Sequence
-from bequest.engine.types import Grade, RecordEntry, Request, Retained
-from bequest.engine.watching.observation import GradeLoad
+from bequest.engine.state.record import KeptBeams, KeptChoice, Living, Record
+from bequest.engine.state.sequence import Group, Sequence
+from bequest.engine.types import Grade, GradeLoad, RecordEntry, Request, Retained
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 
@@ -88,20 +87,20 @@ class Retention:
 
     # --- while a request runs ------------------------------------------------------------------------------------
 
-    def open(self, group: Group, salt: bytes) -> None:
+    def open(self, group: Group) -> None:
         """Gives a group that is about to run its record, and a hold on its parent's.
 
         Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed.
         """
         request = group.request
         parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
-        if request.keep_record and not request.encodes_only:  # of those nothing is left that could go on
+        if request.keep_record and group.kind.keeps_record:
             self._check_name(request)
             record = Record(
                 id=request.id,
                 tenant=request.tenant,
                 name=request.name,
-                salt=salt,
+                salt=group.salt,
                 cache_salt=request.cache_salt,
                 created_at=self._wall(),
                 origin=request.origin,
@@ -112,9 +111,9 @@ class Retention:
             )
             if request.retain is not None:
                 if request.retain.open_ended:
-                    group.charged_output = OPEN_ENDED_TOKENS
+                    group.ties.charged_output = OPEN_ENDED_TOKENS
                 self.leases.promise(record, group, request.retain.ttl, parent)
-            group.record = record
+            group.ties.record = record
             self._found[request.tenant, request.id] = record
             if request.name is not None:
                 self._found[request.tenant, request.name] = record
@@ -124,7 +123,7 @@ class Retention:
     def keep(self, sequence: Sequence) -> None:
         """A sequence has ended: its tokens and blocks become the record's. It has no blocks afterwards."""
         self._give_parent_more(sequence)
-        record = sequence.group.record
+        record = sequence.group.ties.record
         if record is None or record.gone or record.failed:
             sequence.table.free()
             return
@@ -156,13 +155,13 @@ class Retention:
 
     def keep_beams(self, group: Group, beams: KeptBeams) -> None:
         """A search that has no lease has ended. Its blocks are not held here."""
-        record = group.record
+        record = group.ties.record
         if record is not None and not record.gone and not record.failed:
             record.kept_beams = beams
 
     def close(self, group: Group, complete: bool, now: float) -> Settlement:
         """The group has ended, `complete` or not: its lease is granted, or given up. Idempotent."""
-        record, group.record = group.record, None
+        record, group.ties.record = group.ties.record, None
         self._detach(group)
         if record is None:
             return Settlement()
@@ -221,7 +220,7 @@ class Retention:
         """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
         whoever continues from there does not compute it again."""
         group, lineage = sequence.group, sequence.group.request.lineage
-        if group.parent is None or lineage is None or group.parent.gone or not group.request.extracts:
+        if group.parent is None or lineage is None or group.parent.gone or not group.kind.hands_over:
             return
         kept = group.parent.kept.get(lineage.choice)
         if kept is None or not sequence.table.resident or group.parent.encoder != group.request.encoder:
@@ -250,16 +249,16 @@ class Retention:
         self.leases.touch(parent)
         if parent in self._others:
             self._others.move_to_end(parent)
-        child.parent = parent
+        child.ties.parent = parent
         parent.pins += 1
 
     def _detach(self, child: Group) -> None:
         if child.parent is not None:
             child.parent.pins -= 1
             self.leases.release_if_free(child.parent)
-            child.parent = None
+            child.ties.parent = None
 
-    def _set_ttl_of_running(self, record: Record, group: Group, ttl: float | None) -> None:
+    def _set_ttl_of_running(self, record: Record, group: Living, ttl: float | None) -> None:
         if ttl is None:
             self.leases.give_up(record, "the lease was given back")
         elif record.ttl is not None:

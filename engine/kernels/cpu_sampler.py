@@ -6,10 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.constraints.masks import mask_words
 from bequest.engine.kernels.host_arrays import HostInts, host_ints, logit_stride
 from bequest.engine.kernels.host_arrays import address as address_of
-from bequest.engine.types import BoolArray, FloatArray, IntArray, RowSpec
+from bequest.engine.types import BoolArray, FloatArray, IntArray, RowSpec, mask_words
 
 
 class Sampler:
@@ -26,24 +25,23 @@ class Sampler:
         self._vocab_size = vocab_size
 
     def open_row(self, spec: RowSpec) -> None:
-        params = spec.params
-        held_back = (*spec.held_back, *params.stop_token_ids) if params.min_tokens else ()
+        draw, penalties, bounds = spec.draw, spec.penalties, spec.bounds
         self._sampler.open_row(
             spec.row,
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            params.presence_penalty,
-            params.frequency_penalty,
-            params.repetition_penalty,
-            spec.seed,
-            spec.choice,
-            params.min_tokens,
-            params.logit_bias,
-            params.allowed_token_ids,
-            params.bad_words,
-            held_back,
+            draw.temperature,
+            draw.top_k,
+            draw.top_p,
+            draw.min_p,
+            penalties.presence,
+            penalties.frequency,
+            penalties.repetition,
+            draw.seed,
+            draw.choice,
+            bounds.min_tokens,
+            bounds.logit_bias,
+            bounds.allowed_token_ids,
+            bounds.bad_words,
+            bounds.held_back,
             spec.prompt_token_ids,
             spec.output_token_ids,
         )
@@ -51,11 +49,13 @@ class Sampler:
     def close_row(self, row: int) -> None:
         self._sampler.close_row(row)
 
-    def resolve(self, input_ids: IntArray) -> IntArray:
-        """A copy of input_ids [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
+    def resolve(self, input_ids: IntArray, input_rows: IntArray) -> IntArray:
+        """A copy of input_ids [T] with the last token of row input_rows[i] in place i, unless that is NO_ROW."""
         resolved = input_ids.copy()
         address, (count,) = host_ints(resolved)
-        self._sampler.resolve(address, count)
+        rows_address, rows_shape = host_ints(input_rows)
+        assert rows_shape == (count,)
+        self._sampler.resolve(address, rows_address, count)
         return resolved
 
     def sample(

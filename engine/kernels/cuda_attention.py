@@ -212,18 +212,11 @@ def paged_attention(
     Rows of `out` that belong to no sequence stay as they are.
     """
     workspace = plan.workspace
-    num_tokens = q.shape[0]
-    shape = (num_tokens, workspace.num_q_heads, workspace.head_dim)
     sizes = _kv_sizes(kv_cache)
-    assert q.shape == shape and q.dtype == workspace.dtype and kv_cache.dtype in (q.dtype, FP8)
-    assert q.stride(2) == 1 and q.stride(1) == workspace.head_dim
     assert sizes[2] == workspace.num_kv_heads and sizes[4] == workspace.head_dim
-    if out is None:
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
-    assert out.shape == shape and out.dtype == q.dtype and out.is_contiguous()
-    if bias is not None:
-        assert bias.dtype == torch.float32 and bias.is_cuda and bias.is_contiguous()
-        assert bias.shape[0] == workspace.num_q_heads and bias.shape[1] % 2 == 1, bias.shape
+    assert kv_cache.dtype in (q.dtype, FP8)
+    out = _attended(q, workspace, out)
+    bias_address, reach = _bias_arguments(bias, workspace.num_q_heads)
     decode, prefill, max_merges = plan._launches
     _C.cuda_paged_attention(
         workspace._work,
@@ -238,8 +231,8 @@ def paged_attention(
         scales.value,
         scale,
         soft_cap,
-        0 if bias is None else bias.data_ptr(),
-        0 if bias is None else bias.shape[1] // 2,
+        bias_address,
+        reach,
         plan.block_tables.data_ptr(),
         plan.block_tables.stride(0),
         plan.work_list.data_ptr(),
@@ -253,6 +246,26 @@ def paged_attention(
         torch.cuda.current_stream(q.device).cuda_stream,
     )
     return out
+
+
+def _attended(q: Tensor, workspace: CudaAttentionWorkspace, out: Tensor | None) -> Tensor:
+    """Where the results of these queries go: [T, NQ, D]."""
+    shape = (q.shape[0], workspace.num_q_heads, workspace.head_dim)
+    assert q.shape == shape and q.dtype == workspace.dtype
+    assert q.stride(2) == 1 and q.stride(1) == workspace.head_dim
+    if out is None:
+        return torch.empty(shape, dtype=q.dtype, device=q.device)
+    assert out.shape == shape and out.dtype == q.dtype and out.is_contiguous()
+    return out
+
+
+def _bias_arguments(bias: Tensor | None, num_q_heads: int) -> tuple[int, int]:
+    """The address of a bias [NQ, 2 R + 1], and R; zeros where there is none."""
+    if bias is None:
+        return 0, 0
+    assert bias.dtype == torch.float32 and bias.is_cuda and bias.is_contiguous()
+    assert bias.shape[0] == num_q_heads and bias.shape[1] % 2 == 1, bias.shape
+    return bias.data_ptr(), bias.shape[1] // 2
 
 
 def attend_token(

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.constraints.masks import mask_words
 from bequest.engine.kernels.catalogue import CatalogueRule
 from bequest.engine.kernels.cuda import logit_rows
 from bequest.engine.kernels.streams import current_stream
-from bequest.engine.types import IntArray, RowSpec, SamplingParams
+from bequest.engine.types import NO_ROW, IntArray, RowSpec, mask_words
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
 _UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i Qi4x")
@@ -43,10 +42,6 @@ def _history(spec: RowSpec) -> list[int]:
     return [*spec.prompt_token_ids, *spec.output_token_ids]
 
 
-def _penalises(params: SamplingParams) -> bool:
-    return params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
-
-
 def _allowed_mask(ids: tuple[int, ...], vocab_size: int) -> IntArray:
     """Bit i of the words is set if token i is allowed."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
@@ -57,7 +52,7 @@ def _allowed_mask(ids: tuple[int, ...], vocab_size: int) -> IntArray:
 def _counts(spec: RowSpec) -> list[tuple[int, int]]:
     """(token, times among the outputs) of what penalties apply to."""
     counts = Counter(spec.output_token_ids)
-    if spec.params.repetition_penalty != 1:
+    if spec.penalties.repetition != 1:
         for token in spec.prompt_token_ids:
             counts.setdefault(token, 0)
     return list(counts.items())
@@ -68,35 +63,35 @@ def _ints(*values: int) -> IntArray:
 
 
 def _lay_out(spec: RowSpec, vocab_size: int) -> _Lists:
-    params = spec.params
+    bounds = spec.bounds
     parts: list[IntArray] = []
 
     def add(part: IntArray) -> int:
         parts.append(part)
         return sum(p.size for p in parts[:-1])
 
-    allowed = -1 if params.allowed_token_ids is None else add(_allowed_mask(params.allowed_token_ids, vocab_size))
-    bias_ids = _ints(*(token for token, _ in params.logit_bias))
-    bias_values = np.array([value for _, value in params.logit_bias], np.float32).view(np.int32)
+    allowed = -1 if bounds.allowed_token_ids is None else add(_allowed_mask(bounds.allowed_token_ids, vocab_size))
+    bias_ids = _ints(*(token for token, _ in bounds.logit_bias))
+    bias_values = np.array([value for _, value in bounds.logit_bias], np.float32).view(np.int32)
     bias = add(np.concatenate([bias_ids, bias_values]))
-    held_back = _ints(*spec.held_back, *params.stop_token_ids) if params.min_tokens else _ints()
+    held_back = _ints(*bounds.held_back)
     held_back_at = add(held_back)
-    starts = np.cumsum([0, *map(len, params.bad_words)], dtype=np.int32)
-    bad_words = add(np.concatenate([starts, *(_ints(*word) for word in params.bad_words)])) if params.bad_words else 0
-    tail_capacity = max(map(len, params.bad_words), default=1) - 1
+    starts = np.cumsum([0, *map(len, bounds.bad_words)], dtype=np.int32)
+    bad_words = add(np.concatenate([starts, *(_ints(*word) for word in bounds.bad_words)])) if bounds.bad_words else 0
+    tail_capacity = max(map(len, bounds.bad_words), default=1) - 1
     tail = _ints(*_history(spec)[-tail_capacity:]) if tail_capacity else _ints()
     tail_at = add(np.concatenate([tail, np.zeros(tail_capacity - tail.size, np.int32)]))
     counts: list[tuple[int, int]] = []
     capacity = 0
-    if _penalises(params):
+    if spec.penalties.any:
         counts = _counts(spec)
-        capacity = min(vocab_size, len(counts) + params.max_tokens + _DISCARDED_STEPS)
+        capacity = min(vocab_size, len(counts) + spec.max_tokens + _DISCARDED_STEPS)
         if sum(p.size for p in parts) % 2:
             parts.append(_ints(0))  # counts are read in pairs
     counts_at = add(np.array(counts, np.int32).reshape(-1))
     content = np.concatenate(parts)
     layout = (
-        *(allowed, bias, bias_ids.size, held_back_at, held_back.size, bad_words, len(params.bad_words)),
+        *(allowed, bias, bias_ids.size, held_back_at, held_back.size, bad_words, len(bounds.bad_words)),
         *(tail_at, tail_capacity, tail.size, counts_at, capacity, len(counts)),
     )
     return _Lists(content, counts_at + 2 * capacity if capacity else content.size, layout)
@@ -128,22 +123,22 @@ class CudaSampler:
         """
         self._check(spec)
         assert rule is None or rule.catalogue.vocab_size <= self._vocab_size
-        params = spec.params
+        draw, penalties = spec.draw, spec.penalties
         lists = _lay_out(spec, self._vocab_size)
         storage = torch.empty(lists.size, dtype=torch.int32, device=self._device) if lists.size else None
-        greedy = params.greedy
+        greedy = draw.greedy
         last_token = spec.output_token_ids[-1] if spec.output_token_ids else -1
-        temperature = float(np.float32(params.temperature))
-        min_p = float(np.float32(params.min_p))
+        temperature = float(np.float32(draw.temperature))
+        min_p = float(np.float32(draw.min_p))
         record = _UPDATE.pack(
             *(spec.row, last_token, 0, lists.content.size),
-            *(spec.seed, 0 if storage is None else storage.data_ptr()),
-            0.0 if greedy else float(np.float32(1) / np.float32(params.temperature)),
-            params.top_p,
+            *(draw.seed, 0 if storage is None else storage.data_ptr()),
+            0.0 if greedy else float(np.float32(1) / np.float32(draw.temperature)),
+            draw.top_p,
             float(np.float32(math.log(min_p)) * np.float32(temperature)) if min_p > 0 else -math.inf,
-            min(params.top_k, self._vocab_size),
-            *(params.presence_penalty, params.frequency_penalty, params.repetition_penalty, spec.choice),
-            *(_GREEDY if greedy else _DRAWS, params.min_tokens, len(spec.output_token_ids)),
+            min(draw.top_k, self._vocab_size),
+            *(penalties.presence, penalties.frequency, penalties.repetition, draw.choice),
+            *(_GREEDY if greedy else _DRAWS, spec.bounds.min_tokens, len(spec.output_token_ids)),
             *lists.layout,
             *((0, 0) if rule is None else (rule.address, rule.catalogue.walk(spec.output_token_ids))),
         )
@@ -196,10 +191,9 @@ class CudaSampler:
         pinned = torch.frombuffer(bytearray(content), dtype=torch.uint8).pin_memory()
         self.apply_updates(pinned.to(self._device, non_blocking=True), num_updates)
 
-    def resolve(self, input_ids: Tensor) -> Tensor:
-        """A copy of input_ids int32 [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
-        rows = (-(input_ids + 1)).clamp_min(0)
-        return torch.where(input_ids < 0, self.last_tokens[rows], input_ids)
+    def resolve(self, input_ids: Tensor, input_rows: Tensor) -> Tensor:
+        """A copy of input_ids int32 [T] with the last token of row input_rows[i] in place i, unless that is NO_ROW."""
+        return torch.where(input_rows == NO_ROW, input_ids, self.last_tokens[input_rows.clamp_min(0)])
 
     def sample(
         self,
@@ -249,17 +243,17 @@ class CudaSampler:
         return tokens, bad
 
     def _check(self, spec: RowSpec) -> None:
-        params = spec.params
+        bounds = spec.bounds
         if not 0 <= spec.row < self.last_tokens.shape[0]:
             raise _C.Error(f"sampler: row {spec.row} is out of range")
         if spec.row in self._open:
             raise _C.Error(f"sampler: row {spec.row} is open")
-        if not all(params.bad_words):
+        if not all(bounds.bad_words):
             raise _C.Error("sampler: empty bad word")
-        named = [*(token for token, _ in params.logit_bias), *(token for word in params.bad_words for token in word)]
-        named += [*(params.allowed_token_ids or ()), *spec.held_back, *params.stop_token_ids]
+        named = [*(token for token, _ in bounds.logit_bias), *(token for word in bounds.bad_words for token in word)]
+        named += [*(bounds.allowed_token_ids or ()), *bounds.held_back]
         named += spec.output_token_ids
-        if params.bad_words or params.repetition_penalty != 1:
+        if bounds.bad_words or spec.penalties.repetition != 1:
             named += spec.prompt_token_ids
         if named and not 0 <= min(named) <= max(named) < self._vocab_size:
             raise _C.Error("sampler: a token is outside the vocabulary")

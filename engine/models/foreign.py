@@ -1,19 +1,10 @@
-"""Checkpoints of other formats than Hugging Face's, described in its words: what its files would say."""
+"""Which reader a checkpoint of another format than Hugging Face's needs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bequest.engine.models.weights import WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignCheckpoint:
-    config: dict[str, Any]  # config.json
-    generation: dict[str, Any]  # generation_config.json
-    source: WeightSource
+from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 
 
 def open_foreign(path: Path) -> ForeignCheckpoint | None:

@@ -13,7 +13,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.models.fields import Fields
 
 if TYPE_CHECKING:
-    from bequest.engine.models.gguf_file import GGUFFile
+    from bequest.engine.formats.gguf_file import GGUFFile
 
 # Our sampling parameters, which are also generation_config.json's names.
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.gguf_file import GGUFFile
 from bequest.engine.models.registry import find_gguf_variant
 
 # Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.

@@ -12,9 +12,9 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
+from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.models.registry import find_gguf_variant
 from bequest.engine.models.weights import layer_prefix
 

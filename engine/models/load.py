@@ -22,7 +22,8 @@ from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.families import FAMILIES, find_family, whole_name
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.foreign import ForeignCheckpoint, open_foreign
+from bequest.engine.models.foreign import open_foreign
+from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 from bequest.engine.models.generation import (
     GenerationDefaults,
     generation_defaults,
@@ -153,8 +154,8 @@ def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    from bequest.engine.models.gguf_config import parse_gguf_config  # slow to import, and a directory needs none of it
-    from bequest.engine.models.gguf_file import GGUFFile
+    from bequest.engine.formats.gguf_file import GGUFFile  # slow to import, and a directory needs none of it
+    from bequest.engine.models.gguf_config import parse_gguf_config
     from bequest.engine.models.gguf_loader import GGUFSource
 
     file = GGUFFile(path)

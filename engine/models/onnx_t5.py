@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.onnx_file import Array, OnnxFile
 from bequest.engine.kernels.cpu_weights import QuantisedRows
-from bequest.engine.models.foreign import ForeignCheckpoint
-from bequest.engine.models.onnx_file import Array, OnnxFile
+from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 
 # A node's result, or a tensor: the part that is the parameter's path, from either file's root on.
 _MATRIX = re.compile(r"/\w+/(?:decoder/)?(block\.\d+/.+)/MatMul_output_0(?:_output_quantized)?")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.torch_zip import StoredTensor, TorchZip
 from bequest.engine.kernels.cpu_weights import QuantisedRows
-from bequest.engine.models.foreign import ForeignCheckpoint
-from bequest.engine.models.torch_zip import StoredTensor, TorchZip
+from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 from bequest.engine.text.hf_tokenizer import tokenizer_from_directory
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.text.whisper_tokens import non_speech_tokens, whisper_tokens

@@ -26,9 +26,8 @@ class Constraints:
         self._made: OrderedDict[tuple[str, tuple[int, ...]], BeamConstraint] = OrderedDict()
 
     def of(self, spec: BeamSpec) -> BeamConstraint | None:
-        params = spec.params
-        catalogue = params.catalogue
-        if params.allowed_token_ids is None and not params.logit_bias and not spec.held_back and catalogue is None:
+        catalogue = spec.catalogue
+        if spec.allowed_token_ids is None and not spec.logit_bias and not spec.held_back and catalogue is None:
             return None
         key = (spec.request_id, spec.held_back)
         made = self._made.get(key)
@@ -36,10 +35,10 @@ class Constraints:
             made = self._made[key] = BeamConstraint(
                 self._vocab_size,
                 self._device,
-                allowed_token_ids=params.allowed_token_ids,
-                logit_bias=params.logit_bias,
+                allowed_token_ids=spec.allowed_token_ids,
+                logit_bias=spec.logit_bias,
                 forbidden=spec.held_back,
-                rule=None if catalogue is None else self._catalogues.rule(catalogue, spec.end_token_ids),
+                rule=None if catalogue is None else self._catalogues.rule(catalogue),
             )
             if len(self._made) > _MOST_CONSTRAINTS:
                 self._made.popitem(last=False)
@@ -77,7 +76,15 @@ def unpack(
         beams = slice(spec.first_sample - first, spec.first_sample - first + len(spec.scores))
         spoilt = any_bad and bool(bad[beams].any())
         of_group = slice(begin, end)
-        parts.append(BeamCandidates(score[of_group], row[of_group], token[of_group], logprob[of_group], spoilt))
+        parts.append(
+            BeamCandidates(
+                scores=score[of_group],
+                rows=row[of_group],
+                tokens=token[of_group],
+                logprobs=logprob[of_group],
+                bad=spoilt,
+            )
+        )
     return tuple(parts)
 
 

@@ -17,7 +17,17 @@ from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.encoders import encode_on_cpu
 from bequest.engine.runner.read_rows import ReadTokens, read_tokens, samples_each
 from bequest.engine.runner.sampling import RowSampler
-from bequest.engine.types import BeamCandidates, IntArray, LogprobArrays, PromptLogprobSpec, StepPlan, StepResult
+from bequest.engine.types import (
+    BeamCandidates,
+    IntArray,
+    LogprobArrays,
+    MaskSource,
+    PromptLogprobSpec,
+    StepBatch,
+    StepPlan,
+    StepResult,
+)
+from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import StepTaps
 from bequest.engine.types.states import StatesArray
 
@@ -40,9 +50,19 @@ class CpuRunner:
         self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
-        catalogues = PlacedCatalogues(torch.device("cpu"))
-        self._sampler = RowSampler(max_rows, model.config.vocab_size, catalogues)
-        self._beams = CpuBeams(model.config.vocab_size, catalogues)
+        self._catalogues = PlacedCatalogues(torch.device("cpu"))
+        self._sampler = RowSampler(max_rows, model.config.vocab_size, self._catalogues)
+        self._beams = CpuBeams(model.config.vocab_size, self._catalogues)
+        self._masks: MaskSource | None = None
+
+    def connect(self, masks: MaskSource) -> None:
+        self._masks = masks
+
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        self._catalogues.register(handle, catalogue)
+
+    def release(self, handle: int) -> None:
+        self._catalogues.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
         return False
@@ -50,13 +70,14 @@ class CpuRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
-        if len(plan.swaps_out):
-            kernels.swap_blocks(self._kv_cache, self._host_cache, plan.swaps_out)
-        if len(plan.swaps_in):
-            kernels.swap_blocks(self._host_cache, self._kv_cache, plan.swaps_in)
-        if len(plan.block_copies):
-            kernels.copy_blocks(self._kv_cache, torch.from_numpy(plan.block_copies))
-        self._sampler.update_rows(plan.close_rows, plan.open_rows)
+        moves = plan.moves
+        if len(moves.swaps_out):
+            kernels.swap_blocks(self._kv_cache, self._host_cache, moves.swaps_out)
+        if len(moves.swaps_in):
+            kernels.swap_blocks(self._host_cache, self._kv_cache, moves.swaps_in)
+        if len(moves.copies):
+            kernels.copy_blocks(self._kv_cache, torch.from_numpy(moves.copies))
+        self._sampler.update_rows(plan.rows)
         tap = None if plan.taps is None else self._tap(plan.taps)
         if plan.encoders:
             assert isinstance(self._model, EncoderDecoder)
@@ -65,18 +86,32 @@ class CpuRunner:
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
-        hidden = self._model.forward(self._batch(plan, read, tap))  # [R, H]
+        hidden = self._model.forward(self._batch(plan.batch, read, tap))  # [R, H]
         prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         seconds = time.perf_counter() - started
         states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
-        return StepResult(plan.step, tokens, bad, logprobs, prompt_logprobs, beams, seconds, states)
+        return StepResult(
+            step=plan.step,
+            tokens=tokens,
+            bad_rows=bad,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            beams=beams,
+            device_seconds=seconds,
+            states=states,
+        )
 
     def _nothing_computed(self, plan: StepPlan, tap: HiddenTap | None, started: float) -> StepResult:
         """A step whose encoders were all there was to do."""
         states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
-        none = np.empty(0, np.int32), np.empty(0, np.bool_)
-        return StepResult(plan.step, *none, None, device_seconds=time.perf_counter() - started, states=states)
+        return StepResult(
+            step=plan.step,
+            tokens=np.empty(0, np.int32),
+            bad_rows=np.empty(0, np.bool_),
+            device_seconds=time.perf_counter() - started,
+            states=states,
+        )
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""
@@ -86,30 +121,30 @@ class CpuRunner:
         ring = torch.empty(taps.num_rows, self._model.config.hidden_size)
         return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
 
-    def _batch(self, plan: StepPlan, read: ReadTokens | None, tap: HiddenTap | None) -> ModelInput:
+    def _batch(self, batch: StepBatch, read: ReadTokens | None, tap: HiddenTap | None) -> ModelInput:
         config = self._model.config
-        input_ids = self._sampler.resolve(plan.input_ids)
+        input_ids = self._sampler.resolve(batch)
         last_window = config.sliding_windows[-1]
         return ModelInput(
             input_ids=torch.from_numpy(input_ids),
-            positions=torch.from_numpy(plan.positions),
-            slot_mapping=torch.from_numpy(plan.slot_mapping),
+            positions=torch.from_numpy(batch.positions),
+            slot_mapping=torch.from_numpy(batch.slot_mapping),
             kv_cache=self._kv_cache,
-            attention={window: self._attention(plan, plan.query_start, window) for window in config.windows},
+            attention={window: self._attention(batch, batch.query_start, window) for window in config.windows},
             read=None
             if read is None
-            else ReadRows(torch.from_numpy(read.rows), self._attention(plan, read.query_start, last_window)),
-            cross=self._cross(plan),
+            else ReadRows(torch.from_numpy(read.rows), self._attention(batch, read.query_start, last_window)),
+            cross=self._cross(batch),
             tap=tap,
         )
 
-    def _cross(self, plan: StepPlan) -> kernels.AttentionPlan | None:
-        if plan.cross_tables is None or plan.cross_lens is None:
+    def _cross(self, batch: StepBatch) -> kernels.AttentionPlan | None:
+        if batch.cross_tables is None or batch.cross_lens is None:
             return None
-        return self._plan(plan.query_start, plan.cross_lens, plan.cross_tables, causal=False)
+        return self._plan(batch.query_start, batch.cross_lens, batch.cross_tables, causal=False)
 
-    def _attention(self, plan: StepPlan, query_start: IntArray, window: int) -> kernels.AttentionPlan:
-        return self._plan(query_start, plan.seq_lens, plan.block_tables, window=window)
+    def _attention(self, batch: StepBatch, query_start: IntArray, window: int) -> kernels.AttentionPlan:
+        return self._plan(query_start, batch.seq_lens, batch.block_tables, window=window)
 
     def _plan(
         self, query_start: IntArray, lens: IntArray, tables: IntArray, *, causal: bool = True, window: int = 0
@@ -132,19 +167,19 @@ class CpuRunner:
     def _sample(
         self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None
     ) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None, tuple[BeamCandidates, ...]]:
-        if not len(plan.sample_tokens):
+        if not len(plan.samples):
             return np.empty(0, np.int32), np.empty(0, np.bool_), None, ()
         logits = self._model.logits(hidden) if samples_each(plan) else self._sampled_logits(plan, hidden, read)
-        sampled = self._sampler.sample(logits, plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks)
+        sampled = self._sampler.sample(logits, plan.samples, self._masks)
         return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
 
     def _sampled_logits(self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None) -> torch.Tensor:
         """[N, V]"""
         # Choices that part ways here share their row of logits: compute each row once.
-        rows, which = np.unique(plan.sample_tokens, return_inverse=True)
+        rows, which = np.unique(plan.samples.tokens, return_inverse=True)
         places = rows if read is None else read.places(rows)
         logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
-        if np.array_equal(rows, plan.sample_tokens):
+        if np.array_equal(rows, plan.samples.tokens):
             return logits
         return logits[torch.from_numpy(which)]  # shared, or those of beams before them in the step
 
@@ -160,10 +195,10 @@ class CpuRunner:
             for i in range(0, len(targets), _LOGIT_ROWS)
         ]
         return LogprobArrays(
-            np.concatenate([p.chosen for p in parts]),
-            np.concatenate([p.rank for p in parts]),
-            np.concatenate([p.top_ids for p in parts]),
-            np.concatenate([p.top for p in parts]),
+            chosen=np.concatenate([p.chosen for p in parts]),
+            rank=np.concatenate([p.rank for p in parts]),
+            top_ids=np.concatenate([p.top_ids for p in parts]),
+            top=np.concatenate([p.top for p in parts]),
         )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bequest.engine.constraints.masks import StepMasks
 from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
 from bequest.engine.kernels.cuda_sampler import CudaSampler
@@ -31,7 +30,17 @@ from bequest.engine.runner.cuda_sizes import Ladder, StepSize
 from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.runner.timestamps import TimestampRows
-from bequest.engine.types import MAX_BEAM_WIDTH, LogprobArrays, PromptLogprobSpec, StepPlan
+from bequest.engine.types import (
+    MAX_BEAM_WIDTH,
+    NO_ROW,
+    NO_SLOT,
+    LogprobArrays,
+    MaskSource,
+    MaskSpec,
+    PromptLogprobSpec,
+    StepPlan,
+)
+from bequest.engine.types.catalogue import Catalogue
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
@@ -136,29 +145,40 @@ class CudaRunner:
         """Of steps of so many tokens with padding, and of their graphs."""
         return self._small if num_tokens <= self._small.max_tokens else self._large
 
+    def connect(self, masks: MaskSource) -> None:
+        self._masks.connect(masks)
+
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        self._catalogues.register(handle, catalogue)
+
+    def release(self, handle: int) -> None:
+        self._catalogues.release(handle)
+
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> PendingResults:
+        assert plan.samples.drafts is None, "the sampler of a GPU takes one sample of a row"
         with self._scope:
             self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
-            prefill = buffers.write_lists(plan if plan.num_tokens else None)
-            size = self._ladder.size_for(plan.num_tokens, len(plan.seq_lens), len(plan.sample_tokens), prefill)
+            prefill = buffers.write_lists(plan.batch if plan.num_tokens else None)
+            size = self._ladder.size_for(plan.num_tokens, len(plan.batch.seq_lens), len(plan.samples), prefill)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
                 buffers = self._large
-                buffers.write_lists(plan)
+                buffers.write_lists(plan.batch)
             plain = graph is not None and _is_plain(plan)
             if not plain:
                 self._masks.settle()
             self._stage(plan, padded, buffers)
-            if len(plan.swaps_out):
-                self._host_cache.swap_out(plan.swaps_out)
-            if len(plan.swaps_in):
-                self._host_cache.swap_in(plan.swaps_in)
-            if len(plan.block_copies):
-                kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(plan.block_copies)])
+            moves = plan.moves
+            if len(moves.swaps_out):
+                self._host_cache.swap_out(moves.swaps_out)
+            if len(moves.swaps_in):
+                self._host_cache.swap_in(moves.swaps_in)
+            if len(moves.copies):
+                kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(moves.copies)])
             if plan.encoders:
                 assert self._encoders is not None
                 with torch.inference_mode():
@@ -173,19 +193,21 @@ class CudaRunner:
             else:
                 with torch.inference_mode():
                     outputs = self._forward(padded)
-            if plan.masks is not None:
-                self._sample_masked(plan.masks, outputs.logits, plain, buffers)
+            if plan.samples.masks is not None:
+                self._sample_masked(plan.samples.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs)
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
         if plan.num_tokens > self._small.max_tokens or not self._graphs:
             return False
-        moves = len(plan.swaps_out) + len(plan.swaps_in)
-        if moves or plan.masks or plan.encoders or plan.prompt_logprobs or plan.taps or plan.open_rows:
+        moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in)
+        if moves or plan.encoders or plan.prompt_logprobs or plan.rows.open:
             return False
-        catalogues = (spec.params.catalogue for spec in plan.beams)
-        return all(catalogue is None or catalogue in self._catalogues for catalogue in catalogues)
+        if plan.samples.masks is not None or plan.taps is not None:
+            return False
+        catalogues = (spec.catalogue for spec in plan.beams)
+        return all(catalogue is None or self._catalogues.is_placed(catalogue.handle) for catalogue in catalogues)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -227,44 +249,45 @@ class CudaRunner:
     def _stage(self, plan: StepPlan, size: StepSize, buffers: StepBuffers) -> None:
         """Writes the plan's arrays, padded to `size`, and queues their copy and the sampler's row updates."""
         arrays = buffers.staging.arrays()
-        num_tokens, num_samples = plan.num_tokens, len(plan.sample_tokens)
-        arrays["input_ids"][:num_tokens] = plan.input_ids
-        arrays["positions"][:num_tokens] = plan.positions
-        arrays["slot_mapping"][:num_tokens] = plan.slot_mapping
+        batch, samples = plan.batch, plan.samples
+        num_tokens, num_samples = plan.num_tokens, len(samples)
+        # As the kernel has it (csrc/ops/gather_cuda.h): -(row + 1) where a sampler row has the token, whose id is 0.
+        np.subtract(batch.input_ids, batch.input_rows - NO_ROW, out=arrays["input_ids"][:num_tokens])
+        arrays["positions"][:num_tokens] = batch.positions
+        arrays["slot_mapping"][:num_tokens] = batch.slot_mapping
         if num_tokens < size.num_tokens:
             arrays["input_ids"][num_tokens : size.num_tokens] = 0
             arrays["positions"][num_tokens : size.num_tokens] = 0
-            arrays["slot_mapping"][num_tokens : size.num_tokens] = -1
+            arrays["slot_mapping"][num_tokens : size.num_tokens] = NO_SLOT
         self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
-        arrays["sample_tokens"][:num_samples] = plan.sample_tokens
-        arrays["sample_rows"][:num_samples] = plan.sample_rows
+        arrays["sample_tokens"][:num_samples] = samples.tokens
+        arrays["sample_rows"][:num_samples] = samples.rows
         if num_samples < size.num_samples:
             arrays["sample_tokens"][num_samples : size.num_samples] = 0
-            arrays["sample_rows"][num_samples : size.num_samples] = -1
-        if plan.masks is not None:
-            masked = slice(plan.masks.first_sample, plan.masks.first_sample + plan.masks.num_rows)
-            arrays["masked_rows"][: plan.masks.num_rows] = plan.sample_rows[masked]
-            arrays["sample_rows"][masked] = -1  # the graph leaves them to `_sample_masked`
-        arrays["sample_positions"][:num_samples] = plan.sample_positions
-        if len(plan.block_copies):
-            arrays["copies"][: len(plan.block_copies)] = plan.block_copies
-        buffers.write_tables(plan)
+            arrays["sample_rows"][num_samples : size.num_samples] = NO_ROW
+        if samples.masks is not None:
+            masked = samples.masks.part
+            arrays["masked_rows"][: samples.masks.num_rows] = samples.rows[masked]
+            arrays["sample_rows"][masked] = NO_ROW  # the graph leaves them to `_sample_masked`
+        arrays["sample_positions"][:num_samples] = samples.positions
+        if len(plan.moves.copies):
+            arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
+        buffers.write_tables(batch)
         self._send(plan, buffers)
 
     def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
         if self._timestamps is not None:
-            self._timestamps.update_rows(plan.close_rows, plan.open_rows)
-        for row in plan.close_rows:
+            self._timestamps.update_rows(plan.rows)
+        for row in plan.rows.close:
             self._sampler.close_row(row)
-        for spec in plan.open_rows:
-            catalogue = spec.params.catalogue
-            rule = None if catalogue is None else self._catalogues.rule(catalogue, spec.end_token_ids)
+        for spec in plan.rows.open:
+            rule = None if spec.catalogue is None else self._catalogues.rule(spec.catalogue)
             self._sampler.open_row(spec, rule)
         updates = self._sampler.pack_updates()
         travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
         if updates is not None and travels:
             buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        buffers.send(len(plan.seq_lens), len(updates[0]) if updates is not None and travels else 0)
+        buffers.send(len(plan.batch.seq_lens), len(updates[0]) if updates is not None and travels else 0)
         if updates is None:
             return
         staged = buffers.on_device("updates")
@@ -279,10 +302,10 @@ class CudaRunner:
         arrays = buffers.staging.arrays()
         arrays["input_ids"][: size.num_tokens] = 0
         arrays["positions"][: size.num_tokens] = 0
-        arrays["slot_mapping"][: size.num_tokens] = -1
+        arrays["slot_mapping"][: size.num_tokens] = NO_SLOT
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
-        arrays["sample_rows"][: size.num_samples] = -1
+        arrays["sample_rows"][: size.num_samples] = NO_ROW
         buffers.write_lists(None)
         buffers.send(0)
 
@@ -321,10 +344,9 @@ class CudaRunner:
             self._timestamps.record(rows, tokens)
         return _Outputs(hidden, logits)
 
-    def _sample_masked(self, masks: StepMasks, logits: Tensor, plain: bool, buffers: StepBuffers) -> None:
+    def _sample_masked(self, masks: MaskSpec, logits: Tensor, plain: bool, buffers: StepBuffers) -> None:
         """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
-        num = masks.num_rows
-        part = slice(masks.first_sample, masks.first_sample + num)
+        num, part = masks.num_rows, masks.part
         self._sampler.sample(
             logits[part],
             buffers.on_device("masked_rows")[:num],
@@ -337,13 +359,13 @@ class CudaRunner:
     # --- results -------------------------------------------------------------------------------------------------
 
     def _collect(self, plan: StepPlan, outputs: _Outputs) -> PendingResults:
-        num_samples = len(plan.sample_tokens)
-        if plan.num_logprobs is not None and num_samples:
+        num_samples, num_logprobs = len(plan.samples), plan.samples.num_logprobs
+        if num_logprobs is not None and num_samples:
             kernels.logprobs(
                 outputs.logits[:num_samples],
                 self._results.tokens[:num_samples],
-                plan.num_logprobs,
-                self._results.logprobs(num_samples, plan.num_logprobs),
+                num_logprobs,
+                self._results.logprobs(num_samples, num_logprobs),
             )
         prompt: tuple[LogprobArrays, ...] = ()
         if plan.prompt_logprobs:
@@ -351,7 +373,7 @@ class CudaRunner:
                 prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         states = None if plan.taps is None else self._states.send(plan.taps)
-        return self._results.send(plan.step, num_samples, plan.num_logprobs, prompt, beams, states)
+        return self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, states)
 
     def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
         """Synchronous: a request that asks for these pays for them."""
@@ -362,20 +384,20 @@ class CudaRunner:
             part = slice(i, i + _LOGIT_ROWS)
             parts.append(kernels.logprobs(self._model.logits(rows[part]), targets[part], spec.top))
         return LogprobArrays(
-            torch.cat([p.chosen for p in parts]).cpu().numpy(),
-            torch.cat([p.rank for p in parts]).cpu().numpy(),
-            torch.cat([p.top_ids for p in parts]).cpu().numpy(),
-            torch.cat([p.top for p in parts]).cpu().numpy(),
+            chosen=torch.cat([p.chosen for p in parts]).cpu().numpy(),
+            rank=torch.cat([p.rank for p in parts]).cpu().numpy(),
+            top_ids=torch.cat([p.top_ids for p in parts]).cpu().numpy(),
+            top=torch.cat([p.top for p in parts]).cpu().numpy(),
         )
 
 
 def _is_plain(plan: StepPlan) -> bool:
     """A step that is its graph and nothing else."""
-    moves = len(plan.swaps_out) + len(plan.swaps_in) + len(plan.block_copies)
-    rows = len(plan.open_rows) + len(plan.close_rows)
-    told = plan.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
+    moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.copies)
+    rows = len(plan.rows.open) + len(plan.rows.close)
+    told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
     return not (moves or rows or told or plan.encoders)
 
 
 def _exact(plan: StepPlan) -> StepSize:
-    return StepSize(plan.num_tokens, len(plan.sample_tokens), prefill=True)
+    return StepSize(plan.num_tokens, len(plan.samples), prefill=True)

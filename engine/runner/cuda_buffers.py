@@ -14,7 +14,7 @@ from torch import Tensor
 from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.staging import Field, Staging, StagingLayout
-from bequest.engine.types import StepPlan
+from bequest.engine.types import StepBatch
 
 CROSS = -1  # among the windows: cross attention, which is not causal
 MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
@@ -71,28 +71,28 @@ class StepBuffers:
     def on_device(self, name: str) -> Tensor:
         return self.staging.on_device(name)
 
-    def write_lists(self, plan: StepPlan | None) -> bool:
+    def write_lists(self, batch: StepBatch | None) -> bool:
         """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
         arrays = self.staging.arrays()
         prefills = 0
         for window, workspace in self.workspaces.items():
-            if plan is None:
+            if batch is None:
                 starts, lens, tables = _NO_STARTS, _NO_LENS, _NO_TABLES
             elif window == CROSS:
-                assert plan.cross_lens is not None and plan.cross_tables is not None
-                starts, lens, tables = plan.query_start, plan.cross_lens, plan.cross_tables
+                assert batch.cross_lens is not None and batch.cross_tables is not None
+                starts, lens, tables = batch.query_start, batch.cross_lens, batch.cross_tables
             else:
-                starts, lens, tables = plan.query_start, plan.seq_lens, plan.block_tables
+                starts, lens, tables = batch.query_start, batch.seq_lens, batch.block_tables
             counts = workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
             prefills += counts.prefill_items
         return prefills > 0
 
-    def write_tables(self, plan: StepPlan) -> None:
-        tables = self.staging.arrays()["block_tables"][: len(plan.seq_lens)]
-        tables[:, : plan.block_tables.shape[1]] = plan.block_tables
-        if plan.cross_tables is not None:
+    def write_tables(self, batch: StepBatch) -> None:
+        tables = self.staging.arrays()["block_tables"][: len(batch.seq_lens)]
+        tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+        if batch.cross_tables is not None:
             first = self._self_blocks
-            tables[:, first : first + plan.cross_tables.shape[1]] = plan.cross_tables
+            tables[:, first : first + batch.cross_tables.shape[1]] = batch.cross_tables
 
     def send(self, num_sequences: int, update_bytes: int = 0) -> None:
         used = self.staging.used_bytes("block_tables", num_sequences)

@@ -12,6 +12,7 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttenti
 from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.runner.encoders import Host, encode, store_states
+from bequest.engine.types import NO_SLOT
 from bequest.engine.types.encoder import EncoderInput, EncoderSpec
 from bequest.engine.types.hidden import EncoderTap
 
@@ -56,7 +57,7 @@ class CudaEncoders:
             dummy = EncoderInput.of_audio(np.zeros((encoder.num_mels, frames), np.float32), encoder.frames_per_state)
         else:
             dummy = EncoderInput.of_tokens([0] * length)
-        nowhere = np.full(length, -1, np.int64)
+        nowhere = np.full(length, NO_SLOT, np.int64)
         self.run([EncoderSpec(dummy, nowhere)] * min(self._max_inputs, self._most // length))
 
     def _attention(self, layout: EncoderLayout) -> tuple[CudaAttentionPlan, Tensor]:

@@ -14,14 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bequest.engine.constraints.masks import StepMasks, mask_words
 from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.streams import StreamScope, record, wait_for
-from bequest.engine.types import IntArray
+from bequest.engine.types import ComingMasks, IntArray, MaskSource, MaskSpec, mask_words
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
 # Rows whose masks are copied behind the forward, not beside it: the products of so few need every multiprocessor
-# (csrc/ops/skinny_chain.cu), and whoever waits on one of them beside the forward holds all of it up.
+# (csrc/model/skinny_chain.cu), and whoever waits on one of them beside the forward holds all of it up.
 _FEW = 4
 
 
@@ -32,18 +31,24 @@ class DeviceMasks:
         self._shape = (max_rows, mask_words(vocab_size))
         self._device = device
         self._buffers: _Buffers | None = None
-        self._coming: deque[StepMasks] = deque(maxlen=_TURNS)
+        self._source: MaskSource | None = None
+        self._coming: deque[ComingMasks] = deque(maxlen=_TURNS)
 
-    def send(self, masks: StepMasks, plain: bool) -> Tensor:
+    def connect(self, source: MaskSource) -> None:
+        self._source = source
+
+    def send(self, spec: MaskSpec, plain: bool) -> Tensor:
         """Queues the copy of the masks, for a `plain` step before they are there; int32 [rows, words] on the device."""
         buffers = self._buffers
         if buffers is None:
             buffers = self._buffers = _Buffers(self._shape, self._device)
             plain = False  # the first time loads kernels
+        assert self._source is not None
+        masks = self._source.of(spec.number)
         if not plain:
             masks.wait()
         self._coming.append(masks)
-        return buffers.send(masks)
+        return buffers.send(masks, spec.num_rows)
 
     def settle(self) -> None:
         """Waits until no copy waits on the device."""
@@ -69,22 +74,22 @@ class _Buffers:
         self._turn = 0
         record(self._passed[0])  # from here on the places are these masks', and zero
 
-    def send(self, masks: StepMasks) -> Tensor:
+    def send(self, masks: ComingMasks, num_rows: int) -> Tensor:
         self._count = self._count % (2**31 - 1) + 1
         before, self._turn = self._turn, (self._turn + 1) % _TURNS
         turn = self._turn
         if not self._copied[turn].query():  # mostly it is: to wait would give the interpreter's lock away
             self._copied[turn].synchronize()
-        masks.send_to(self._arrays[turn][: masks.num_rows], partial(self._copies[turn].publish, self._count))
+        masks.send_to(self._arrays[turn][:num_rows], partial(self._copies[turn].publish, self._count))
         record(self._passed[turn])
-        if masks.num_rows <= _FEW:
-            self._queue(turn, masks.num_rows)
+        if num_rows <= _FEW:
+            self._queue(turn, num_rows)
         else:
             with self._scope:
                 wait_for(self._passed[before])  # the last reader of this place was queued before that
-                self._queue(turn, masks.num_rows)
+                self._queue(turn, num_rows)
             self._copies[turn].wait(self._count)
-        return self._places[turn][: masks.num_rows]
+        return self._places[turn][:num_rows]
 
     def _queue(self, turn: int, num_rows: int) -> None:
         self._copies[turn].queue(num_rows * self._shape[1], self._count)

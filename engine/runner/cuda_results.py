@@ -71,17 +71,26 @@ class PendingResults:
         logprobs = None
         if top is not None and num:
             logprobs = LogprobArrays(
-                self._arrays["chosen"][:num].copy(),
-                self._arrays["rank"][:num].copy(),
-                self._arrays["top_ids"][: num * top].reshape(num, top).copy(),
-                self._arrays["top"][: num * top].reshape(num, top).copy(),
+                chosen=self._arrays["chosen"][:num].copy(),
+                rank=self._arrays["rank"][:num].copy(),
+                top_ids=self._arrays["top_ids"][: num * top].reshape(num, top).copy(),
+                top=self._arrays["top"][: num * top].reshape(num, top).copy(),
             )
         tokens, bad = self._arrays["tokens"][:num].copy(), self._arrays["bad"][:num].copy()
         # Between two events of one stream: waiting for the step before it does not count.
         seconds = self._began.elapsed_time(self._copied) / 1e3
         beams = () if self._beams is None else self._beams.read()
         states = () if self._states is None else self._states.read()
-        return StepResult(self._step, tokens, bad, logprobs, self._prompt, beams, seconds, states)
+        return StepResult(
+            step=self._step,
+            tokens=tokens,
+            bad_rows=bad,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompt,
+            beams=beams,
+            device_seconds=seconds,
+            states=states,
+        )
 
 
 class ResultBuffers:

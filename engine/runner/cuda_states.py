@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.hidden_tap import HiddenTap
-from bequest.engine.types.hidden import StepTaps
+from bequest.engine.types.hidden import NOT_TAPPED, StepTaps
 from bequest.engine.types.states import StatesArray
 
 _TURNS = 2
@@ -55,12 +55,12 @@ class StatesRing:
 
     def stage(self, taps: StepTaps | None, rows: np.ndarray, layers: np.ndarray) -> None:
         """Writes the table of a step into its staging arrays, which are padded: rows [T'], layers [T', 2]."""
-        rows[:] = -1
+        rows[:] = NOT_TAPPED
         if taps is None:
             return
         assert taps.num_rows <= self._rows_per_step, "the scheduler planned more states than the ring holds"
         num = len(taps.rows)
-        rows[:num] = np.where(taps.rows < 0, -1, taps.rows + self._turn * self._rows_per_step)
+        rows[:num] = np.where(taps.rows == NOT_TAPPED, NOT_TAPPED, taps.rows + self._turn * self._rows_per_step)
         layers[:num] = taps.layers.view(np.int64)
 
     def send(self, taps: StepTaps) -> PendingStates:

@@ -29,19 +29,20 @@ class ReadTokens:
 def samples_each(plan: StepPlan) -> bool:
     """Whether every token of the step is sampled from, once and in order, as in most steps that decode."""
     num_tokens = plan.num_tokens
-    return len(plan.sample_tokens) == num_tokens and bool((plan.sample_tokens == np.arange(num_tokens)).all())
+    return len(plan.samples) == num_tokens and bool((plan.samples.tokens == np.arange(num_tokens)).all())
 
 
 def read_tokens(plan: StepPlan, num_layers: int) -> ReadTokens | None:
     """None: all are read."""
     if samples_each(plan):
         return None
-    starts, ends = plan.query_start[:-1], plan.query_start[1:]
+    query_start = plan.batch.query_start
+    starts, ends = query_start[:-1], query_start[1:]
     first = ends.copy()  # [S]
     scored = [spec.first_token for spec in plan.prompt_logprobs]
     tapped = _NO_TOKENS if plan.taps is None else plan.taps.tokens_of_layer(num_layers)
-    read = np.concatenate([plan.sample_tokens, scored, tapped]).astype(np.int32)
-    np.minimum.at(first, np.searchsorted(plan.query_start, read, side="right") - 1, read)
+    read = np.concatenate([plan.samples.tokens, scored, tapped]).astype(np.int32)
+    np.minimum.at(first, np.searchsorted(query_start, read, side="right") - 1, read)
     counts = ends - first
     if counts.sum() == plan.num_tokens:
         return None

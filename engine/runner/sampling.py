@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from bequest.engine.constraints.masks import StepMasks
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.cpu_beams import constrain_row
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.timestamps import TimestampRows
-from bequest.engine.types import BoolArray, IntArray, LogprobArrays, RowSpec
+from bequest.engine.types import (
+    NO_ROW,
+    BoolArray,
+    IntArray,
+    LogprobArrays,
+    MaskSource,
+    StepBatch,
+    StepRows,
+    StepSamples,
+)
+
+_Indices = npt.NDArray[np.int64]
 
 
 class RowSampler:
@@ -23,50 +34,67 @@ class RowSampler:
         self._timestamps = TimestampRows(num_rows, vocab_size, torch.device("cpu"))
         self._catalogues = catalogues
 
-    def update_rows(self, closed: Sequence[int], opened: Sequence[RowSpec]) -> None:
-        self._timestamps.update_rows(closed, opened)
-        for row in closed:
+    def update_rows(self, rows: StepRows) -> None:
+        self._timestamps.update_rows(rows)
+        for row in rows.close:
             self._sampler.close_row(row)
-        for spec in opened:
+        for spec in rows.open:
             self._sampler.open_row(spec)
-            if spec.params.catalogue is not None:
-                rule = self._catalogues.rule(spec.params.catalogue, spec.end_token_ids)
+            if spec.catalogue is not None:
+                rule = self._catalogues.rule(spec.catalogue)
                 constrain_row(self._sampler, spec.row, rule, spec.output_token_ids)
 
-    def resolve(self, input_ids: IntArray) -> IntArray:
-        """Replaces -(row + 1) by the row's last token."""
-        if not (input_ids < 0).any():
-            return input_ids
-        return self._sampler.resolve(input_ids)
+    def resolve(self, batch: StepBatch) -> IntArray:
+        """[T] input ids, with those that only sampler rows know."""
+        if not (batch.input_rows != NO_ROW).any():
+            return batch.input_ids
+        return self._sampler.resolve(batch.input_ids, batch.input_rows)
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        rows: IntArray,
-        positions: IntArray,
-        num_logprobs: int | None,
-        masks: StepMasks | None = None,
+        self, logits: torch.Tensor, samples: StepSamples, masks: MaskSource | None = None
     ) -> tuple[IntArray, BoolArray, LogprobArrays | None]:
-        """Tokens for logits [N, V]; 0 for row -1, a beam's, all of which come last.
+        """Tokens for logits [N, V]; 0 for a beam's, all of which come last.
 
-        The rows that `masks` is of are sampled when it is there. The log-probabilities are the raw model's, whatever
+        The samples that have masks are drawn when those are there. The log-probabilities are the raw model's, whatever
         the row's parameters do.
         """
-        num = len(rows) - int(np.count_nonzero(rows < 0))
-        tokens, bad = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
-        first = num if masks is None else masks.first_sample
+        num = len(samples) - int(np.count_nonzero(samples.rows == NO_ROW))
+        tokens, bad = np.zeros(len(samples), np.int32), np.zeros(len(samples), np.bool_)
+        first = num if samples.masks is None else samples.masks.first_sample
         if first:
-            tokens[:first], bad[:first] = self._draw(logits[:first], rows[:first], positions[:first])
-        if masks is not None:
-            part = slice(first, num)
-            tokens[part], bad[part] = self._draw(logits[part], rows[part], positions[part], masks.wait())
-        if num_logprobs is None:
+            part = slice(0, first)
+            tokens[part], bad[part] = self._draw(logits[part], samples, part)
+        if samples.masks is not None:
+            assert masks is not None
+            part, mask = slice(first, num), masks.of(samples.masks.number).wait()
+            tokens[part], bad[part] = self._draw(logits[part], samples, part, mask)
+        if samples.num_logprobs is None:
             return tokens, bad, None
-        return tokens, bad, self.logprobs(logits, tokens, num_logprobs)
+        return tokens, bad, self.logprobs(logits, tokens, samples.num_logprobs)
 
     def _draw(
-        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: IntArray | None = None
+        self, logits: torch.Tensor, samples: StepSamples, part: slice, masks: IntArray | None = None
     ) -> tuple[IntArray, BoolArray]:
+        """Of the samples in `part`, whose logits and masks these are."""
+        rows, positions = samples.rows[part], samples.positions[part]
+        if samples.drafts is None:
+            return self._draw_each(logits, rows, positions, masks)
+        tokens, bad = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
+        drafts = samples.drafts[part]
+        counts = np.ones(len(rows), np.bool_)  # whether all samples of the row before it were as drafted
+        for turn in _turns(rows):
+            turn = turn[counts[turn]]
+            of_turn = None if masks is None else np.ascontiguousarray(masks[turn])
+            drawn = self._draw_each(logits[torch.from_numpy(turn)], rows[turn], positions[turn], of_turn)
+            tokens[turn], bad[turn] = drawn
+            ended = turn[bad[turn] | (tokens[turn] != drafts[turn])]
+            counts[np.isin(rows, rows[ended])] = False
+        return tokens, bad
+
+    def _draw_each(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: IntArray | None
+    ) -> tuple[IntArray, BoolArray]:
+        """Of distinct rows."""
         if not self._timestamps.any:
             return self._sampler.sample(logits, rows, positions, masks)
         places = torch.from_numpy(rows)
@@ -75,4 +103,13 @@ class RowSampler:
         return tokens, bad
 
     def logprobs(self, logits: torch.Tensor, chosen: IntArray, top: int) -> LogprobArrays:
-        return LogprobArrays(*kernels.logprobs(logits, chosen, top))
+        chosen_logprobs, rank, top_ids, top_logprobs = kernels.logprobs(logits, chosen, top)
+        return LogprobArrays(chosen=chosen_logprobs, rank=rank, top_ids=top_ids, top=top_logprobs)
+
+
+def _turns(rows: IntArray) -> Iterator[_Indices]:
+    """The first samples of all rows [N], then the second ones, and so on. REQUIRES: those of a row are consecutive"""
+    begins = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
+    number = np.arange(len(rows)) - np.repeat(begins, np.diff(begins, append=len(rows)))  # of each in its row
+    for turn in range(int(number.max()) + 1):
+        yield np.flatnonzero(number == turn)

@@ -8,12 +8,10 @@ wait for anybody to look at it; masking and recording do not synchronise, and ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
-from bequest.engine.types import RowSpec
+from bequest.engine.types import NO_ROW, StepRows
 
 _LATEST_BEGIN = 50  # timestamps, of 20 ms
 
@@ -35,27 +33,27 @@ class TimestampRows:
     def any(self) -> bool:
         return bool(self._open)
 
-    def update_rows(self, closed: Iterable[int], opened: Iterable[RowSpec]) -> None:
-        for row in self._open.intersection(closed):
+    def update_rows(self, rows: StepRows) -> None:
+        for row in self._open.intersection(rows.close):
             self._state[:, row] = 0
             self._open.remove(row)
-        for spec in opened:
-            rules = spec.params.rules
-            if rules is None or rules.timestamps is None:
+        for spec in rows.open:
+            rule = spec.timestamps
+            if rule is None:
                 continue
-            first, end = rules.timestamps.first, rules.timestamps.end
+            first, end = rule.first, rule.end
             said = spec.output_token_ids
             times = [token for token in said if token >= first]
             last, before = (said[-1] if said else 0), (said[-2] if len(said) > 1 else 0)
             values = [first, end, last, before, times[-1] if times else 0, len(said)]
             self._state[:, spec.row] = torch.tensor(values, device=self._state.device)
             self._open.add(spec.row)
-            if rules.never != self._never_ids:
-                self._never_ids = rules.never
-                self._never[0, list(rules.never)] = True
+            if rule.never != self._never_ids:
+                self._never_ids = rule.never
+                self._never[0, list(rule.never)] = True
 
     def masked(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """A copy of logits [N, V] with -inf where the rule of rows [N] (-1: none) forbids."""
+        """A copy of logits [N, V] with -inf where the rule of rows [N] (NO_ROW: none) forbids."""
         first, end, last, before, latest, count = self._state[:, self._places(rows), None]  # [N, 1] each
         ids, on = self._ids, first > 0
         is_time = on & (ids >= first)  # [N, V]
@@ -82,4 +80,4 @@ class TimestampRows:
         )
 
     def _places(self, rows: Tensor) -> Tensor:
-        return torch.where(rows < 0, self._state.shape[1] - 1, rows.to(torch.int64))
+        return torch.where(rows == NO_ROW, self._state.shape[1] - 1, rows.to(torch.int64))

@@ -12,23 +12,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bequest.engine.scheduling.sequence import Sequence
+from bequest.engine.state.account import Account
+from bequest.engine.state.sequence import Sequence
 
 _Urgency = tuple[int, int, int, int]
 _MAX_IDLE_ACCOUNTS = 4096
-
-
-class Account:
-    """What a tenant got, in tokens, and how many of its sequences wait."""
-
-    __slots__ = ("num_waiting", "served")
-
-    def __init__(self) -> None:
-        self.served = 0
-        self.num_waiting = 0
 
 
 def turn(sequence: Sequence) -> tuple[int, int, _Urgency]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bequest.engine.cache.kv_cache import KvCache, Placement
-from bequest.engine.scheduling.sequence import Sequence
+from bequest.engine.state.sequence import Sequence
 
 
 class Placer:
@@ -35,7 +35,7 @@ class Placer:
     def place(self, sequence: Sequence, running: Collection[Sequence]) -> Placement | None:
         """Where it starts from, with room for it beside those that run; None if there is none."""
         placement = self._cache.place(sequence)
-        if self._cache.make_room(placement.needed + sum(s.group.growth for s in running)):
+        if self._cache.make_room(placement.needed + sum(s.work.growth(s) for s in running)):
             return placement
         if not running and self._make_room_alone(placement, sequence):
             return placement

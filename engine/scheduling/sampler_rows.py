@@ -5,14 +5,68 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bequest.engine.scheduling.sequence import NO_ROW, Sequence
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.catalogue_handles import CatalogueHandles
+from bequest.engine.state.sequence import Sequence
+from bequest.engine.types import (
+    NO_ROW,
+    CatalogueSpec,
+    DrawParams,
+    Penalties,
+    RowSpec,
+    SamplingParams,
+    TimestampSpec,
+    TokenBounds,
+)
 
 _RECOGNISED = 32  # tokens by which the beginning of a sequence is told from the rest of it
 
 
+def row_spec(
+    row: int,
+    params: SamplingParams,
+    *,
+    seed: int,
+    choice: int = 0,
+    prompt: tuple[int, ...] = (),
+    outputs: tuple[int, ...] = (),
+    end_token_ids: tuple[int, ...] = (),
+    catalogue: int | None = None,
+) -> RowSpec:
+    """What a row samples with. `catalogue`: the handle of the parameters' one."""
+    ends = end_token_ids if params.ends_at_eos else ()
+    return RowSpec(
+        row=row,
+        draw=DrawParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=seed,
+            choice=choice,
+        ),
+        penalties=Penalties(
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            repetition=params.repetition_penalty,
+        ),
+        bounds=TokenBounds(
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=params.bad_words,
+            held_back=(*ends, *sorted(params.stop_token_ids)) if params.min_tokens else (),
+            min_tokens=params.min_tokens,
+        ),
+        max_tokens=params.max_tokens,
+        prompt_token_ids=prompt,
+        output_token_ids=outputs,
+        catalogue=None if catalogue is None else CatalogueSpec(handle=catalogue, end_token_ids=end_token_ids),
+        timestamps=_timestamps(params),
+    )
+
+
 class SamplerRows:
     def __init__(self, num_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.catalogues = CatalogueHandles()
         self._eos = eos_token_ids
         self._num_rows = num_rows
         self._free = list(range(num_rows - 1, -1, -1))
@@ -23,16 +77,16 @@ class SamplerRows:
         request = sequence.group.request
         params = _with_rules(request.params, sequence)
         remembers_prompt = params.repetition_penalty != 1.0 or bool(params.bad_words)
-        holds_back_eos = params.min_tokens > 0 and params.ends_at_eos
-        return RowSpec(
-            row=sequence.row,
-            params=params,
+        catalogue = params.catalogue
+        return row_spec(
+            sequence.row,
+            params,
             seed=sequence.group.seed,
             choice=sequence.choice,
-            prompt_token_ids=request.prompt_token_ids if remembers_prompt else (),
-            output_token_ids=tuple(sequence.tokens[sequence.num_prompt :]),
-            held_back=self._eos if holds_back_eos else (),
-            end_token_ids=() if params.catalogue is None else self._eos,
+            prompt=request.prompt_token_ids if remembers_prompt else (),
+            outputs=tuple(sequence.tokens[sequence.num_prompt :]),
+            end_token_ids=self._eos,
+            catalogue=None if catalogue is None else self.catalogues.handle_of(catalogue),
         )
 
     def release(self, sequence: Sequence) -> None:
@@ -48,6 +102,13 @@ class SamplerRows:
 
     def check_all_free(self) -> None:
         assert len(self._free) == self._num_rows, "sampler rows lost"
+
+
+def _timestamps(params: SamplingParams) -> TimestampSpec | None:
+    rules = params.rules
+    if rules is None or rules.timestamps is None:
+        return None
+    return TimestampSpec(first=rules.timestamps.first, end=rules.timestamps.end, never=rules.never)
 
 
 def _with_rules(params: SamplingParams, sequence: Sequence) -> SamplingParams:

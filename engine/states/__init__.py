@@ -1,1 +1,1 @@
-"""Hidden states: what is asked for, what a step captures, and extractions as requests of their own."""
+"""Hidden states: the memory that they take on the host."""

@@ -14,8 +14,8 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from bequest.engine.errors import InvalidRequest, ModelError
-from bequest.engine.text import tool_prompt
 from bequest.engine.text.chat_sandbox import ChatEnvironment
+from bequest.engine.text.tool_prompt import spelled_out
 
 Message = Mapping[str, Any]
 # Older names of the field, beside the one that most templates read.
@@ -61,7 +61,7 @@ class ChatTemplate:
             )
         compiled = self._choose(template, tools)
         if not compiled.knows_tools and (tools or not compiled.knows_calls):
-            messages = tool_prompt.spelled_out(messages, tools or ())
+            messages = spelled_out(messages, tools or ())
         prepared = [_prepare(message, compiled) for message in messages]
         end_mark = _mark_end(prepared) if continue_final_message else None
         variables = {

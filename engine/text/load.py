@@ -13,7 +13,7 @@ from bequest.engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_fr
 from bequest.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from bequest.engine.models.gguf_file import GGUFFile
+    from bequest.engine.formats.gguf_file import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,7 @@ def load_text(path: str | Path) -> TextBundle:
     if path.is_dir():
         return _from_directory(path)
     if path.suffix == ".gguf":
-        from bequest.engine.models.gguf_file import (
-            GGUFFile,  # what reads GGUF is slow to import, and a directory needs none
-        )
+        from bequest.engine.formats.gguf_file import GGUFFile  # slow to import, and a directory needs none of it
 
         return text_from_gguf(GGUFFile(path))
     if path.suffix == ".pt":

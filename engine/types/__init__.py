@@ -17,12 +17,25 @@ from bequest.engine.types.delta import (
     TokenLogprob,
     Usage,
 )
-from bequest.engine.types.device import PendingStep, Runner
+from bequest.engine.types.device import ComingMasks, MaskSource, PendingStep, Registration, Release, Runner, mask_words
 from bequest.engine.types.model import ModelInfo
-from bequest.engine.types.plan import BeamSpec, PromptLogprobSpec, RowSpec, StepPlan
-from bequest.engine.types.record import ChoiceEntry, Grade, Parent, ParentChoice, RecordEntry
+from bequest.engine.types.plan import (
+    NO_DRAFT,
+    NO_ROW,
+    NO_SLOT,
+    BeamSpec,
+    MaskSpec,
+    PromptLogprobSpec,
+    StepBatch,
+    StepMoves,
+    StepPlan,
+    StepRows,
+    StepSamples,
+)
+from bequest.engine.types.record import ChoiceEntry, Grade, GradeLoad, Parent, ParentChoice, RecordEntry
 from bequest.engine.types.request import Lineage, OutputMode, Request, Retain
 from bequest.engine.types.result import BeamCandidates, LogprobArrays, StepResult
+from bequest.engine.types.row import CatalogueSpec, DrawParams, Penalties, RowSpec, TimestampSpec, TokenBounds
 from bequest.engine.types.sampling import (
     MAX_BEAM_CANDIDATES,
     MAX_BEAM_WIDTH,
@@ -37,27 +50,39 @@ __all__ = [
     "BeamParams",
     "BeamSpec",
     "BoolArray",
+    "CatalogueSpec",
     "ChoiceDelta",
     "ChoiceEntry",
+    "ComingMasks",
     "Delta",
+    "DrawParams",
     "FinishReason",
     "FloatArray",
     "Grade",
+    "GradeLoad",
     "Grammar",
-    "Matcher",
     "Inheritance",
     "IntArray",
     "Lineage",
     "LogprobArrays",
     "MAX_BEAM_CANDIDATES",
     "MAX_BEAM_WIDTH",
+    "MaskSource",
+    "MaskSpec",
+    "Matcher",
     "ModelInfo",
+    "NO_DRAFT",
+    "NO_ROW",
+    "NO_SLOT",
     "OutputMode",
     "Parent",
     "ParentChoice",
+    "Penalties",
     "PendingStep",
     "PromptLogprobSpec",
     "RecordEntry",
+    "Registration",
+    "Release",
     "Request",
     "Retain",
     "Retained",
@@ -66,9 +91,16 @@ __all__ = [
     "SamplingParams",
     "Sink",
     "Source",
+    "StepBatch",
+    "StepMoves",
     "StepPlan",
     "StepResult",
+    "StepRows",
+    "StepSamples",
     "StopReason",
+    "TimestampSpec",
+    "TokenBounds",
     "TokenLogprob",
     "Usage",
+    "mask_words",
 ]

@@ -94,6 +94,25 @@ class Catalogue:
         """The tokens that lead to the node are an item."""
         return self._tree.is_terminal(node)
 
+    def items(self) -> tuple[IntArray, npt.NDArray[np.int64]]:
+        """What from_ragged makes the same catalogue of: tokens [M] and offsets [N + 1] of the distinct items."""
+        leads_to = self._tree.tokens
+        num_children = np.diff(self._tree.first_child)  # [inner nodes]
+        parents = np.concatenate([[ROOT], np.repeat(np.arange(len(num_children)), num_children)])  # [nodes]
+        ends = np.ones(len(leads_to), np.bool_)
+        ends[: len(num_children)] = num_children == 0
+        if self._tree.terminal.size:
+            bits = np.unpackbits(self._tree.terminal.view(np.uint8), bitorder="little")
+            ends[: len(num_children)] |= bits[: len(num_children)].astype(np.bool_)
+        columns = []  # the last tokens first
+        nodes = np.flatnonzero(ends)
+        while (nodes != ROOT).any():
+            columns.append(leads_to[nodes])  # the root's is -1
+            nodes = parents[nodes]
+        padded = np.stack(columns[::-1], axis=1)  # [N, D], padding in front
+        there = padded >= 0
+        return padded[there], np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+
     def walk(self, tokens: Iterable[int], node: int = ROOT) -> int:
         """The node that the tokens lead to; -1: no item goes on like this."""
         for token in tokens:

@@ -1,9 +1,13 @@
-"""What the device thread runs."""
+"""What the device thread runs, and the channel that masks come on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+from bequest.engine.types.arrays import IntArray
+from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.plan import StepPlan
 from bequest.engine.types.result import StepResult
 
@@ -28,8 +32,41 @@ class PendingStep(Protocol):
         """Blocks until it is done. Called once."""
 
 
+def mask_words(vocab_size: int) -> int:
+    """Words of a token mask: bit i % 32 of word i / 32 says whether token i may come."""
+    return -(-vocab_size // 32)
+
+
+class ComingMasks(Protocol):
+    """The token masks of one step, which may not be made yet."""
+
+    def send_to(self, place: IntArray, then: Callable[[], None]) -> None:
+        """Has them written to `place` [rows, words] and calls `then`, once: now, if they are there, or else on the
+        thread that makes them."""
+
+    def wait(self) -> IntArray:
+        """[rows, words]; blocks until they are there."""
+        ...
+
+
+class MaskSource(Protocol):
+    """Where a runner gets the masks that plans name."""
+
+    def of(self, number: int) -> ComingMasks: ...
+
+
 class Runner(Protocol):
-    """What the device thread runs. The paged fake of the tests and the real runners implement it."""
+    """What the device thread runs. The paged fake of the tests and the real runners implement it.
+
+    `connect` is called once, before anything else. The other calls come one after the other.
+    """
+
+    def connect(self, masks: MaskSource) -> None: ...
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        """Plans from now on may name the catalogue by this handle."""
+
+    def release(self, handle: int) -> None:
+        """They do not any more. Rows that were opened under it keep it."""
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
     def is_quick(self, plan: StepPlan) -> bool:
@@ -37,3 +74,24 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A catalogue that plans behind this name by a handle."""
+
+    handle: int
+    catalogue: Catalogue
+
+    def tell(self, runner: Runner) -> None:
+        runner.register(self.handle, self.catalogue)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A handle that no plan behind this names."""
+
+    handle: int
+
+    def tell(self, runner: Runner) -> None:
+        runner.release(self.handle)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bequest.engine.errors import ContextLengthExceeded, InvalidRequest
+from bequest.engine.types.data import Data
 
 Features = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int64]
@@ -137,8 +138,8 @@ def check_encoder(encoder: EncoderInput | None, info: EncoderInfo | None) -> Non
         info.check_length(encoder.length)
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderSpec:
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderSpec(Data):
     """One run of the encoder in a step: the cross keys and values of position i go to `slots[i]` of every layer."""
 
     input: EncoderInput

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bequest.engine.errors import InvalidRequest
+from bequest.engine.types.data import Data
 
 Pooling = Literal["none", "mean", "last"]
 Stack = Literal["decoder", "encoder"]
@@ -25,6 +26,7 @@ StatesDType = Literal["float32", "bfloat16", "float16"]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 MOST_LAYERS = 128  # bits of a tap's mask
+NOT_TAPPED = -1  # among the rows of a step's tokens: nobody wants this token's states
 
 
 # --- what a request asks for -------------------------------------------------------------------------------------
@@ -144,16 +146,16 @@ def most_positions(params: HiddenStatesParams, num_prompt: int, max_tokens: int)
 # --- what a step taps --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TapSpec:
+@dataclass(frozen=True, slots=True, eq=False)
+class TapSpec(Data):
     """R tokens of the step whose states one sequence wants, of the same layers."""
 
     tokens: npt.NDArray[np.int32]  # [R] in [0, T), ascending
     num_layers: int
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderTap:
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderTap(Data):
     """R positions of one encoder input whose states are wanted: rows [R, layers] from `first_row` on."""
 
     tokens: Indices  # [R] in [0, E), of the packed inputs of the step
@@ -165,11 +167,11 @@ class EncoderTap:
         return len(self.tokens) * len(self.layers)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTaps:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTaps(Data):
     """Where the states of a step's tokens go: token t's layers, ascending, into rows from `rows[t]` on."""
 
-    rows: npt.NDArray[np.int32]  # [T] in [0, num_rows), -1: nobody wants this token's states
+    rows: npt.NDArray[np.int32]  # [T] in [0, num_rows), or NOT_TAPPED
     layers: npt.NDArray[np.uint64]  # [T, 2] bit i: layer i is wanted
     num_rows: int
     specs: tuple[TapSpec, ...]  # rows are numbered in their order, without gaps
@@ -188,4 +190,4 @@ class StepTaps:
     def tokens_of_layer(self, layer: int) -> Indices:
         """The tokens in [0, T) whose states of this layer are wanted."""
         word, bit = divmod(layer, 64)
-        return np.flatnonzero((self.rows >= 0) & (self.layers[:, word] >> np.uint64(bit) & np.uint64(1) > 0))
+        return np.flatnonzero((self.rows != NOT_TAPPED) & (self.layers[:, word] >> np.uint64(bit) & np.uint64(1) > 0))

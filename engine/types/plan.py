@@ -1,42 +1,97 @@
 """A step for the device: event-loop thread → device thread.
 
-Numbers, arrays and handles, frozen. Arrays are numpy, int32 unless said otherwise; they belong to the plan and are not
-written again. Dims: T tokens of the step, S sequences of the step, N sampled rows, MB blocks per row.
+Data (engine/types/data.py): numbers, arrays and handles. Arrays are numpy, int32 unless said otherwise; they belong to
+the plan and are not written again. What a handle stands for was registered with the runner before, and masks come on a
+channel of their own (engine/types/device.py).
+
+Dims: T tokens of the step, S sequences of the step, N samples, MB blocks per row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from bequest.engine.types.arrays import FloatArray, IntArray
+from bequest.engine.types.data import Data
 from bequest.engine.types.encoder import EncoderSpec
 from bequest.engine.types.hidden import StepTaps
-from bequest.engine.types.sampling import SamplingParams
+from bequest.engine.types.row import CatalogueSpec, RowSpec
 
-if TYPE_CHECKING:
-    from bequest.engine.constraints.masks import StepMasks
-
-
-@dataclass(frozen=True, slots=True)
-class RowSpec:
-    """Opens a sampler row: the device keeps the row's penalty counts, masks, seed and last token until it is closed."""
-
-    row: int
-    params: SamplingParams
-    seed: int  # 64 bits
-    choice: int
-    prompt_token_ids: tuple[int, ...]  # for penalties and bad words
-    output_token_ids: tuple[int, ...] = ()  # sampled before, when a preempted sequence comes back
-    held_back: tuple[int, ...] = ()  # end tokens that must not come before min_tokens
-    end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue, if there is one
+NO_ROW = -1  # no sampler row: of an input token, that its id is known; of a sample, that it is a beam's
+NO_SLOT = -1  # the token's keys and values are there already, and are not written again
+NO_DRAFT = -1  # nothing was drafted to follow a sample
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprobSpec:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepBatch(Data):
+    """The tokens of a step, sequence by sequence, and where their keys and values lie."""
+
+    input_ids: IntArray  # [T]; 0 where a sampler row has the token
+    input_rows: IntArray  # [T] the row whose last token it is, which the device knows before others do; or NO_ROW
+    positions: IntArray  # [T]
+    slot_mapping: npt.NDArray[np.int64]  # [T], or NO_SLOT
+    query_start: IntArray  # [S + 1]
+    seq_lens: IntArray  # [S], computed tokens after this step
+    block_tables: IntArray  # [S, MB], padded with block 0
+    cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
+    cross_lens: IntArray | None = None  # [S]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepMoves(Data):
+    """What happens to blocks before anything is computed, in this order."""
+
+    swaps_out: IntArray  # [C, 2] (device block, host block)
+    swaps_in: IntArray  # [C, 2] (host block, device block)
+    copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRows(Data):
+    """Sampler rows that change before the step samples; those to be closed come first."""
+
+    close: tuple[int, ...] = ()  # that no later step names under their old meaning
+    open: tuple[RowSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MaskSpec(Data):
+    """Samples [first_sample, first_sample + num_rows) have token masks, which come on the channel as `number`."""
+
+    number: int
+    first_sample: int
+    num_rows: int
+
+    @property
+    def part(self) -> slice:
+        return slice(self.first_sample, self.first_sample + self.num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSamples(Data):
+    """What is sampled. The samples of rows with a grammar are the last ones, but for those of beams.
+
+    A row may be sampled several times where tokens were drafted: its samples are consecutive and their positions
+    ascend. The later ones count only while each earlier one equals its draft, and only those that count move what the
+    row remembers; the tokens of the others mean nothing.
+    """
+
+    tokens: IntArray  # [N] index in [0, T) whose logits are sampled
+    rows: IntArray  # [N] sampler row of each; NO_ROW: a beam's, which is not sampled
+    positions: IntArray  # [N] absolute position of the sampled token: keys its random number
+    drafts: IntArray | None = None  # [N] the token that was drafted to follow, or NO_DRAFT; None: nobody drafts
+    num_logprobs: int | None = None  # the largest number of alternatives any sample wants; None: nobody wants any
+    masks: MaskSpec | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobSpec(Data):
     """Asks for log-probabilities of `targets`: target i is the token after the step's token `first_token + i`."""
 
     request_id: str
@@ -45,52 +100,35 @@ class PromptLogprobSpec:
     top: int
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSpec:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BeamSpec(Data):
     """Asks for the best continuations of a group's beams: samples [first_sample, first_sample + R) of the step."""
 
     request_id: str
-    params: SamplingParams
     first_sample: int
     scores: FloatArray  # [R] summed log-probabilities so far
     num_candidates: int
-    held_back: tuple[int, ...]  # tokens that must not come: ends before min_tokens, the model's rules
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    held_back: tuple[int, ...] = ()  # tokens that must not come: ends before min_tokens, the model's rules
+    catalogue: CatalogueSpec | None = None
     nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
-    end_token_ids: tuple[int, ...] = ()  # that may follow an item of the catalogue
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step for the device thread: swaps out, swaps in, copies, rows closed and opened, encoders, forward, sampling.
-
-    input_ids holds token ids; -(row + 1) means "the last token sampled in sampler row `row`", which the device knows
-    before the event-loop thread does.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPlan(Data):
+    """One step for the device thread: moves, rows closed and opened, encoders, forward, sampling."""
 
     step: int
-    input_ids: IntArray  # [T]
-    positions: IntArray  # [T]
-    query_start: IntArray  # [S + 1]
-    seq_lens: IntArray  # [S], computed tokens after this step
-    slot_mapping: npt.NDArray[np.int64]  # [T], -1: not written
-    block_tables: IntArray  # [S, MB], padded with block 0
-    swaps_out: IntArray  # [C, 2] (device block, host block)
-    swaps_in: IntArray  # [C, 2] (host block, device block)
-    block_copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
-    close_rows: tuple[int, ...]  # sampler rows that no later step names under their old meaning
-    open_rows: tuple[RowSpec, ...]
-    sample_tokens: IntArray  # [N] index in [0, T) whose logits are sampled
-    sample_rows: IntArray  # [N] sampler row of each; -1: a beam's, which is not sampled
-    sample_positions: IntArray  # [N] absolute position of the sampled token: keys its random number
-    num_logprobs: int | None  # the largest number of alternatives any sampled row wants; None: nobody wants any
-    prompt_logprobs: tuple[PromptLogprobSpec, ...]
+    batch: StepBatch
+    moves: StepMoves
+    rows: StepRows
+    samples: StepSamples
+    prompt_logprobs: tuple[PromptLogprobSpec, ...] = ()
     beams: tuple[BeamSpec, ...] = ()
-    masks: StepMasks | None = None  # of the rows with a grammar: the last sampled ones before the beams'
     taps: StepTaps | None = None  # None: nobody wants hidden states of this step
     encoders: tuple[EncoderSpec, ...] = ()
-    cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
-    cross_lens: IntArray | None = None  # [S]
 
     @property
     def num_tokens(self) -> int:
-        return int(self.input_ids.shape[0])
+        return len(self.batch.input_ids)

@@ -53,3 +53,12 @@ class RecordEntry:
     at: int | None
     children: int
     choices: tuple[ChoiceEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GradeLoad:
+    """The records of one grade."""
+
+    records: int = 0
+    tokens: int = 0
+    blocks: int = 0

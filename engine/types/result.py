@@ -1,15 +1,16 @@
-"""What a step brought: device thread → event-loop thread. Frozen. Dims as in plan.py; K alternatives."""
+"""What a step brought: device thread → event-loop thread. Data (data.py). Dims as in plan.py; K alternatives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from bequest.engine.types.arrays import BoolArray, FloatArray, IntArray
+from bequest.engine.types.data import Data
 from bequest.engine.types.states import StatesArray
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobArrays:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LogprobArrays(Data):
     """Raw log-probabilities of R rows: of the chosen token, its rank (1 is best), and the K best tokens, best first."""
 
     chosen: FloatArray  # [R]
@@ -18,8 +19,8 @@ class LogprobArrays:
     top: FloatArray  # [R, K]
 
 
-@dataclass(frozen=True, slots=True)
-class BeamCandidates:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BeamCandidates(Data):
     """The best continuations of one group's beams, best first; only allowed ones. `bad`: logits held a NaN."""
 
     scores: FloatArray  # [K] the beam's score and the token's log-probability
@@ -29,12 +30,12 @@ class BeamCandidates:
     bad: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepResult(Data):
     step: int
-    tokens: IntArray  # [N]
+    tokens: IntArray  # [N]; where tokens were drafted, those behind a sample that is not its draft mean nothing
     bad_rows: BoolArray  # [N] logits held a NaN: the row's request fails, nobody else's
-    logprobs: LogprobArrays | None
+    logprobs: LogprobArrays | None = None
     prompt_logprobs: tuple[LogprobArrays, ...] = ()  # as in the plan
     beams: tuple[BeamCandidates, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it

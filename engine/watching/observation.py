@@ -9,16 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from bequest.engine.types import Grade, Inheritance
-
-
-@dataclass(frozen=True, slots=True)
-class GradeLoad:
-    """The records of one grade."""
-
-    records: int = 0
-    tokens: int = 0
-    blocks: int = 0
+from bequest.engine.types import Grade, GradeLoad, Inheritance
 
 
 @dataclass(frozen=True, slots=True)

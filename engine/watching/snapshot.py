@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from bequest.engine._C import BlockTable
-    from bequest.engine.scheduling.scheduler import Scheduler
-    from bequest.engine.scheduling.sequence import Group
+from bequest.engine._C import BlockTable
+from bequest.engine.cache.entries import Entries, device_blocks, host_blocks
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.state.sequence import Group
+from bequest.engine.watching.observation import EngineLoad
 
 # Kinds of a block, the later ones win: held by one running sequence, by several tables, by a lease.
 FREE, IN_USE, SHARED, LEASED = range(4)
@@ -52,21 +53,37 @@ def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float) -> 
     of_leases = _entries(leased)
     return Snapshot(
         block_size=scheduler.pool.block_size,
-        blocks=_kinds(uses, of_leases, scheduler.pool.num_blocks),
-        host_blocks=_kinds(-uses, -of_leases, scheduler.cache.host.num_blocks),
+        blocks=_kinds(device_blocks(uses), device_blocks(of_leases), scheduler.pool.num_blocks),
+        host_blocks=_kinds(host_blocks(uses), host_blocks(of_leases), scheduler.cache.host.num_blocks),
         requests=tuple(_open_request(group, now) for group in groups),
     )
 
 
-def _entries(tables: Iterable[BlockTable]) -> npt.NDArray[np.int64]:
-    """Blocks of all tables: positive ones on the device, negative ones on the host."""
+def load_of(scheduler: Scheduler) -> EngineLoad:
+    pool, host, budget = scheduler.pool, scheduler.cache.host, scheduler.retention.leases.budget
+    return EngineLoad(
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        used_blocks=pool.num_used,
+        usable_blocks=pool.num_blocks - 1,
+        used_host_blocks=host.num_used,
+        usable_host_blocks=host.num_blocks - 1,
+        retention_budget=budget.capacity,
+        retention_charged=budget.used,
+        retained=scheduler.retention.loads(),
+        waiting_extractions=len(scheduler.extractions.waiting),
+        states_bytes=scheduler.extractions.memory.used,
+    )
+
+
+def _entries(tables: Iterable[BlockTable]) -> Entries:
     return np.fromiter((entry for table in tables for entry in table.blocks), np.int64)
 
 
-def _kinds(uses: npt.NDArray[np.int64], leased: npt.NDArray[np.int64], num_blocks: int) -> npt.NDArray[np.uint8]:
-    counts = np.bincount(uses[uses > 0], minlength=num_blocks)
+def _kinds(uses: Entries, leased: Entries, num_blocks: int) -> npt.NDArray[np.uint8]:
+    counts = np.bincount(uses, minlength=num_blocks)
     kinds = np.minimum(counts, SHARED).astype(np.uint8)
-    kinds[leased[leased > 0]] = LEASED
+    kinds[leased] = LEASED
     return kinds[1:]
 
 
@@ -76,11 +93,11 @@ def _open_request(group: Group, now: float) -> OpenRequest:
         id=request.id,
         name=request.name,
         tenant=request.tenant,
-        status="waiting" if group.admitted_at is None else "running",
-        seconds=now - group.arrived_at,
+        status="waiting" if group.times.admitted is None else "running",
+        seconds=now - group.times.arrived,
         prompt_tokens=len(request.prompt_token_ids),
         computed_tokens=max((sequence.num_computed for sequence in sequences), default=0),
-        generated_tokens=group.completion_tokens,
+        generated_tokens=group.kind.completion_tokens,
         max_tokens=request.params.max_tokens,
         sequences=len(sequences),
         blocks=sum(len(sequence.table) for sequence in sequences),

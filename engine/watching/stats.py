@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bequest.engine.scheduling.results import Applied
-from bequest.engine.scheduling.sequence import Group
-from bequest.engine.scheduling.step import Launch
+from bequest.engine.state.launch import Launch
+from bequest.engine.state.sequence import Applied, Group
 from bequest.engine.types import StepResult
 from bequest.engine.watching.observation import RequestStats, StepStats
 
@@ -14,29 +13,30 @@ from bequest.engine.watching.observation import RequestStats, StepStats
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
     return StepStats(
         prompt_tokens=launch.num_prompt_tokens + sum(run.input.length for run in launch.plan.encoders),
-        generated_tokens=applied.generated_tokens,
+        generated_tokens=applied.num_generated,
         preempted=launch.num_preempted,
-        swapped_out=len(launch.plan.swaps_out),
-        swapped_in=len(launch.plan.swaps_in),
+        swapped_out=len(launch.plan.moves.swaps_out),
+        swapped_in=len(launch.plan.moves.swaps_in),
         seconds=result.device_seconds,
-        first_token_seconds=applied.first_token_seconds,
-        inter_token_seconds=applied.inter_token_seconds,
+        first_token_seconds=tuple(applied.first_token_seconds),
+        inter_token_seconds=tuple(applied.inter_token_seconds),
     )
 
 
 def stats_of_request(group: Group, reason: Literal["stop", "length", "abort", "error"], now: float) -> RequestStats:
-    admitted = group.admitted_at if group.admitted_at is not None else now
-    first = group.first_token_at if group.first_token_at is not None else now
+    times = group.times
+    admitted = times.admitted if times.admitted is not None else now
+    first = times.first_token if times.first_token is not None else now
     return RequestStats(
         reason=reason,
-        prompt_tokens=group.num_prompt_tokens,
-        cached_tokens=group.cached_tokens,
-        completion_tokens=group.completion_tokens,
+        prompt_tokens=group.kind.num_prompt_tokens,
+        cached_tokens=group.ties.cached_tokens,
+        completion_tokens=group.kind.completion_tokens,
         max_tokens=group.request.params.max_tokens,
         n=group.request.params.n,
-        queue_seconds=admitted - group.arrived_at,
+        queue_seconds=admitted - times.arrived,
         prefill_seconds=first - admitted,
         decode_seconds=now - first,
-        total_seconds=now - group.arrived_at,
-        inheritance=group.inheritance,
+        total_seconds=now - times.arrived,
+        inheritance=group.ties.inheritance,
     )

@@ -16,9 +16,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from bequest.engine.types import Grade, Source
+from bequest.engine.types import Grade, GradeLoad, Source
 from bequest.engine.types.states import ExtractedStates
-from bequest.engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
+from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
 from bequest.server.operation.traffic import Traffic
 
 StatesOf = Literal["prompt", "completion"]

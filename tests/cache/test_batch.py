@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bequest.engine._C import Batch, BlockPool, BlockTable, Error, TokenList, prepare_batch
+from bequest.engine.types import NO_ROW, NO_SLOT
 
 
 def table_for(pool: BlockPool, num_tokens: int) -> BlockTable:
@@ -38,7 +39,7 @@ def test_worked_example() -> None:
 
 def test_dtypes_are_those_of_a_plan() -> None:
     batch = prepare_batch([table_for(BlockPool(9, 4), 5)], [TokenList(range(5))], [0], [5], [-1])
-    for name in ("input_ids", "positions", "query_start", "seq_lens", "block_tables"):
+    for name in ("input_ids", "input_rows", "positions", "query_start", "seq_lens", "block_tables"):
         assert getattr(batch, name).dtype == np.int32
     assert batch.slot_mapping.dtype == np.int64
 
@@ -51,10 +52,12 @@ def reference(
     last_rows: Sequence[int],
     block_size: int,
 ) -> dict[str, list[int]]:
-    expected: dict[str, list[int]] = {"input_ids": [], "positions": [], "slot_mapping": [], "query_start": [0]}
+    expected: dict[str, list[int]] = {"input_ids": [], "input_rows": [], "positions": [], "slot_mapping": []}
+    expected["query_start"] = [0]
     for table, ids, start, count, row in zip(tables, tokens, computed, scheduled, last_rows, strict=True):
         for p in range(start, start + count):
-            expected["input_ids"].append(ids[p] if p < len(ids) else -(row + 1))
+            expected["input_ids"].append(ids[p] if p < len(ids) else 0)
+            expected["input_rows"].append(NO_ROW if p < len(ids) else row)
             expected["positions"].append(p)
             expected["slot_mapping"].append(table.blocks[p // block_size] * block_size + p % block_size)
         expected["query_start"].append(len(expected["positions"]))
@@ -95,17 +98,21 @@ def one_row(computed: int, scheduled: int, known: int, last_row: int = -1, **pad
 
 
 def test_token_on_the_device() -> None:
-    assert one_row(5, 1, known=5, last_row=0).input_ids.tolist() == [-1]
-    assert one_row(3, 3, known=5, last_row=7).input_ids.tolist() == [3, 4, -8]
+    first = one_row(5, 1, known=5, last_row=0)
+    assert first.input_ids.tolist() == [0] and first.input_rows.tolist() == [0]
+    mixed = one_row(3, 3, known=5, last_row=7)
+    assert mixed.input_ids.tolist() == [3, 4, 0] and mixed.input_rows.tolist() == [NO_ROW, NO_ROW, 7]
     # Two steps ahead: the token before the scheduled one is unknown too, but not wanted.
-    assert one_row(6, 1, known=5, last_row=7).input_ids.tolist() == [-8]
+    ahead = one_row(6, 1, known=5, last_row=7)
+    assert ahead.input_ids.tolist() == [0] and ahead.input_rows.tolist() == [7]
 
 
 def test_padding() -> None:
     batch = one_row(3, 2, known=5, columns=4, pad_tokens=4, pad_rows=3)
     assert batch.input_ids.tolist() == [3, 4, 0, 0]
+    assert batch.input_rows.tolist() == [NO_ROW] * 4
     assert batch.positions.tolist() == [3, 4, 0, 0]
-    assert batch.slot_mapping.tolist() == [7, 8, -1, -1]
+    assert batch.slot_mapping.tolist() == [7, 8, NO_SLOT, NO_SLOT]
     assert batch.query_start.tolist() == [0, 2, 2, 2]
     assert batch.seq_lens.tolist() == [5, 0, 0]
     assert batch.block_tables.tolist() == [[1, 2, 0, 0], [0] * 4, [0] * 4]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bequest.engine._C import BeamTables, BlockPool, BlockTable, Error, TokenList, prepare_batch
+from bequest.engine.beams.search import NO_PLACE
 from tests.cache.test_block_pool import write
 
 
@@ -125,7 +126,7 @@ def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> 
     with pytest.raises(Error, match="taken once"):
         beams.take_ended(2)
     with pytest.raises(Error, match="were taken"):
-        beams.epochs(ints(2), ints(7))
+        beams.epochs(places=ints(2), rows=ints(0), num_tokens=ints(7))
     taken.free()
     with pytest.raises(Error, match="not among the beams"):
         beams.end(ints(1))
@@ -138,7 +139,7 @@ def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> 
 def test_epochs_of_ended_beams_are_those_of_their_tables(pool: BlockPool, length: int) -> None:
     beams = start(pool, 8)
     beams.end(ints(0, 0))
-    epochs = beams.epochs(ints(1, 0, -1), ints(length, 8, length))
+    epochs = beams.epochs(places=ints(1, 0, NO_PLACE), rows=ints(0, 0, 0), num_tokens=ints(length, 8, length))
     tables = [beams.take_ended(1), beams.take_ended(0), beams.fork(0)]
     tables[0].truncate(length)
     tables[2].truncate(length)

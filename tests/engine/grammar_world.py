@@ -20,9 +20,10 @@ from bequest.engine.llm import LLM
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.sampling import RowSampler
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import Tokenizer, load_text
-from bequest.engine.types import ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
+from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
+from bequest.engine.types.catalogue import Catalogue
 
 EOS = 2
 _CLOSERS = set(b'"}]')
@@ -56,28 +57,37 @@ class RandomRunner:
     """Samples with the CPU's sampler. `slow_rows` records how often masks were not there yet."""
 
     def __init__(self, max_rows: int) -> None:
-        self._sampler = RowSampler(max_rows, tokenizer().vocab_size, PlacedCatalogues(torch.device("cpu")))
+        self._catalogues = PlacedCatalogues(torch.device("cpu"))
+        self._sampler = RowSampler(max_rows, tokenizer().vocab_size, self._catalogues)
         self._specs: dict[int, RowSpec] = {}
         self.closed = False
         self.num_masked = 0
+
+    def connect(self, masks: MaskSource) -> None:
+        self._masks = masks
+
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        self._catalogues.register(handle, catalogue)
+
+    def release(self, handle: int) -> None:
+        self._catalogues.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
         return False
 
     def launch(self, plan: StepPlan) -> StepResult:
-        self._sampler.update_rows(plan.close_rows, plan.open_rows)
-        self._specs.update((spec.row, spec) for spec in plan.open_rows)
-        self._sampler.resolve(plan.input_ids)
-        rows = [self._specs[row] for row in plan.sample_rows.tolist()]
-        keys = zip(rows, plan.sample_positions.tolist(), strict=True)
-        logits = [logits_at(spec.seed, spec.choice, position) for spec, position in keys]
+        self._sampler.update_rows(plan.rows)
+        self._specs.update((spec.row, spec) for spec in plan.rows.open)
+        self._sampler.resolve(plan.batch)
+        draws = [self._specs[row].draw for row in plan.samples.rows.tolist()]
+        keys = zip(draws, plan.samples.positions.tolist(), strict=True)
+        logits = [logits_at(draw.seed, draw.choice, position) for draw, position in keys]
         if not logits:
-            return StepResult(plan.step, np.empty(0, np.int32), np.empty(0, np.bool_), None)
-        self.num_masked += 0 if plan.masks is None else plan.masks.num_rows
-        sampled = self._sampler.sample(
-            torch.from_numpy(np.stack(logits)), plan.sample_rows, plan.sample_positions, plan.num_logprobs, plan.masks
-        )
-        return StepResult(plan.step, *sampled)
+            return StepResult(step=plan.step, tokens=np.empty(0, np.int32), bad_rows=np.empty(0, np.bool_))
+        self.num_masked += 0 if plan.samples.masks is None else plan.samples.masks.num_rows
+        stacked = torch.from_numpy(np.stack(logits))
+        tokens, bad, logprobs = self._sampler.sample(stacked, plan.samples, self._masks)
+        return StepResult(step=plan.step, tokens=tokens, bad_rows=bad, logprobs=logprobs)
 
     def close(self) -> None:
         self.closed = True
@@ -109,7 +119,7 @@ async def random_engine(
     """An engine over it, which must be whole again when the test is done with it."""
     vocab = tokenizer().vocab_size
     runner = QueueingRunner(max_num_seqs) if queues else RandomRunner(max_num_seqs)
-    limits = SchedulerLimits(max_num_seqs, 256, prefix_caching=True)
+    limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=256, prefix_caching=True)
     scheduler = make_scheduler(limits, CacheSizes(16, num_blocks), (EOS,))
     info = ModelInfo("random", "random", 1024, vocab, (EOS,), "float32", 0)
     engine = AsyncEngine(info, scheduler, runner, tokenizer(), pipelined=pipelined)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.scheduling.draft import SchedulerLimits
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.states import ExtractedStates
@@ -61,12 +60,12 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
     sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
     limits = SchedulerLimits(
-        setup.max_num_seqs,
-        setup.chunk,
-        setup.prefix_caching,
-        setup.chunk_alone,
-        setup.extraction,
-        setup.encoder_tokens,
+        max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=setup.chunk,
+        prefix_caching=setup.prefix_caching,
+        max_num_tokens_alone=setup.chunk_alone,
+        extraction=setup.extraction,
+        max_num_encoder_tokens=setup.encoder_tokens,
     )
     encoder = (
         None

@@ -17,8 +17,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bequest.engine.types import BeamCandidates, BeamSpec, LogprobArrays, RowSpec, StepPlan, StepResult
-from bequest.engine.types.hidden import StepTaps
+from bequest.engine.types import (
+    NO_ROW,
+    NO_SLOT,
+    BeamCandidates,
+    BeamSpec,
+    LogprobArrays,
+    MaskSource,
+    RowSpec,
+    StepPlan,
+    StepResult,
+)
+from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.types.hidden import NOT_TAPPED, StepTaps
 
 VOCAB = 997
 BEAM_VOCAB = 40  # the first tokens of it: enough for beams to part and meet
@@ -54,7 +65,12 @@ def best_continuations(
     order = np.argsort(-ranked.ravel(), kind="stable")[:most]
     order = order[np.isfinite(ranked.ravel()[order])]
     rows, tokens = np.divmod(order, BEAM_VOCAB)
-    return BeamCandidates(ranked.ravel()[order], rows.astype(np.int32), tokens.astype(np.int32), raw.ravel()[order])
+    return BeamCandidates(
+        scores=ranked.ravel()[order],
+        rows=rows.astype(np.int32),
+        tokens=tokens.astype(np.int32),
+        logprobs=raw.ravel()[order],
+    )
 
 
 NUM_LAYERS, HIDDEN = 5, 3  # of the fake's hidden states
@@ -105,6 +121,7 @@ class PagedFakeRunner:
         self.slots = np.full(num_blocks * block_size, _EMPTY, dtype=np.int64)
         self.host_slots = np.full(num_host_blocks * block_size, _EMPTY, dtype=np.int64)
         self.rows: dict[int, RowSpec] = {}
+        self.catalogues: dict[int, Catalogue] = {}  # registered ones by their handles
         self.last_tokens: dict[int, int] = {}
         self.num_steps = 0
         self.num_copies = 0
@@ -120,6 +137,16 @@ class PagedFakeRunner:
         self.fail_at: int | None = None
         self.bad_prompt_token: int | None = None  # a history that holds it gives NaN
 
+    def connect(self, masks: MaskSource) -> None:
+        pass
+
+    def register(self, handle: int, catalogue: Catalogue) -> None:
+        assert handle not in self.catalogues
+        self.catalogues[handle] = catalogue
+
+    def release(self, handle: int) -> None:
+        del self.catalogues[handle]
+
     def is_quick(self, plan: StepPlan) -> bool:
         return False
 
@@ -130,19 +157,23 @@ class PagedFakeRunner:
         if self.fail_at is not None and self.num_steps >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
         self.num_tokens += plan.num_tokens
-        self._swap(self.slots, self.host_slots, plan.swaps_out)
-        self._swap(self.host_slots, self.slots, plan.swaps_in)
-        self.num_swapped_out += len(plan.swaps_out)
-        self.num_swapped_in += len(plan.swaps_in)
-        self._copy_blocks(plan.block_copies)
-        for row in plan.close_rows:
+        self._swap(self.slots, self.host_slots, plan.moves.swaps_out)
+        self._swap(self.host_slots, self.slots, plan.moves.swaps_in)
+        self.num_swapped_out += len(plan.moves.swaps_out)
+        self.num_swapped_in += len(plan.moves.swaps_in)
+        self._copy_blocks(plan.moves.copies)
+        for row in plan.rows.close:
             del self.rows[row]
-        for spec in plan.open_rows:
+        for spec in plan.rows.open:
             assert spec.row not in self.rows, "a row was opened twice"
             self.rows[spec.row] = spec
-        input_ids = [t if t >= 0 else self.last_tokens[-t - 1] for t in plan.input_ids.tolist()]
-        written = plan.slot_mapping >= 0
-        slots = plan.slot_mapping[written]
+        for bound in (*plan.rows.open, *plan.beams):
+            assert bound.catalogue is None or bound.catalogue.handle in self.catalogues, "nobody registered it"
+        batch = plan.batch
+        inputs = zip(batch.input_ids.tolist(), batch.input_rows.tolist(), strict=True)
+        input_ids = [token if row == NO_ROW else self.last_tokens[row] for token, row in inputs]
+        written = batch.slot_mapping != NO_SLOT
+        slots = batch.slot_mapping[written]
         assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
         assert (slots >= self.block_size).all(), "a token was written to the null block"
         self._encode(plan, slots)
@@ -150,13 +181,14 @@ class PagedFakeRunner:
         for index in np.flatnonzero(~written).tolist():
             assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
         tokens, bad = self._sample(plan)
+        top = plan.samples.num_logprobs
         return StepResult(
-            plan.step,
-            np.asarray(tokens, np.int32),
-            np.asarray(bad, np.bool_),
-            None if plan.num_logprobs is None else _fake_logprobs(np.asarray(tokens, np.int32), plan.num_logprobs),
-            tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
-            tuple(self._candidates(plan, spec) for spec in plan.beams),
+            step=plan.step,
+            tokens=np.asarray(tokens, np.int32),
+            bad_rows=np.asarray(bad, np.bool_),
+            logprobs=None if top is None else _fake_logprobs(np.asarray(tokens, np.int32), top),
+            prompt_logprobs=tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
+            beams=tuple(self._candidates(plan, spec) for spec in plan.beams),
             states=() if plan.taps is None else self._states(plan, plan.taps),
         )
 
@@ -187,10 +219,12 @@ class PagedFakeRunner:
 
     def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
         tokens, bad = [], []
+        samples = plan.samples
+        assert samples.drafts is None
         for index, row, position in zip(
-            plan.sample_tokens.tolist(), plan.sample_rows.tolist(), plan.sample_positions.tolist(), strict=True
+            samples.tokens.tolist(), samples.rows.tolist(), samples.positions.tolist(), strict=True
         ):
-            if row < 0:  # a beam's
+            if row == NO_ROW:  # a beam's
                 tokens.append(0)
                 bad.append(False)
                 continue
@@ -198,7 +232,7 @@ class PagedFakeRunner:
             before = int((history < CROSS).sum())
             assert position == before, "a sampled token's position is the number of tokens before it"
             spec = self.rows[row]
-            token = next_token(history, spec.seed, spec.choice, spec.params.greedy)
+            token = next_token(history, spec.draw.seed, spec.draw.choice, spec.draw.greedy)
             self.last_tokens[row] = token
             tokens.append(token)
             bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
@@ -206,7 +240,7 @@ class PagedFakeRunner:
 
     def _states(self, plan: StepPlan, taps: StepTaps) -> tuple[np.ndarray, ...]:
         ring = np.full((taps.num_rows, HIDDEN), np.nan, np.float32)
-        for token in np.flatnonzero(taps.rows >= 0).tolist():
+        for token in np.flatnonzero(taps.rows != NOT_TAPPED).tolist():
             history = self._history(plan, token)
             wanted = [layer for layer in range(NUM_LAYERS + 1) if token in taps.tokens_of_layer(layer)]
             for number, layer in enumerate(wanted):
@@ -226,21 +260,23 @@ class PagedFakeRunner:
 
     def _candidates(self, plan: StepPlan, spec: BeamSpec) -> BeamCandidates:
         histories = [
-            self._history(plan, int(plan.sample_tokens[spec.first_sample + row])) for row in range(len(spec.scores))
+            self._history(plan, int(plan.samples.tokens[spec.first_sample + row])) for row in range(len(spec.scores))
         ]
         if self.bad_prompt_token is not None and any(self.bad_prompt_token in h.tolist() for h in histories):
-            return BeamCandidates(*(np.empty(0, np.float32),) * 4, bad=True)  # type: ignore[arg-type]
+            floats, ints = np.empty(0, np.float32), np.empty(0, np.int32)
+            return BeamCandidates(scores=floats, rows=ints, tokens=ints, logprobs=floats, bad=True)
         return best_continuations(histories, spec.scores, spec.num_candidates, spec.held_back)
 
     def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
         """What the encoder wrote for the token's sequence, then the tokens up to it."""
-        sequence = int(np.searchsorted(plan.query_start, token_index, side="right")) - 1
-        history = self._read(plan.block_tables[sequence], int(plan.positions[token_index]) + 1)
+        batch = plan.batch
+        sequence = int(np.searchsorted(batch.query_start, token_index, side="right")) - 1
+        history = self._read(batch.block_tables[sequence], int(batch.positions[token_index]) + 1)
         assert (history != _EMPTY).all(), "read a slot that nothing was written to"
         assert (history < CROSS).all(), "a self table holds what an encoder wrote"
-        if plan.cross_tables is None or plan.cross_lens is None:
+        if batch.cross_tables is None or batch.cross_lens is None:
             return history
-        cross = self._read(plan.cross_tables[sequence], int(plan.cross_lens[sequence]))
+        cross = self._read(batch.cross_tables[sequence], int(batch.cross_lens[sequence]))
         assert (cross >= CROSS).all(), "a cross table holds what no encoder wrote"
         return np.concatenate([cross, history])
 

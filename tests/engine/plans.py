@@ -8,12 +8,10 @@ from collections import Counter
 import numpy as np
 
 from bequest.engine.build import CacheSizes, make_scheduler
-from bequest.engine.cache.salt import pack_salt
 from bequest.engine.outputs import ChoiceOutput
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.results import apply_result
-from bequest.engine.scheduling.sequence import Group
-from bequest.engine.scheduling.step import Launch
+from bequest.engine.state.launch import Launch
 from bequest.engine.types import Request, SamplingParams, StepResult
 
 
@@ -21,7 +19,7 @@ class Plans:
     """A scheduler whose steps are looked at; samples are zeros."""
 
     def __init__(self, slots: int, budget: int = 256) -> None:
-        limits = SchedulerLimits(slots, budget, prefix_caching=True)
+        limits = SchedulerLimits(max_num_seqs=slots, max_num_batched_tokens=budget, prefix_caching=True)
         self.scheduler = make_scheduler(limits, CacheSizes(4, 2000), ())
         self._numbers = itertools.count(1)
 
@@ -32,16 +30,16 @@ class Plans:
             prompt = tuple(range(number * 1000, number * 1000 + prompt_len))
             params = SamplingParams(max_tokens=answer, temperature=0, n=n)
             asked = Request(f"r{number}", tenant, prompt, params, priority=priority)
-            group = Group(asked, lambda _: None, 0, number, arrived_at=0.0)
-            self.scheduler.retention.open(group, pack_salt(tenant, ""))
+            group = self.scheduler.new_group(asked, lambda _: None, seed=0, arrival_number=number, now=0.0)
+            self.scheduler.retention.open(group)
             self.scheduler.add(group, ChoiceOutput(asked, 0, None))
 
     def step(self) -> Launch:
         launch = self.scheduler.plan(0.0)
         assert launch is not None
-        rows = len(launch.plan.sample_tokens)
-        result = StepResult(launch.plan.step, np.zeros(rows, np.int32), np.zeros(rows, np.bool_), None)
-        apply_result(self.scheduler, launch, result, (), 0.0)
+        rows = len(launch.plan.samples)
+        result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
+        apply_result(launch, result, 0.0)
         return launch
 
     def steps(self, count: int) -> int:

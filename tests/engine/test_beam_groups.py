@@ -11,8 +11,7 @@ import pytest
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.errors import DeadlineExceeded, InvalidRequest
 from bequest.engine.outputs import ChoiceOutput
-from bequest.engine.scheduling.draft import SchedulerLimits
-from bequest.engine.scheduling.sequence import Group
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
@@ -162,10 +161,12 @@ async def test_a_group_that_can_never_fit_is_refused() -> None:
 
 def test_a_step_ranks_no_more_beams_than_the_widest_group_has() -> None:
     """Groups whose first token is computed count too: their rows have a place in the runner's arrays."""
-    scheduler = make_scheduler(SchedulerLimits(256, 4096, True), CacheSizes(16, 4000), ())
+    scheduler = make_scheduler(
+        SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=4096, prefix_caching=True), CacheSizes(16, 4000), ()
+    )
     for number in range(MAX_BEAM_WIDTH + 10):
         asked = beams_of([number], beam_params(1, 2))
-        group = Group(asked, lambda _: None, 0, number, arrived_at=0.0)
+        group = scheduler.new_group(asked, lambda _: None, seed=0, arrival_number=number, now=0.0)
         scheduler.add(group, ChoiceOutput(asked, 0, None))
     launches = [scheduler.plan(0.0), scheduler.plan(0.0, behind=True)]
     assert [0 if launch is None else len(launch.plan.beams) for launch in launches] == [MAX_BEAM_WIDTH, 10]

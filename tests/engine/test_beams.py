@@ -49,10 +49,10 @@ def candidates(search: BeamSearch, prompt: list[int], sharpness: float) -> BeamC
     scored.sort(key=lambda s: (-s[0], s[1], s[2]))
     scores, rows, tokens_, logprobs = zip(*scored[: search.num_candidates], strict=True)
     return BeamCandidates(
-        np.asarray(scores, np.float32),
-        np.asarray(rows, np.int32),
-        np.asarray(tokens_, np.int32),
-        np.asarray(logprobs, np.float32),
+        scores=np.asarray(scores, np.float32),
+        rows=np.asarray(rows, np.int32),
+        tokens=np.asarray(tokens_, np.int32),
+        logprobs=np.asarray(logprobs, np.float32),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import AnswerTooLarge, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import BeamParams, OutputMode, Request, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span

@@ -12,7 +12,7 @@ import pytest
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineDead
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.types import ModelInfo, PendingStep, SamplingParams, StepPlan, StepResult
 from bequest.engine.watching.watchdog import StepWatchdog
 from tests.engine.harness import ask, request, until
@@ -53,7 +53,9 @@ class _Pending:
 
 @asynccontextmanager
 async def engine_over(runner: PagedFakeRunner, step_timeout: float = 0.0) -> AsyncIterator[AsyncEngine]:
-    scheduler = make_scheduler(SchedulerLimits(4, 64, True), CacheSizes(4, 200), ())
+    scheduler = make_scheduler(
+        SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True), CacheSizes(4, 200), ()
+    )
     info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0)
     engine = AsyncEngine(info, scheduler, runner, None, step_timeout=step_timeout)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from bequest.engine.scheduling.flow import PromptFlow
+from bequest.engine.scheduling.policy.flow import PromptFlow
 from tests.engine.plans import Plans
 
 SLOTS, PROMPT, ANSWER = 8, 60, 60

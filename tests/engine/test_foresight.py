@@ -10,9 +10,18 @@ import pytest
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.scheduling.draft import SchedulerLimits
-from bequest.engine.scheduling.foresight import Foresight
-from bequest.engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.scheduling.policy.clock import Foresight
+from bequest.engine.types import (
+    ModelInfo,
+    SamplingParams,
+    StepBatch,
+    StepMoves,
+    StepPlan,
+    StepResult,
+    StepRows,
+    StepSamples,
+)
 from tests.engine.harness import ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 
@@ -24,9 +33,18 @@ def plan_of(num_tokens: int) -> StepPlan:
     pairs = np.zeros((0, 2), np.int32)
     tokens = np.zeros(num_tokens, np.int32)
     slots = np.zeros(num_tokens, np.int64)
-    return StepPlan(
-        0, tokens, tokens, empty, empty, slots, pairs, pairs, pairs, pairs, (), (), empty, empty, empty, None, ()
+    batch = StepBatch(
+        input_ids=tokens,
+        input_rows=tokens,
+        positions=tokens,
+        slot_mapping=slots,
+        query_start=empty,
+        seq_lens=empty,
+        block_tables=pairs,
     )
+    moves = StepMoves(swaps_out=pairs, swaps_in=pairs, copies=pairs)
+    samples = StepSamples(tokens=empty, rows=empty, positions=empty)
+    return StepPlan(step=0, batch=batch, moves=moves, rows=StepRows(), samples=samples)
 
 
 def after(*steps: tuple[int, float], num_tokens: int) -> float:
@@ -96,7 +114,7 @@ class Gated(PagedFakeRunner):
     def launch(self, plan: StepPlan) -> StepResult:
         self.may_run.acquire()
         self.now += STEP
-        self.sizes.append(len(plan.seq_lens))
+        self.sizes.append(len(plan.batch.seq_lens))
         return super().launch(plan)
 
 
@@ -105,7 +123,9 @@ async def test_who_comes_while_a_long_step_runs_is_in_the_next(steady: bool) -> 
     """But in the one behind it where nobody knows how long the running one takes."""
     runner = Gated()
     info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0)
-    scheduler = make_scheduler(SchedulerLimits(4, 64, True), CacheSizes(4, 200), ())
+    scheduler = make_scheduler(
+        SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True), CacheSizes(4, 200), ()
+    )
     engine = AsyncEngine(info, scheduler, runner, None, clock=lambda: runner.now)
     params = SamplingParams(max_tokens=100, temperature=0)
     first = asyncio.ensure_future(ask(engine, request([20, 21], params)))

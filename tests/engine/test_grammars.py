@@ -24,10 +24,9 @@ from bequest.engine.constraints.grammar import (
     lark_of_any,
 )
 from bequest.engine.constraints.grammar_check import GrammarCheck
-from bequest.engine.constraints.masks import mask_words
 from bequest.engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
 from bequest.engine.llm import LLM
-from bequest.engine.types import Delta, OutputMode, Request, SamplingParams
+from bequest.engine.types import Delta, OutputMode, Request, SamplingParams, mask_words
 from tests.engine.grammar_world import (
     EOS,
     check_answers_follow_their_grammars,

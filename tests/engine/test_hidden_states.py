@@ -12,7 +12,7 @@ import pytest
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import AnswerTooLarge, DeadlineExceeded, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from bequest.engine.types.hidden import HiddenStatesParams, Positions, Span
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until

@@ -12,8 +12,8 @@ import pytest
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import InsufficientRetention, ParentNotFound, RetentionTooLarge
-from bequest.engine.inheritance.records import Record
 from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.state.record import Record
 from bequest.engine.types import Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens

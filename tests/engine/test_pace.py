@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bequest.engine.scheduling.pace import Pace
+from bequest.engine.scheduling.policy.pace import Pace
 
 
 def paced(departures: int, seconds_each: float) -> Pace:

@@ -30,7 +30,7 @@ from bequest.engine.preload import start_cuda
 start_cuda()
 """
 NO_GGUF = """
-import sys, engine.text, engine.models.load
+import sys, bequest.engine.text, bequest.engine.models.load
 assert "gguf" not in sys.modules
 """
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from bequest.engine.runner.read_rows import read_tokens
-from bequest.engine.types import PromptLogprobSpec, StepPlan
+from bequest.engine.types import NO_ROW, PromptLogprobSpec, StepBatch, StepMoves, StepPlan, StepRows, StepSamples
 
 _NONE = np.empty(0, np.int32)
 _NO_PAIRS = np.empty((0, 2), np.int32)
@@ -19,26 +19,31 @@ def plan_of(lens: list[int], sampled: list[int], scored: list[tuple[int, int]]) 
     """A step of sequences with so many tokens each; scored: (first token, count)."""
     starts = np.cumsum([0, *lens]).astype(np.int32)
     tokens = np.zeros(starts[-1], np.int32)
-    specs = tuple(PromptLogprobSpec("r", first, np.zeros(count, np.int32), 0) for first, count in scored)
-    return StepPlan(
-        step=0,
+    specs = tuple(
+        PromptLogprobSpec(request_id="r", first_token=first, targets=np.zeros(count, np.int32), top=0)
+        for first, count in scored
+    )
+    batch = StepBatch(
         input_ids=tokens,
+        input_rows=np.full_like(tokens, NO_ROW),
         positions=tokens,
+        slot_mapping=tokens.astype(np.int64),
         query_start=starts,
         seq_lens=np.array(lens, np.int32),
-        slot_mapping=tokens.astype(np.int64),
         block_tables=np.zeros((len(lens), 1), np.int32),
-        swaps_out=_NO_PAIRS,
-        swaps_in=_NO_PAIRS,
-        block_copies=_NO_PAIRS,
-        close_rows=(),
-        open_rows=(),
-        sample_tokens=np.array(sampled, np.int32),
-        sample_rows=_NONE,
-        sample_positions=_NONE,
-        num_logprobs=None,
+    )
+    return StepPlan(
+        step=0,
+        batch=batch,
+        moves=StepMoves(swaps_out=_NO_PAIRS, swaps_in=_NO_PAIRS, copies=_NO_PAIRS),
+        rows=StepRows(),
+        samples=samples_at(sampled),
         prompt_logprobs=specs,
     )
+
+
+def samples_at(tokens: list[int]) -> StepSamples:
+    return StepSamples(tokens=np.array(tokens, np.int32), rows=_NONE, positions=_NONE)
 
 
 def test_decoding_reads_everything() -> None:
@@ -77,4 +82,4 @@ def test_from_the_first_token_that_is_sampled_or_scored_to_the_end_of_its_sequen
         assert read.query_start.tolist() == ends
         places = read.places(np.array(sorted(wanted), np.int32))
         assert [expected[place] for place in places] == sorted(wanted)
-        assert read_tokens(replace(plan, sample_tokens=np.arange(plan.num_tokens, dtype=np.int32)), 3) is None
+        assert read_tokens(replace(plan, samples=samples_at(list(range(plan.num_tokens)))), 3) is None

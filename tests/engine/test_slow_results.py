@@ -7,8 +7,7 @@ import threading
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.scheduling.draft import SchedulerLimits
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
 from bequest.engine.types.hidden import HiddenStatesParams
 from tests.engine.harness import ask, request, until
@@ -45,7 +44,12 @@ class SlowRunner(PagedFakeRunner):
 
 async def test_a_step_of_extractions_waits_for_the_device_but_not_for_the_reader() -> None:
     runner = SlowRunner()
-    limits = SchedulerLimits(4, 64, True, extraction=ExtractionLimits(max_step_tokens=8, queues_steps=False))
+    limits = SchedulerLimits(
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        prefix_caching=True,
+        extraction=ExtractionLimits(max_step_tokens=8, queues_steps=False),
+    )
     info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
     engine = AsyncEngine(info, make_scheduler(limits, CacheSizes(4, 200), ()), runner, None)
     wanted = HiddenStatesParams((0, NUM_LAYERS), "all")

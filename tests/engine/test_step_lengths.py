@@ -8,13 +8,12 @@ import pytest
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.outputs import ChoiceOutput
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
+from bequest.engine.scheduling.policy.step_lengths import StepLengths
 from bequest.engine.scheduling.results import apply_result
 from bequest.engine.scheduling.scheduler import Scheduler
-from bequest.engine.scheduling.sequence import Group
-from bequest.engine.scheduling.step import Launch
-from bequest.engine.states.extraction import ExtractionLimits
-from bequest.engine.states.step_lengths import StepLengths
+from bequest.engine.state.launch import Launch
+from bequest.engine.state.sequence import Group
 from bequest.engine.types import Request, SamplingParams
 from bequest.engine.types.hidden import HiddenStatesParams
 from tests.engine.harness import request
@@ -91,7 +90,9 @@ class Clocked:
 
     def __init__(self, extraction: ExtractionLimits) -> None:
         self.scheduler: Scheduler = make_scheduler(
-            SchedulerLimits(4, 512, True, extraction=extraction), CacheSizes(16, 1000), ()
+            SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=512, prefix_caching=True, extraction=extraction),
+            CacheSizes(16, 1000),
+            (),
         )
         self.runner = PagedFakeRunner(1000, 16)
         self.now = 100.0
@@ -99,8 +100,8 @@ class Clocked:
 
     def add(self, asked: Request) -> Group:
         self.arrivals += 1
-        group = Group(asked, lambda delta: None, 0, self.arrivals, arrived_at=self.now)
-        self.scheduler.retention.open(group, b"")
+        group = self.scheduler.new_group(asked, lambda _: None, seed=0, arrival_number=self.arrivals, now=self.now)
+        self.scheduler.retention.open(group)
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         return group
 
@@ -110,7 +111,8 @@ class Clocked:
             seconds = device(0.004, 25e-6, launch.plan.num_tokens)
             result = dataclasses.replace(self.runner.launch(launch.plan), device_seconds=seconds)
             self.now += seconds
-            apply_result(self.scheduler, launch, result, (), self.now)
+            self.scheduler.extractions.ran(launch, result.device_seconds)
+            apply_result(launch, result, self.now)
         return launch
 
 
@@ -124,7 +126,7 @@ def test_the_steps_of_an_engine() -> None:
 
     def extracted() -> int:
         launch = clocked.step()
-        assert launch is not None and launch.extracts_only
+        assert launch is not None and launch.nature == "extraction"
         return launch.plan.num_tokens
 
     assert extracted() == 512
@@ -132,8 +134,8 @@ def test_the_steps_of_an_engine() -> None:
     beside = 0
     while not generation.finished:
         launch = clocked.step()
-        assert launch is not None and not launch.extracts_only
-        beside += launch.plan.num_tokens - len(launch.sampled)
+        assert launch is not None and launch.nature != "extraction"
+        beside += launch.plan.num_tokens - len(launch.plan.sample_rows)
     assert beside - 29 <= 6, "their share of fifty tokens"
     assert extracted() == 256
     assert extracted() == 256

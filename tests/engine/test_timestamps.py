@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bequest.engine.runner.timestamps import TimestampRows
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import RowSpec, SamplingParams, StepRows
 from bequest.engine.types.encoder import TimestampRule, TokenRules
 
 TEXT, END, NO_TIMES, FIRST, VOCAB = 10, 10, 14, 15, 140
@@ -42,7 +43,7 @@ def slowly(logits: np.ndarray, said: list[int]) -> np.ndarray:
 
 
 def spec(row: int, rules: TokenRules | None, said: tuple[int, ...] = ()) -> RowSpec:
-    return RowSpec(row, SamplingParams(max_tokens=9, rules=rules), 0, 0, (), said)
+    return row_spec(row, SamplingParams(max_tokens=9, rules=rules), seed=0, outputs=said)
 
 
 @pytest.mark.parametrize("level", [-3.0, 0.0, 3.0])
@@ -51,7 +52,8 @@ def test_rows_follow_the_rule(level: float) -> None:
     rows = TimestampRows(6, VOCAB, torch.device("cpu"))
     assert not rows.any
     said: dict[int, list[int]] = {4: [], 1: [FIRST, 2, FIRST + 9], 5: [FIRST, 2, 2]}
-    rows.update_rows([], [spec(0, None), *(spec(row, RULES, tuple(tokens)) for row, tokens in said.items())])
+    specs = (spec(row, RULES, tuple(tokens)) for row, tokens in said.items())
+    rows.update_rows(StepRows(open=(spec(0, None), *specs)))
     assert rows.any
     order = torch.tensor([4, -1, 0, 1, 5], dtype=torch.int32)
     for _ in range(40):
@@ -73,11 +75,11 @@ def test_rows_follow_the_rule(level: float) -> None:
 
 def test_closed_rows_are_free_of_it() -> None:
     rows = TimestampRows(2, VOCAB, torch.device("cpu"))
-    rows.update_rows([], [spec(1, RULES)])
+    rows.update_rows(StepRows(open=(spec(1, RULES),)))
     rows.record(torch.tensor([1]), torch.tensor([FIRST]))
-    rows.update_rows([1], [spec(1, TokenRules(never=NEVER))])
+    rows.update_rows(StepRows(close=(1,), open=(spec(1, TokenRules(never=NEVER)),)))
     assert not rows.any
     logits = torch.zeros(1, VOCAB)
     assert torch.equal(rows.masked(logits, torch.tensor([1])), logits)
-    rows.update_rows([1], [spec(1, RULES)])
+    rows.update_rows(StepRows(close=(1,), open=(spec(1, RULES),)))
     assert rows.masked(logits, torch.tensor([1]))[0, :FIRST].eq(-math.inf).all()

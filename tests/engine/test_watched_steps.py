@@ -12,7 +12,7 @@ import pytest
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineDead
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.types import BeamParams, ModelInfo, SamplingParams, StepPlan, StepResult
 from tests.engine.harness import Answer, ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
@@ -71,7 +71,9 @@ class QuickRunner(PagedFakeRunner):
 
 @asynccontextmanager
 async def engine_over(runner: PagedFakeRunner) -> AsyncIterator[AsyncEngine]:
-    scheduler = make_scheduler(SchedulerLimits(4, 64, True), CacheSizes(4, 200), ())
+    scheduler = make_scheduler(
+        SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True), CacheSizes(4, 200), ()
+    )
     engine = AsyncEngine(ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0), scheduler, runner, None)
     try:
         yield engine

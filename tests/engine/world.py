@@ -14,20 +14,31 @@ from dataclasses import dataclass, replace
 
 from bequest.engine._C import BlockTable
 from bequest.engine.build import CacheSizes, make_scheduler
-from bequest.engine.cache.salt import salt_of
+from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
-from bequest.engine.inheritance.records import KeptChoice, Record
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import most_blocks_of_beams
-from bequest.engine.scheduling.draft import SchedulerLimits
+from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.results import apply_result
-from bequest.engine.scheduling.sequence import NO_ROW, Group, Status
-from bequest.engine.scheduling.step import Launch
-from bequest.engine.states.capture import capture_of
-from bequest.engine.states.extraction import ExtractionLimits
-from bequest.engine.types import BeamParams, Lineage, ModelInfo, OutputMode, Request, Retain, SamplingParams, StepPlan
+from bequest.engine.state.capture import capture_of
+from bequest.engine.state.launch import Launch
+from bequest.engine.state.record import KeptChoice, Record
+from bequest.engine.state.sequence import Group, Status
+from bequest.engine.types import (
+    NO_ROW,
+    BeamParams,
+    Lineage,
+    ModelInfo,
+    OutputMode,
+    Request,
+    Retain,
+    SamplingParams,
+    StepPlan,
+)
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
+from bequest.engine.work.owed import Owed
+from bequest.engine.work.search import Search
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request
@@ -66,12 +77,12 @@ class Shape:
         num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
         num_host = draw.choice([1, 5, enough, 100])
         limits = SchedulerLimits(
-            draw.choice([3, 8, 16]),
-            draw.choice([1, 5, 32, 512]),
-            draw.random() < 0.7,
-            draw.choice([None, 7, 64]),
-            ExtractionLimits(
-                draw.choice([0.0, 0.1, 0.6]),
+            max_num_seqs=draw.choice([3, 8, 16]),
+            max_num_batched_tokens=draw.choice([1, 5, 32, 512]),
+            prefix_caching=draw.random() < 0.7,
+            max_num_tokens_alone=draw.choice([None, 7, 64]),
+            extraction=ExtractionLimits(
+                share=draw.choice([0.0, 0.1, 0.6]),
                 max_step_rows=draw.choice([6, 20, 1000]),
                 max_step_tokens=draw.choice([None, 1, 24]),
                 short_steps=draw.choice([(), (2, 8, 16)]),
@@ -126,12 +137,13 @@ class World:
         if asked is None:
             return
         self.num_arrived += 1
-        group = Group(asked, lambda _: None, asked.params.seed or 0, self.num_arrived, arrived_at=self.now)
+        seed, number = asked.params.seed or 0, self.num_arrived
+        group = self.scheduler.new_group(asked, lambda _: None, seed=seed, arrival_number=number, now=self.now)
         budget = self.retention.leases.budget
         before = budget.used
         parent = None if asked.lineage is None else self.retention.get(asked.tenant, asked.lineage.parent)
         try:
-            self.retention.open(group, salt_of(asked))
+            self.retention.open(group)
         except (RetentionTooLarge, InsufficientRetention):
             assert asked.retain is not None and budget.used == before
             self.seen["refused"] += 1
@@ -210,18 +222,15 @@ class World:
         """Somebody goes away, or runs out of time: then what it has is its answer."""
         if not self.open:
             return
-        searching = [g for g in self.open if g.beams is not None]  # briefly: they leave oftener than their share
+        searching = [
+            g for g in self.open if isinstance(g.kind, Search) and g.kind.beams is not None
+        ]  # briefly: they leave oftener than their share
         group = self.draw.choice(searching if searching and self.draw.random() < 0.7 else self.open)
-        complete = group.first_token_at is not None and self.draw.random() < 0.5
+        complete = group.times.first_token is not None and self.draw.random() < 0.5
         self.seen["late" if complete else "aborted"] += 1
         if complete:
-            if group.search is not None:
-                self.scheduler.cut_beams(group)
-                self.seen["cut"] += 1
-            for sequence in group.sequences:
-                if sequence.status is not Status.FINISHED and not sequence.owing:
-                    sequence.output.finish("length", "deadline")
-                    self.scheduler.end(sequence)
+            self.seen["cut"] += is_searching(group)
+            group.kind.cut()
             if not group.finished:  # hidden states are owed
                 self.late.add(group)
                 return
@@ -260,8 +269,8 @@ class World:
         assert launch.plan.num_tokens <= most
         self.seen["beams"] += sum(len(spec.scores) > 1 for spec in launch.plan.beams)
         self.seen["preempted"] += launch.num_preempted
-        self.seen["swapped out"] += len(launch.plan.swaps_out)
-        self.seen["swapped in"] += len(launch.plan.swaps_in)
+        self.seen["swapped out"] += len(launch.plan.moves.swaps_out)
+        self.seen["swapped in"] += len(launch.plan.moves.swaps_in)
         self.check_encoders(launch.plan)
         self.launched.append(launch)
         return True
@@ -271,8 +280,9 @@ class World:
             return
         launch = self.launched.popleft()
         result = replace(self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1]))
-        applied = apply_result(self.scheduler, launch, result, (EOS,), self.now)
-        for group, _ in applied.failed:
+        self.scheduler.extractions.ran(launch, result.device_seconds)
+        applied = apply_result(launch, result, self.now)
+        for group in applied.failed:
             assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]
             self.end(group, complete=False)
             self.seen["NaN"] += 1
@@ -285,7 +295,7 @@ class World:
 
     def end(self, group: Group, complete: bool) -> None:
         self.open.remove(group)
-        record = group.record
+        record = group.ties.record
         self.scheduler.close(group)
         settlement = self.retention.close(group, complete, self.now)
         if settlement.retained is not None:
@@ -326,8 +336,8 @@ class World:
         prompt, params = group.request.prompt_token_ids, group.request.params
         if params.beams is not None:
             expected = [tokens for tokens, _ in expected_beams(group.request)]
-            if group.answer is not None:
-                assert group.answer.token_ids == expected
+            if isinstance(group.kind, Search) and group.kind.answer is not None:
+                assert group.kind.answer.token_ids == expected
                 self.seen["answered as one"] += 1
             else:
                 assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
@@ -373,12 +383,12 @@ class World:
 
     def check_promises(self) -> None:
         """A child of a lease inherits all that it could, from blocks here or on the host."""
-        for group in [g for g in self.promises if g.inheritance is not None or g.closed]:
-            promise, told = self.promises.pop(group), group.inheritance
+        for group in [g for g in self.promises if g.ties.inheritance is not None or g.closed]:
+            promise, told = self.promises.pop(group), group.ties.inheritance
             if told is None:
                 continue
             # An extraction may have given the parent more meanwhile.
-            assert told.inherited_tokens == group.cached_tokens >= promise.inherits
+            assert told.inherited_tokens == group.ties.cached_tokens >= promise.inherits
             if not group.request.extracts:
                 assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
             assert told.source in ("blocks", "host")
@@ -389,12 +399,14 @@ class World:
         running = 0
         for s in itertools.chain.from_iterable(group.sequences for group in self.open):
             blocks = s.table.blocks
-            if s.status is not Status.FINISHED and not s.owing:  # a step launched past the end is never applied
+            if s.status is not Status.FINISHED and not isinstance(
+                s.work, Owed
+            ):  # a step launched past the end is never applied
                 assert s.planned_len == len(s.tokens) + s.num_in_flight
             assert s.num_output == len(s.tokens) - s.num_prompt
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
-                running += not (s.group.request.extracts or s.owing) and s.group.search is None
+                running += not (isinstance(s.work, Owed) or is_searching(s.group))
                 for table in blocks_of_beams(s.group, ended=False) or [blocks]:
                     assert len(table) * self.shape.block_size >= s.num_computed
                 assert s.num_computed <= s.planned_len
@@ -408,20 +420,21 @@ class World:
 
     def check_beams(self) -> None:
         """A group's beams have as many blocks as it was let in for, and no more of them run than there is room for."""
-        groups = [g for g in self.open if g.search is not None and not g.finished]
+        groups = [g for g in self.open if is_searching(g) and not g.finished]
         for group in groups:
             assert len(group.sequences) == 1 and group.sequences[0].row == NO_ROW
-            assert group.search is not None and group.request.params.beams is not None
+            kind = group.kind
+            assert isinstance(kind, Search) and kind.search is not None and group.request.params.beams is not None
             own = blocks_of_beams(group)
             distinct = {block for table in own for block in table}
             beams = group.request.params.beams
             assert len(distinct) <= most_blocks_of_beams(group.request, beams, self.scheduler.cache)
-            if group.beams is None:
+            if kind.beams is None:
                 continue
-            assert len(group.beams) == group.search.num_running
+            assert len(kind.beams) == kind.search.num_running
             assert not group.sequences[0].table.blocks
-            assert group.sequences[0].tokens[group.sequences[0].num_prompt :] == group.search.path_of(0)
-        running = [g.num_slots for g in groups if g.sequences[0].status is Status.RUNNING]
+            assert group.sequences[0].tokens[group.sequences[0].num_prompt :] == kind.search.path_of(0)
+        running = [g.kind.num_slots for g in groups if g.sequences[0].status is Status.RUNNING]
         assert len(running) <= 1 or sum(running) <= self.shape.limits.max_num_beams
 
     def check_encoders(self, plan: StepPlan) -> None:
@@ -462,10 +475,11 @@ class World:
         budget = self.retention.leases.budget
         held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
         assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
-        assert budget.held_on_host == sum(block < 0 for _, block in held)
-        assert budget.num_promised == sum(g.record.charge for g in self.open if g.record is not None)
+        assert budget.held_on_host == sum(is_on_host(block) for _, block in held)
+        assert budget.num_promised == sum(record.charge for g in self.open if (record := g.ties.record) is not None)
         assert budget.used <= budget.capacity, "more is leased than there may be"
-        here = {r for r in self.holders() if any(block > 0 for table in r.tables() for block in table.blocks)}
+        tables = {r: [block for table in r.tables() for block in table.blocks] for r in self.holders()}
+        here = {r for r, blocks in tables.items() if not all(map(is_on_host, blocks))}
         assert here == set(self.retention.leases.on_device())
         for record in self.holders():
             assert record.leased or record.pins > 0 or record.group is not None
@@ -490,15 +504,22 @@ class World:
         size = self.shape.block_size
         content: list[int] = []
         for block in table.blocks:
-            block = swaps_out.get(-block, block) if block < 0 else block
-            slots = self.runner.slots if block > 0 else self.runner.host_slots
-            content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
+            slots = self.runner.slots
+            if is_on_host(block):
+                coming = swaps_out.get(host_block(block))
+                slots, block = (self.runner.host_slots, host_block(block)) if coming is None else (slots, coming)
+            content += slots[block * size : (block + 1) * size].tolist()
         return content
 
 
 def blocks_of_beams(group: Group, ended: bool = True) -> list[list[int]]:
     """Of the running beams, and of those that have `ended`."""
-    if group.beams is None:
+    beams = group.kind.beams if isinstance(group.kind, Search) else None
+    if beams is None:
         return []
-    running = [group.beams.blocks(beam) for beam in range(len(group.beams))]
-    return running + group.beams.ended_blocks() if ended else running
+    running = [beams.blocks(beam) for beam in range(len(beams))]
+    return running + beams.ended_blocks() if ended else running
+
+
+def is_searching(group: Group) -> bool:
+    return isinstance(group.kind, Search) and group.kind.search is not None

@@ -16,7 +16,8 @@ from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from bequest.engine.kernels.cpu_beams import constrain_row
 from bequest.engine.kernels.cuda_beams import DeviceCandidates, DeviceGroups, beam_candidates, workspace
 from bequest.engine.kernels.cuda_sampler import CudaSampler
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import SamplingParams
 from bequest.engine.types.catalogue import Catalogue
 from tests.kernels import test_beams as cases
 from tests.kernels.beam_reference import ReferenceGroup, check_group, expect
@@ -206,7 +207,7 @@ def test_sampled_items_are_members_and_those_of_the_cpu(params: SamplingParams) 
     on_device, on_host = rule_on(DEVICE), rule_on(torch.device("cpu"))
     begun = [(1, 4) if row % 8 == 0 else () for row in range(num)]
     for row in range(num):
-        spec = RowSpec(row, params, row, 0, (1, 2, 3), begun[row])
+        spec = row_spec(row, params, seed=row, prompt=(1, 2, 3), outputs=begun[row])
         device.open_row(spec, on_device)
         host.open_row(spec)
         constrain_row(host, row, on_host, begun[row])

@@ -17,7 +17,8 @@ from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cuda
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.llm import LLM
-from bequest.engine.types import Request, RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import Request, SamplingParams
 from tests.engine.grammar_world import check_answers_follow_their_grammars
 from tests.gpu.test_engine import config
 from tests.kernels.test_sampling_masks import packed
@@ -38,7 +39,7 @@ def test_masks_as_on_the_cpu(vocab: int, dtype: torch.dtype, fields: dict[str, o
     device, host = CudaSampler(num, vocab, DEVICE), kernels.Sampler(num, vocab)
     for row in range(num):
         params = SamplingParams(**{"max_tokens": 9, **fields})  # type: ignore[arg-type]
-        spec = RowSpec(row, params, seed=row, choice=0, prompt_token_ids=())
+        spec = row_spec(row, params, seed=row)
         device.open_row(spec)
         host.open_row(spec)
     device.flush()
@@ -69,7 +70,7 @@ def test_masks_as_on_the_cpu(vocab: int, dtype: torch.dtype, fields: dict[str, o
 
 def test_rows_that_are_skipped_or_closed() -> None:
     device = CudaSampler(2, 40, DEVICE)
-    device.open_row(RowSpec(0, SamplingParams(max_tokens=9, temperature=0), seed=0, choice=0, prompt_token_ids=()))
+    device.open_row(row_spec(0, SamplingParams(max_tokens=9, temperature=0), seed=0))
     device.flush()
     rows = torch.tensor([-1, 1, 0], dtype=torch.int32, device=DEVICE)
     masks = torch.full((3, 2), 4, dtype=torch.int32, device=DEVICE)  # token 2 or 34

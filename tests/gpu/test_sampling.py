@@ -14,7 +14,8 @@ from bequest.engine import _C
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels.cuda_sampler import CudaSampler
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import NO_ROW, RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +29,8 @@ def spec(
 ) -> RowSpec:
     outputs = fields.pop("outputs", ())
     eos = fields.pop("eos", ())
-    return RowSpec(row, SamplingParams(max_tokens=1000, **fields), seed, choice, prompt, outputs, eos)
+    params = SamplingParams(max_tokens=1000, **fields)
+    return row_spec(row, params, seed=seed, choice=choice, prompt=prompt, outputs=outputs, end_token_ids=eos)
 
 
 def make_logits(num: int, vocab: int = V, seed: int = 0, spread: float = 3.0) -> Tensor:
@@ -295,7 +297,7 @@ def test_skipped_and_closed_rows_and_canaries() -> None:
         False,
         True,
     ]
-    assert sampler.resolve(int32(5, -1, -3, 0)).tolist() == [5, best[3], best[0], 0]
+    assert sampler.resolve(int32(5, 0, 0, 0), int32(NO_ROW, 0, 2, NO_ROW)).tolist() == [5, best[3], best[0], 0]
     sampler.sample(wide[:0, :V], int32(), int32())
 
 
@@ -324,7 +326,7 @@ def test_rows_reopen_and_histories_restart() -> None:
 
 
 def test_counts_stop_growing_when_their_room_is_used_up() -> None:
-    row = RowSpec(0, SamplingParams(max_tokens=1, presence_penalty=100.0, temperature=0.0), 1, 0, (1,))
+    row = row_spec(0, SamplingParams(max_tokens=1, presence_penalty=100.0, temperature=0.0), seed=1, prompt=(1,))
     sampler = CudaSampler(1, V, DEVICE)
     sampler.open_row(row)
     sampler.flush()

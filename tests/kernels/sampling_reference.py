@@ -24,28 +24,28 @@ class ReferenceRow:
         self.outputs = list(self.spec.output_token_ids)
 
     def edited(self, logits: npt.NDArray[np.float32]) -> Floats:
-        params = self.spec.params
+        bounds, penalties = self.spec.bounds, self.spec.penalties
         x = logits.astype(np.float64)
-        if params.allowed_token_ids is not None:
-            x[[v for v in range(len(x)) if v not in params.allowed_token_ids]] = -np.inf
+        if bounds.allowed_token_ids is not None:
+            x[[v for v in range(len(x)) if v not in bounds.allowed_token_ids]] = -np.inf
         history = [*self.spec.prompt_token_ids, *self.outputs]
-        for word in params.bad_words:
+        for word in bounds.bad_words:
             before = len(word) - 1
             if before <= len(history) and history[len(history) - before :] == list(word[:-1]):
                 x[word[-1]] = -np.inf
-        if len(self.outputs) < params.min_tokens:
-            x[[*self.spec.held_back, *params.stop_token_ids]] = -np.inf
-        for token, bias in params.logit_bias:
+        if len(self.outputs) < bounds.min_tokens:
+            x[list(bounds.held_back)] = -np.inf
+        for token, bias in bounds.logit_bias:
             x[token] += bias
         for token in set(history):
-            x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+            x[token] = x[token] / penalties.repetition if x[token] > 0 else x[token] * penalties.repetition
         for token in set(self.outputs):
-            x[token] -= params.frequency_penalty * self.outputs.count(token) + params.presence_penalty
+            x[token] -= penalties.frequency * self.outputs.count(token) + penalties.presence
         return x
 
     def kept(self, x: Floats) -> list[int]:
         """Tokens that min_p, top_k and top_p leave, best first."""
-        params = self.spec.params
+        params = self.spec.draw
         order = [v for v in np.lexsort((np.arange(len(x)), -x)) if x[v] > -np.inf]
         weights = np.exp((x - x.max()) / params.temperature)
         order = [v for v in order if weights[v] >= params.min_p]
@@ -55,13 +55,13 @@ class ReferenceRow:
         return [int(v) for v in order[: 1 + int(np.sum(cumulative < params.top_p))]] if params.top_p < 1 else order
 
     def scores(self, x: Floats, tokens: list[int], position: int) -> Floats:
-        params = self.spec.params
-        noise = np.array([gumbel(self.spec.seed, position, self.spec.choice, v) for v in tokens])
+        params = self.spec.draw
+        noise = np.array([gumbel(params.seed, position, params.choice, v) for v in tokens])
         return x[tokens] / params.temperature + noise
 
     def sample(self, logits: npt.NDArray[np.float32], position: int) -> int:
         x = self.edited(logits)
-        if self.spec.params.greedy:
+        if self.spec.draw.greedy:
             token = int(np.argmax(x))
         else:
             kept = self.kept(x)

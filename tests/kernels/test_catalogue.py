@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,9 @@ from bequest.engine.kernels import cpu
 from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
 from bequest.engine.kernels.cpu_beams import constrain_row
 from bequest.engine.runner.catalogues import PlacedCatalogues
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.catalogue_handles import CatalogueHandles
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import CatalogueSpec, Registration, Release, SamplingParams
 from bequest.engine.types.catalogue import ROOT, Catalogue
 
 V = 50
@@ -126,7 +129,7 @@ def rule_of(items: Sequence[Item], ends: Sequence[int] = (EOS,)) -> CatalogueRul
 def sample_item(params: SamplingParams, seed: int, outputs: Item = (), items: Sequence[Item] = ITEMS) -> Item:
     """Samples until the row has nothing left; the tokens."""
     sampler = cpu.Sampler(1, V)
-    sampler.open_row(RowSpec(0, params, seed, 0, (1, 2, 3), outputs))
+    sampler.open_row(row_spec(0, params, seed=seed, prompt=(1, 2, 3), outputs=outputs))
     constrain_row(sampler, 0, rule_of(items), outputs)
     generator = torch.Generator().manual_seed(seed)
     tokens = list(outputs)
@@ -159,12 +162,48 @@ def test_other_masks_still_hold() -> None:
 
 
 def test_what_was_retired_leaves_the_device() -> None:
-    placed = PlacedCatalogues(torch.device("cpu"))
+    handles, placed = CatalogueHandles(), PlacedCatalogues(torch.device("cpu"))
     first, second, third = (ragged([(1, number)], 10, 1) for number in (2, 3, 4))
-    rule = placed.rule(first, (0,))
-    placed.rule(second, (0,))
-    assert placed.rule(first, (0,)) is rule and len(placed) == 2
+
+    def rule_of_next_plan(catalogue: Catalogue) -> CatalogueRule:
+        spec = CatalogueSpec(handle=handles.handle_of(catalogue), end_token_ids=(0,))
+        for change in handles.take_changes():
+            if isinstance(change, Registration):
+                placed.register(change.handle, change.catalogue)
+            else:
+                placed.release(change.handle)
+        return placed.rule(spec)
+
+    rule = rule_of_next_plan(first)
+    rule_of_next_plan(second)
+    assert rule_of_next_plan(first) is rule and len(placed) == 2
     first.retired = True
-    placed.rule(third, (0,))
-    assert len(placed) == 2 and placed.rule(second, (0,)).catalogue is second
-    assert placed.rule(first, (0,)) is not rule, "who was let in before may still come"
+    rule_of_next_plan(third)
+    assert len(placed) == 3, "the plan that let it go may name it"
+    assert rule_of_next_plan(second).catalogue is second and len(placed) == 2
+    assert rule_of_next_plan(first) is not rule, "who was let in before may still come"
+
+
+def test_the_least_recently_used_catalogue_leaves() -> None:
+    first, second, third = (ragged([(1, number)], 10, 1) for number in (2, 3, 4))
+    handles = CatalogueHandles(most_bytes=2 * first.num_bytes)
+    one, two = handles.handle_of(first), handles.handle_of(second)
+    assert handles.handle_of(first) == one and len(handles.take_changes()) == 2
+    assert handles.take_changes() == ()
+    three = handles.handle_of(third)
+    assert len(handles) == 2 and handles.take_changes() == (Registration(three, third),)
+    assert handles.take_changes() == (Release(two),)
+    assert handles.handle_of(first) == one
+
+
+def test_items_of_a_catalogue_make_it_again() -> None:
+    draw = np.random.default_rng(0)
+    for num in (1, 2, 30, 400):
+        items = [tuple(draw.integers(0, 6, draw.integers(1, 7)).tolist()) for _ in range(num)]
+        catalogue = ragged(items, 10, 1)
+        tokens, offsets = catalogue.items()
+        found = [tuple(tokens[begin:end].tolist()) for begin, end in itertools.pairwise(offsets.tolist())]
+        assert sorted(found) == sorted(set(items)) and catalogue.num_items == len(found)
+        again = Catalogue.from_ragged(tokens, offsets, 10)
+        for name in ("tokens", "first_child", "terminal"):
+            assert np.array_equal(getattr(again.tree, name), getattr(catalogue.tree, name))

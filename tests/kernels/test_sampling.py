@@ -11,7 +11,8 @@ import torch
 
 from bequest.engine import _C
 from bequest.engine.kernels import cpu as kernels
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import NO_ROW, RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow, gumbel
 
 V = 1000
@@ -22,7 +23,8 @@ def spec(
 ) -> RowSpec:
     outputs = fields.pop("outputs", ())
     eos = fields.pop("eos", ())
-    return RowSpec(row, SamplingParams(max_tokens=1000, **fields), seed, choice, prompt, outputs, eos)
+    params = SamplingParams(max_tokens=1000, **fields)
+    return row_spec(row, params, seed=seed, choice=choice, prompt=prompt, outputs=outputs, end_token_ids=eos)
 
 
 def make_logits(num: int, vocab: int = V, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -204,7 +206,7 @@ def test_batch_and_threads_do_not_matter(threads: int) -> None:
                     alone = kernels.Sampler(num, V)
                     alone.open_row(specs[row])
                     assert sample_one(alone, logits[row], position, row) == token
-        last = crowd.resolve(np.array([-(row + 1) for row in order], np.int32))
+        last = crowd.resolve(np.zeros_like(order), order)
         assert (last == together).all()
     finally:
         _C.set_num_threads(1)
@@ -248,7 +250,7 @@ def test_broken_logits_make_a_bad_row_and_touch_nobody_else(fields: dict[str, An
     logits[1, at] = poison
     tokens, bad = sampler.sample(logits, int32(0, 1, 2), int32(5, 5, 5))
     assert bad.tolist() == [False, True, False] and tokens.tolist() == [expected[0], 0, expected[2]]
-    assert sampler.resolve(int32(-2)).tolist() == [0], "a step launched behind a bad one needs some input"
+    assert sampler.resolve(int32(0), int32(1)).tolist() == [0], "a step launched behind a bad one needs some input"
 
 
 @pytest.mark.parametrize(
@@ -281,10 +283,11 @@ def test_resolve() -> None:
     sampler.open_row(spec(0, outputs=(9, 8)))
     sampler.open_row(spec(2, temperature=0.0))
     with pytest.raises(_C.Error, match="row 2 has no last token"):
-        sampler.resolve(int32(5, -3))
+        sampler.resolve(int32(5, 0), int32(NO_ROW, 2))
     token = sample_one(sampler, make_logits(1)[0], 0, row=2)
-    ids = int32(5, -3, 0, -1)
-    assert sampler.resolve(ids).tolist() == [5, token, 0, 8] and ids.tolist() == [5, -3, 0, -1]
+    ids = int32(5, 0, 0, 0)
+    assert sampler.resolve(ids, int32(NO_ROW, 2, NO_ROW, 0)).tolist() == [5, token, 0, 8]
+    assert ids.tolist() == [5, 0, 0, 0]
 
 
 def test_misuse_is_an_error() -> None:

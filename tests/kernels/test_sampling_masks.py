@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bequest.engine.constraints.masks import mask_words
 from bequest.engine.kernels import cpu as kernels
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.scheduling.sampler_rows import row_spec
+from bequest.engine.types import SamplingParams, mask_words
 
 
 def packed(allowed: np.ndarray) -> np.ndarray:
@@ -23,7 +23,7 @@ def sampler_of(num: int, vocab: int, **fields: object) -> kernels.Sampler:
     sampler = kernels.Sampler(num, vocab)
     for row in range(num):
         params = SamplingParams(**{"max_tokens": 9, **fields})  # type: ignore[arg-type]
-        sampler.open_row(RowSpec(row, params, seed=row, choice=0, prompt_token_ids=(0, 0)))
+        sampler.open_row(row_spec(row, params, seed=row, prompt=(0, 0)))
     return sampler
 
 

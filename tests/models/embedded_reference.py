@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.embedded import embedded_model_path
-from bequest.engine.models.gguf_file import GGUFFile
 from bequest.engine.models.gguf_loader import hf_name
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from bequest.engine.kernels.hidden_tap import HiddenTap
@@ -15,6 +19,7 @@ from bequest.engine.models.backend import CpuBackend
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged_cross import CrossSequences, EncoderInput, encoder_inputs
+from tests.plain_products import plain_products
 from tests.tiny_encoder_decoders import (
     TINY_ENCODER_DECODERS,
     VOCAB_SIZE,
@@ -78,7 +83,8 @@ def run_reference(reference: PreTrainedModel, item: EncoderInput, tokens: list[i
 
 def call(reference: PreTrainedModel, item: EncoderInput, tokens: list[int], **options: Any) -> Any:
     options |= {"decoder_input_ids": torch.tensor([tokens]), "use_cache": False}
-    with torch.no_grad():
+    rounds = reference.dtype is torch.bfloat16
+    with torch.no_grad(), plain_products() if rounds else nullcontext():
         if not isinstance(item, Tensor):
             return reference(input_ids=torch.tensor([item]), **options)
         # It insists on an input as long as its table of positions.
@@ -214,6 +220,37 @@ def test_bfloat16_weights_and_cache(
         rounded = run_reference(rounding, item.bfloat16() if isinstance(item, Tensor) else item, tokens[s])[1]
         theirs.append((rounded.float() - expected).square().sum())
     assert sum(ours) < sum(theirs)
+
+
+class ChipWithoutBfloat16(TorchFunctionMode):
+    """Warns of products in bfloat16 as torch does on aarch64 where the chip has no instructions for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_products = 0
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.nn.functional.linear and args[0].dtype is torch.bfloat16:
+            self.num_products += 1
+            if torch.backends.mkldnn.enabled:
+                warnings.warn("mkldnn_matmul failed, switching to BLAS gemm", UserWarning, stacklevel=2)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_reference_in_bfloat16_needs_no_chip_that_has_it(
+    name: str, inputs: list[EncoderInput], tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounding = make_encoder_decoder(name).bfloat16()
+    item = inputs[4].bfloat16() if isinstance(inputs[4], Tensor) else inputs[4]
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    with ChipWithoutBfloat16() as chip:
+        logits = run_reference(rounding, item, tokens[4])[1]
+        with pytest.warns(UserWarning, match="switching to BLAS gemm"):
+            torch.nn.functional.linear(*torch.ones(2, 16, 16, dtype=torch.bfloat16))
+    assert logits.isfinite().all() and chip.num_products > 10
+    assert torch.backends.mkldnn.enabled, "it is off for this reference alone"
 
 
 def test_facts(name: str, loaded: LoadedModel, reference: PreTrainedModel) -> None:

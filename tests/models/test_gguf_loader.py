@@ -14,8 +14,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.models.gguf_config import parse_gguf_config
-from bequest.engine.models.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.models.gguf_loader import GGUFSource, dequantise, hf_name, pair_halves
 from bequest.engine.models.load import load_model, open_checkpoint
 from tests.models.paged import PagedSequences

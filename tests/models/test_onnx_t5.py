@@ -11,9 +11,9 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.onnx_file import OnnxFile
 from bequest.engine.models.foreign import open_foreign
 from bequest.engine.models.load import load_model
-from bequest.engine.models.onnx_file import OnnxFile
 
 FLOAT, UINT8, INT8 = 1, 2, 3
 

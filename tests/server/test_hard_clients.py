@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ import pytest
 from yarl import URL
 
 from bequest.server.app import ROUTES
-from bequest.server.transport import protocol
+from bequest.server.transport import intake, protocol
+from bequest.server.transport.decoding import Decoder
 from bequest.server.wire.bodies import ChatBody, CompletionBody, ResponseBody
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES
@@ -76,12 +77,94 @@ async def test_a_body_that_never_ends(start: Starter) -> None:
     assert not front.engine.submitted
 
 
-async def test_a_slow_but_steady_body_arrives(start: Starter) -> None:
-    front = await start(client_timeout=0.1)
-    body = json.dumps({"prompt": "a", "user": "x" * 200_000}).encode()
-    pieces = [body[i : i + 20_000] for i in range(0, len(body), 20_000)]
-    head = HEAD + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    assert (await everything(front, head, *pieces, pause=0.03)).startswith(b"HTTP/1.1 200 ")
+class StandingClock:
+    """The loop's clock, which goes on only when it is told to: how long a machine takes for anything is no matter."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._now = loop.time()
+
+    def time(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@pytest.fixture
+async def clock(start: Starter, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StandingClock]:
+    """Stands still while the test runs, and no longer: what `start` ends takes real time."""
+    loop = asyncio.get_running_loop()
+    clock = StandingClock(loop)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "time", clock.time)
+        yield clock
+
+
+class ReadBytes:
+    """How much the server has taken of the bodies that it reads piece by piece."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._grew = asyncio.Event()
+
+    def add(self, count: int) -> None:
+        self._count += count
+        self._grew.set()
+
+    async def reach(self, count: int) -> None:
+        while self._count < count:
+            self._grew.clear()
+            await self._grew.wait()
+
+
+@pytest.fixture
+async def read_bytes(monkeypatch: pytest.MonkeyPatch) -> ReadBytes:
+    read = ReadBytes()
+
+    class Counted(Decoder):
+        def feed(self, data: bytes) -> Iterator[bytes]:
+            read.add(len(data))
+            return super().feed(data)
+
+    monkeypatch.setattr(intake, "Decoder", Counted)
+    return read
+
+
+PATIENCE = 10.0
+
+
+async def send_slowly(
+    front: Front, clock: StandingClock, read_bytes: ReadBytes, pauses: list[float]
+) -> tuple[bytes, float]:
+    """Sends a body with a pause whenever a part of it was read; a part is large enough to buy another --client-timeout.
+    The first line of the answer, and how long it all took by the clock."""
+    size = 20_000
+    body = json.dumps({"prompt": "a", "user": "x" * size * len(pauses)}).encode().rjust(size * (len(pauses) + 1))
+    began = clock.time()
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(HEAD + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+    for end, pause in enumerate(pauses, 1):
+        writer.write(body[(end - 1) * size : end * size])
+        await read_bytes.reach(end * size)
+        clock.advance(pause)
+    writer.write(body[len(pauses) * size :])
+    answer = await reader.readline()
+    writer.close()
+    return answer, clock.time() - began
+
+
+async def test_a_slow_but_steady_body_arrives(start: Starter, clock: StandingClock, read_bytes: ReadBytes) -> None:
+    front = await start(client_timeout=PATIENCE)
+    answer, took = await send_slowly(front, clock, read_bytes, [0.9 * PATIENCE] * 10)
+    assert answer.startswith(b"HTTP/1.1 200 ") and took == pytest.approx(9 * PATIENCE)
+
+
+async def test_a_body_that_stands_still_once_is_too_slow(
+    start: Starter, clock: StandingClock, read_bytes: ReadBytes
+) -> None:
+    front = await start(client_timeout=PATIENCE)
+    answer, _ = await send_slowly(front, clock, read_bytes, [0.9 * PATIENCE] * 3 + [1.1 * PATIENCE])
+    assert answer.startswith(b"HTTP/1.1 408 ") and not front.engine.submitted
 
 
 async def refused_early(front: Front) -> asyncio.StreamWriter:

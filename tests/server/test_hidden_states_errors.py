@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from bequest.engine.errors import DeadlineExceeded, EngineError, InternalError, InvalidRequest, QueueFull
-from bequest.engine.states.extraction import ExtractionLimits
+from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import Delta
 from bequest.engine.types.states import ChoiceStates
 from bequest.server.stores.room import Room

@@ -9,8 +9,8 @@ import pytest
 from openai.pagination import AsyncCursorPage
 
 from bequest.engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
-from bequest.engine.types import Inheritance
-from bequest.engine.watching.observation import EngineLoad, GradeLoad, RequestStats, StepStats
+from bequest.engine.types import GradeLoad, Inheritance
+from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
 from tests.server.front import Front
 
 PATH = "/v1/continuations"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.gguf_file import GGUFFile
+from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.text import TextBundle
 from bequest.engine.text.gguf_tokenizer import SPLITS, tokenizer_from_gguf
 

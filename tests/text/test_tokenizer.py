@@ -106,5 +106,5 @@ def test_other_threads_run_while_a_text_is_tokenised(embedded: TextBundle) -> No
 
 
 def test_the_text_side_does_not_import_torch() -> None:
-    code = "import sys, engine.text; sys.exit('torch' in sys.modules)"
+    code = "import sys, bequest.engine.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,56 @@
+"""The Python files of a checkout, by the names that others import them by."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+INSTALLED = "bequest."  # what imports begin with, and folders do not
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str  # engine.text.chat; a package goes by its folder
+    path: Path
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text())
+
+    @property
+    def folder(self) -> str:
+        """The package it lies in, or is."""
+        return self.name if self.path.stem == "__init__" else self.name.rpartition(".")[0]
+
+    def imports(self) -> Iterator[tuple[str, str]]:
+        """(what is imported, under which name here), wherever it stands: in functions and under TYPE_CHECKING too.
+
+        `from a import b` gives a.b, which may be a module or something in a.
+        """
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield alias.name.removeprefix(INSTALLED), alias.asname or alias.name.partition(".")[0]
+            elif isinstance(node, ast.ImportFrom):
+                origin = self._origin(node)
+                for alias in node.names:
+                    yield f"{origin}.{alias.name}", alias.asname or alias.name
+
+    def _origin(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return (node.module or "").removeprefix(INSTALLED)
+        parts = self.folder.split(".")
+        base = parts[: len(parts) - node.level + 1]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def read_modules(root: Path, packages: tuple[str, ...]) -> dict[str, Module]:
+    found = {}
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = Module(name, path)
+    return found

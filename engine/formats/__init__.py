@@ -1,0 +1,4 @@
+"""Files of other people's formats: GGUF, ONNX, torch's .pt. What is in them and where, checked before it is believed.
+
+Nothing here knows what a model or a tokenizer is: both read these files, and stand above this folder.
+"""

@@ -1,0 +1,107 @@
+"""Extractions of hidden states beside generations: their queue below these, and their share of the tokens.
+
+Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bequest.engine.scheduling.fairness import FairQueue
+from bequest.engine.scheduling.limits import ExtractionLimits
+from bequest.engine.scheduling.policy.step_lengths import StepLengths
+from bequest.engine.state.draft import Draft
+from bequest.engine.state.launch import Launch
+from bequest.engine.state.sequence import Sequence
+from bequest.engine.states.memory import StatesMemory
+
+_ANY = 1 << 30  # tokens: as many as a step has
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """What a step has for extractions when all others have what they need."""
+
+    most: int  # tokens of the step
+    extracted: int  # theirs already
+    generating: bool  # a generation runs, in this step or before it
+    queued: bool  # they may be alone in a step that is queued where this one is
+    extracting: bool  # some run
+
+
+class ShareOfTokens:
+    """Credit of extractions against the tokens that generations compute while these wait."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._rate = share / (1 - share)
+        self._credit = 0.0
+
+    def due(self, most: int) -> int:
+        """Tokens of the next step that are theirs."""
+        return max(0, min(int(self._credit), most))
+
+    def settle(self, generated: int, extracted: int, most: int) -> None:
+        """A step of `most` tokens has so many of each. What cannot be used does not pile up: it would come as one large
+        step, for which the streams of the generations would have to wait. An encoder's run, which is not cut, may leave
+        a debt."""
+        credit = self._credit + self._rate * generated - extracted
+        self._credit = min(credit, max(1.0, self._share * most))
+
+    def forget(self) -> None:
+        """Nobody wants any."""
+        self._credit = 0.0
+
+
+class Extractions:
+    def __init__(self, limits: ExtractionLimits) -> None:
+        self.limits = limits
+        self.waiting = FairQueue()
+        self.memory = StatesMemory(limits.max_bytes, limits.max_request_bytes)
+        self._share = ShareOfTokens(limits.share)
+        self._lengths = StepLengths((*limits.short_steps, limits.max_step_tokens or _ANY))
+
+    def ran(self, launch: Launch, seconds: float) -> None:
+        """A step took the device so long; 0: nobody knows."""
+        if not seconds or launch.plan.encoders:
+            return
+        if launch.nature == "extraction":
+            self._lengths.extracted(launch.plan.num_tokens, seconds)
+        elif launch.nature == "decode":
+            self._lengths.decoded(seconds)
+
+    def take_share(self, draft: Draft, fill: Callable[[], None]) -> int:
+        """Their share, before generations take what they need: what they cannot use is these' again.
+
+        Returns the number of their tokens.
+        """
+        due = self._share.due(draft.budget)
+        if not due:
+            return 0
+        before, short = draft.budget, draft.short
+        with draft.allowing(due):
+            fill()
+        draft.short = short  # where an extraction finds no blocks, a generation may
+        return before - draft.budget
+
+    def take_rest(self, draft: Draft, fill: Callable[[], None], spare: Spare) -> None:
+        """All that is left of a step, if they are alone in it and on the device."""
+        generated = spare.most - draft.budget - spare.extracted
+        if spare.generating:
+            self._lengths.generates(draft.now)
+        if generated == 0 and not spare.generating and spare.queued:
+            with draft.allowing(max(0, self._lengths.most_tokens(draft.now) - spare.extracted)):
+                fill()
+            self._share.forget()  # what nobody else could have used is no debt
+        else:
+            self._share.settle(generated, spare.extracted + draft.overdrawn, spare.most)
+        if not spare.extracting and not len(self.waiting):
+            self._share.forget()
+
+    def admit(self, draft: Draft, admit: Callable[[Sequence], bool]) -> None:
+        """Waiting ones, as far as the budget goes."""
+        while draft.budget > 0 and draft.state_rows > 0 and not draft.short:
+            sequence = self.waiting.head()
+            if sequence is None or not self.memory.try_charge(sequence.group) or not admit(sequence):
+                return

@@ -1,0 +1,1 @@
+"""The ground floor: sequences, groups, accounts, records, steps. Nothing here decides."""

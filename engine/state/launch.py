@@ -1,0 +1,20 @@
+"""A launched step: its plan, and whom its result concerns. Owned by the event-loop thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bequest.engine.state.sequence import Expectation
+from bequest.engine.types import Matcher, Registration, Release, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    plan: StepPlan
+    expected: tuple[Expectation, ...]  # applied in this order when the result comes
+    masked: tuple[Matcher, ...]  # as plan.samples.masks
+    changes: tuple[Registration | Release, ...]  # that the device is told before the plan
+    num_prompt_tokens: int
+    num_preempted: int
+    nature: Literal["decode", "extraction", "mixed"]  # a token for each of some streams; nothing but extractions; other

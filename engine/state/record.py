@@ -1,0 +1,305 @@
+"""What is known of a request that others may continue from: while it runs, and after its end.
+
+A record is immutable to its children: they share its blocks by reference and copy the partly filled last one.
+Its grades, best first:
+
+    running   its group still works; its tables are the sequences' own
+    leased    every choice holds its blocks, on the device or on the host
+    warm      holds nothing, but knows its blocks by (block, epoch), and some are still there
+    tokens    the blocks are gone; the tokens are known
+
+Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol, overload
+
+from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
+from bequest.engine.state.cross import CrossTable
+from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
+from bequest.engine.types.encoder import EncoderInput
+
+
+class Estate(Protocol):
+    """The tokens of a choice, and how many of their KV entries its blocks hold."""
+
+    @property
+    def tokens(self) -> TokenList: ...
+
+    @property
+    def num_prompt(self) -> int: ...
+
+    @property
+    def shown_len(self) -> int: ...
+
+    @property
+    def computed(self) -> int: ...
+
+    @property
+    def full_len(self) -> int:
+        """Tokens whose KV it has when nothing was lost or is still to be computed."""
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether it keeps its blocks; else whoever borrows them is alone with them."""
+
+    @property
+    def lease(self) -> BlockTable | None:
+        """The table of a lease."""
+
+    def borrow(self, pool: BlockPool) -> BlockTable:
+        """A table of its blocks that are still there, unbroken from the first on."""
+
+    def as_entry(self, pool: BlockPool) -> ChoiceEntry:
+        """As its owner may inspect it."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptChoice:
+    """The estate of a choice that has ended."""
+
+    tokens: TokenList
+    num_prompt: int
+    shown_len: int
+    computed: int
+    salt: bytes
+    table: BlockTable | None  # of a lease
+    epochs: BlockEpochs  # of any other
+
+    @property
+    def full_len(self) -> int:
+        return self.computed
+
+    @property
+    def lease(self) -> BlockTable | None:
+        return self.table
+
+    @property
+    def holds_blocks(self) -> bool:
+        return self.table is not None
+
+    def as_entry(self, pool: BlockPool) -> ChoiceEntry:
+        return ChoiceEntry(0, len(self.tokens), self.num_left(pool), self.num_shared(pool))
+
+    def borrow(self, pool: BlockPool) -> BlockTable:
+        if self.table is not None:
+            return self.table.fork()
+        return BlockTable.adopt(pool, self.salt, self.epochs)[0]
+
+    def num_left(self, pool: BlockPool) -> int:
+        """Blocks that are still there."""
+        if self.table is not None:
+            return len(self.table)
+        return self.epochs.num_left(pool)
+
+    def num_shared(self, pool: BlockPool) -> int:
+        if self.table is not None:
+            return self.table.num_shared
+        return self.epochs.num_held(pool)
+
+
+@dataclass(slots=True, eq=False)
+class KeptBeams:
+    """The estates of the beams of an answer, before anybody looks at one of them."""
+
+    prompt: TokenList
+    salt: bytes
+    token_ids: list[list[int]]  # of each beam, behind the prompt
+    num_shown: list[int]  # likewise, how many of them have text
+    epochs: BeamEpochs  # of the blocks of all but the last token
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all beams; the prompt counts once."""
+        return len(self.prompt) + sum(map(len, self.token_ids))
+
+    def choices(self) -> dict[int, KeptChoice]:
+        num_prompt = len(self.prompt)
+        return {
+            index: KeptChoice(
+                tokens=self.prompt.fork(token_ids),
+                num_prompt=num_prompt,
+                shown_len=num_prompt + num_shown,
+                computed=num_prompt + len(token_ids) - 1,
+                salt=self.salt,
+                table=None,
+                epochs=self.epochs[index],
+            )
+            for index, (token_ids, num_shown) in enumerate(zip(self.token_ids, self.num_shown, strict=True))
+        }
+
+
+class Living(Protocol):
+    """The group of a record while it runs."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def cross(self) -> CrossTable | None: ...
+
+    @property
+    def parent(self) -> Record | None: ...
+
+    @property
+    def charged_output(self) -> int:
+        """Tokens of each choice that its lease is charged for."""
+
+    def estate(self, choice: int) -> Estate | None:
+        """Of a choice that has not ended."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    id: str
+    tenant: str
+    name: str | None
+    salt: bytes
+    cache_salt: str
+    created_at: float  # seconds since 1970
+    origin: object
+    lineage: Lineage | None
+    group: Living | None  # while it runs
+    num_choices: int
+    encoder: EncoderInput | None = None
+    ttl: float | None = None  # of its lease, promised or granted; None: it has none
+    charge: int = 0  # blocks of the budget promised to it while it runs
+    discount: int = 0  # blocks it shares with its parent, whose lease pays for them
+    cross_discount: int = 0  # the same of its cross table
+    lost: str | None = None  # why it was not leased after all
+    kept_beams: KeptBeams | None = None  # instead of kept choices, until somebody asks for those
+    _kept: dict[int, KeptChoice] = field(default_factory=dict)
+    cross: CrossTable | None = None  # of a lease, for all choices
+    expires_at: float | None = None  # of a lease, on the engine's clock
+    expires_at_wall: float | None = None
+    children: int = 0
+    pins: int = 0  # open children that were promised its blocks
+    gone: bool = False  # nobody finds it any more
+    aborted: bool = False  # it ended before it was complete
+    failed: bool = False  # it ended without anything to continue from
+    waiters: list[Callable[[], None]] = field(default_factory=list)  # called when it ends
+
+    @property
+    def leased(self) -> bool:
+        return self.expires_at is not None
+
+    @property
+    def kept(self) -> dict[int, KeptChoice]:
+        """The choices that have ended, by number."""
+        if self.kept_beams is not None:
+            self._kept, self.kept_beams = self.kept_beams.choices(), None
+        return self._kept
+
+    @property
+    def holds_nothing(self) -> bool:
+        """It has ended without a computed token or a sampled one."""
+        return self.kept_beams is None and not any(
+            kept.computed or len(kept.tokens) > kept.num_prompt for kept in self._kept.values()
+        )
+
+    def num_left_blocks(self, pool: BlockPool) -> int:
+        """Of all ended choices: blocks that are still there, counted as often as there are choices that have them."""
+        if self.kept_beams is not None:
+            return self.kept_beams.epochs.num_left(pool)
+        return sum(kept.num_left(pool) for kept in self._kept.values())
+
+    @contextmanager
+    def on_end(self, wake: Callable[[], None]) -> Iterator[None]:
+        """`wake` is called when it ends, if that is while the caller waits."""
+        self.waiters.append(wake)
+        try:
+            yield
+        finally:
+            if wake in self.waiters:
+                self.waiters.remove(wake)
+
+    def choice(self, index: int) -> Estate | None:
+        """The estate of a choice; None where it has none. Before the choices part ways each is the first."""
+        if self.failed:
+            return None
+        if index in self.kept:
+            return self.kept[index]
+        return None if self.group is None else self.group.estate(index)
+
+    def estates(self) -> list[Estate]:
+        return [estate for i in range(self.num_choices) if (estate := self.choice(i)) is not None]
+
+    def choice_tables(self) -> list[BlockTable]:
+        return [kept.table for kept in self.kept.values() if kept.table is not None]
+
+    def tables(self) -> list[BlockTable]:
+        """All that its lease holds."""
+        return self.choice_tables() + ([] if self.cross is None else [self.cross.table])
+
+    def num_held_blocks(self) -> int:
+        """Blocks of its lease, shared ones once."""
+        return count_distinct_blocks(self.tables())
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices; their common prompt counts once."""
+        if self.kept_beams is not None:
+            return self.kept_beams.num_tokens
+        estates = self.estates()
+        if not estates:
+            return 0
+        return estates[0].num_prompt + sum(len(e.tokens) - e.num_prompt for e in estates)
+
+    def grade(self, pool: BlockPool) -> Grade:
+        if self.group is not None:
+            return "running"
+        if self.leased:
+            return "leased"
+        return "warm" if self.num_left_blocks(pool) else "tokens"
+
+    def as_parent(self) -> Parent:
+        return Parent(
+            id=self.id,
+            running=self.group is not None,
+            cache_salt=self.cache_salt,
+            # Those of a running one are what they are now, the others stay as they are.
+            choices=_Choices(self.estates()) if self.group is None else tuple(map(_as_choice, self.estates())),
+            origin=self.origin,
+            encoder=self.encoder,
+        )
+
+    def as_entry(self, pool: BlockPool) -> RecordEntry:
+        return RecordEntry(
+            id=self.id,
+            name=self.name,
+            created_at=self.created_at,
+            expires_at=self.expires_at_wall,
+            grade=self.grade(pool),
+            parent=None if self.lineage is None else self.lineage.parent,
+            at=None if self.lineage is None else self.lineage.at,
+            children=self.children,
+            choices=tuple(replace(e.as_entry(pool), index=i) for i, e in enumerate(self.estates())),
+        )
+
+
+def _as_choice(estate: Estate) -> ParentChoice:
+    return ParentChoice(tuple(estate.tokens[:]), estate.num_prompt, estate.shown_len)
+
+
+class _Choices(abc.Sequence[ParentChoice]):
+    """Of a request that has ended, made when they are asked for: a search has many, and mostly one is wanted."""
+
+    def __init__(self, estates: list[Estate]) -> None:
+        self._estates = estates
+
+    def __len__(self) -> int:
+        return len(self._estates)
+
+    @overload
+    def __getitem__(self, index: int) -> ParentChoice: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ParentChoice]: ...
+    def __getitem__(self, index: int | slice) -> ParentChoice | list[ParentChoice]:
+        if isinstance(index, slice):
+            return list(map(_as_choice, self._estates[index]))
+        return _as_choice(self._estates[index])

@@ -1,0 +1,198 @@
+"""Generation: tokens are sampled, one choice beside the other, until each has its end.
+
+Choices share the prompt and part ways where it ends. A drafter may guess how a sequence goes on: the step then samples
+behind each guess as well, and the samples count as long as the guesses before them were right, so that an answer is
+the same with and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bequest.engine._C import BlockTable, TokenList
+from bequest.engine.constraints.grammar import UNSPELLABLE
+from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
+from bequest.engine.state.capture import capture_of
+from bequest.engine.state.output import Output
+from bequest.engine.state.prompt_logprobs import logprob_of
+from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
+from bequest.engine.types import FinishReason, Request, SamplingParams, StopReason, TokenLogprob
+from bequest.engine.work.desk import Desk
+from bequest.engine.work.owed import end
+
+
+class Generation(Kind):
+    def __init__(self, group: Group, desk: Desk) -> None:
+        params = group.request.params
+        self.group = group
+        self._desk = desk
+        self._params = params
+        self._most_len = group.num_prompt + params.max_tokens
+        self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
+        self._drafter = None if params.grammar is not None or group.request.hidden_states else desk.drafter
+        self.plain = group.request.hidden_states is None and self._drafter is None
+
+    @classmethod
+    def takes(cls, request: Request) -> bool:
+        return request.params.max_tokens > 0
+
+    # --- its choices ---------------------------------------------------------------------------------------------
+
+    def begin(self, output: Output) -> None:
+        tokens = TokenList(self.group.request.prompt_token_ids)
+        table = BlockTable(self._desk.pool, self.group.salt)
+        leader = Sequence(self.group, 0, tokens, table, output, self, capture=capture_of(self.group.request))
+        self._open(leader)
+        self.group.sequences.append(leader)
+
+    def _open(self, sequence: Sequence) -> None:
+        """The model may force the first token: it is known before anything is computed."""
+        rules = self._params.rules
+        first = None if rules is None else rules.opening(self._params.max_tokens)
+        if first is not None:
+            sequence.accept_known(first)
+            sequence.output.push(first, TokenLogprob(first, 0.0, 1), shown=True)
+
+    @property
+    def num_slots(self) -> int:
+        """Before the fork it already holds those of its later choices."""
+        return min(self._params.n, self._desk.max_num_seqs)
+
+    def slots(self, sequence: Sequence) -> int:
+        return 1 if self.forked else self.num_slots
+
+    def _part_ways(self, leader: Sequence) -> list[Sequence]:
+        """The choices of the group, whose prefill ends here: as many as there are slots for. The others wait for those,
+        and find the prompt in the index."""
+        self.forked = True
+        for choice in range(1, self._params.n):
+            child = self._sibling(leader, choice)
+            self.group.sequences.append(child)
+            if choice < self.num_slots:
+                self._desk.run(child)
+            else:
+                self._desk.queue(child)
+        return [child for child in self.group.sequences if child.status is Status.RUNNING]
+
+    def _sibling(self, leader: Sequence, choice: int) -> Sequence:
+        other = Sequence(
+            self.group,
+            choice,
+            TokenList(self.group.request.prompt_token_ids),
+            leader.table.fork(),
+            leader.output.sibling(choice),
+            self,
+            num_computed=leader.num_computed,
+            status=Status.RUNNING,
+            capture=None if leader.capture is None else leader.capture.sibling(),
+        )
+        self._open(other)
+        return other
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def num_ready(self, sequence: Sequence) -> int:
+        """One that wants no more samples only waits for its last token to come back, unless its prompt is not done."""
+        planned_len, num_computed = sequence.planned_len, sequence.num_computed
+        if planned_len < self._most_len or num_computed < sequence.num_prompt:
+            return planned_len - num_computed
+        return 0
+
+    def wishes(self, sequence: Sequence, room: Room) -> Iterator[Wish]:
+        count, begin = room.most_tokens(sequence), sequence.num_computed
+        if count <= 0:
+            return
+        if sequence.capture is not None:
+            count = sequence.capture.most_tokens(begin, count, room.state_rows)
+        drafts = self._draft(sequence, room)
+        yield Stretch(begin, count + len(drafts), drafts=drafts)
+
+    def _draft(self, sequence: Sequence, room: Room) -> tuple[int, ...]:
+        """Guesses are made behind a token that is known, where the step has room for them."""
+        if self._drafter is None or not self.forked or sequence.num_pending != 1 or sequence.num_in_flight:
+            return ()
+        most = min(self._most_len - sequence.planned_len, room.budget) - 1
+        return self._drafter.draft(sequence, most) if most > 0 else ()
+
+    def conclude(self, outcome: Outcome, sequence: Sequence, stretch: Stretch, start: int) -> None:
+        drafts = stretch.drafts
+        if stretch.begin + stretch.count - len(drafts) < sequence.planned_len:
+            return
+        last = start + stretch.count - len(drafts) - 1
+        if self.forked:
+            outcome.sample(sequence, last, drafts)
+            return
+        for choice in self._part_ways(sequence):
+            outcome.sample(choice, last)
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def take_sample(self, sequence: Sequence, sample: Sample, applied: Applied) -> None:
+        if sample.bad:
+            self._desk.distrust(sequence)
+            applied.failed[self.group] = _why_nothing_was_sampled(sequence)
+            return
+        applied.note_token(sequence, sequence.output.last_token_at)
+        applied.num_generated += 1
+        top, logprob = self._params.logprobs, None
+        if top is not None and sample.logprobs is not None:
+            logprob = logprob_of(sample.logprobs, sample.number, sample.token, top)
+        self._accept(sequence, sample.token, logprob)
+        applied.moved[self.group] = None
+
+    def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        """Adds one sampled token to its sequence and ends the sequence if the token does."""
+        params = self._params
+        if self._closing is not None and sequence.num_output + 1 == params.max_tokens:
+            token = self._closing  # whatever was sampled
+            logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
+        self._desk.accept(sequence, token)
+        ended = self._end_by(token, sequence)
+        shown = ended is None or params.include_stop_str_in_output
+        stop_string = sequence.output.push(token, logprob, shown)
+        if ended is None and stop_string is not None:
+            ended = ("stop", stop_string)
+        if ended is None and sequence.num_output >= params.max_tokens:
+            ended = ("length", None)
+        if ended is not None:
+            sequence.output.finish(*ended)
+            end(sequence, self._desk)
+
+    def _end_by(self, token: int, sequence: Sequence) -> tuple[FinishReason, StopReason] | None:
+        params = self._params
+        if sequence.num_output < params.min_tokens:
+            return None
+        if token in self._desk.eos_token_ids and params.ends_at_eos:
+            return "stop", None
+        return ("stop", token) if token in params.stop_token_ids else None
+
+    def cut(self) -> None:
+        for sequence in self.group.sequences:
+            if sequence.status is not Status.FINISHED and sequence.work is self:
+                sequence.output.finish("length", "deadline")
+                end(sequence, self._desk)
+
+
+def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
+    """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
+    params = sequence.group.request.params
+    if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
+        if why == UNSPELLABLE:
+            return InvalidRequest(f"The grammar has no end: {why}.", reason="grammar_endless", field="grammar", why=why)
+        return GrammarTooLarge(f"The grammar became too large: {why}.", reason="grammar_grew", why=why)
+    excludes = params.min_tokens > 0 or bool(params.bad_words)
+    allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]
+    if params.catalogue is None and len(allows) < 2 and not (allows and excludes):
+        return InternalError("The model produced NaN.", reason="not_a_number")
+    return InvalidRequest(
+        "Nothing is allowed to follow: the rules of this request exclude each other.",
+        reason="nothing_allowed",
+        field=_narrowest(params),
+    )
+
+
+def _narrowest(params: SamplingParams) -> str:
+    if params.catalogue is not None:
+        return "catalogue"
+    return "grammar" if params.grammar is not None else "allowed_token_ids"

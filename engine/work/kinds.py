@@ -1,0 +1,31 @@
+"""Which kind of work a request is. A new kind is a file of its own and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bequest.engine.state.sequence import Group, Kind
+from bequest.engine.types import Request
+from bequest.engine.work.desk import Desk
+from bequest.engine.work.extraction import Encoding, Extraction
+from bequest.engine.work.generation import Generation
+from bequest.engine.work.reading import Reading
+from bequest.engine.work.scoring import Scoring
+from bequest.engine.work.search import Search
+
+
+class KindClass(Protocol):
+    """The class of a kind."""
+
+    def __call__(self, group: Group, desk: Desk) -> Kind: ...
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request is of this kind."""
+
+
+KINDS: tuple[KindClass, ...] = (Encoding, Extraction, Search, Scoring, Reading, Generation)  # the first that takes it
+
+
+def make_kind(group: Group, desk: Desk, kinds: Sequence[KindClass] = KINDS) -> Kind:
+    return next(kind for kind in kinds if kind.takes(group.request))(group, desk)

@@ -1,0 +1,378 @@
+"""Search: a request whose beams step together, as Hugging Face's beam search does (engine/beams/search.py).
+
+All beams of a group step together, and the group waits for the result of a step before the next is planned. Its one
+sequence, the leader, stands for the best of them: it has that beam's tokens and all beams' counts, while the blocks of
+all beams lie in BeamTables from the first result on. When beams change places, tables are forked: whole blocks by
+reference, and the partly filled last one is copied by whoever writes to it first. A beam that has ended keeps its
+blocks until the search is over, since the best ones become the group's choices, which others may continue from. They
+become sequences only where there is more to do for each: a lease to hold, hidden states to compute.
+
+A group that has to give way starts again from its prompt: its search is short, and its result the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from bequest.engine._C import BeamTables, BlockTable, TokenList
+from bequest.engine.beams.answers import BeamAnswer
+from bequest.engine.beams.search import Alternatives, BeamSearch, Finished, Turn
+from bequest.engine.errors import InternalError, InvalidRequest
+from bequest.engine.state.capture import capture_of
+from bequest.engine.state.output import Output
+from bequest.engine.state.record import KeptBeams
+from bequest.engine.state.sequence import Applied, Copies, Group, Kind, Outcome, Room, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
+from bequest.engine.types import (
+    BeamCandidates,
+    BeamSpec,
+    CatalogueSpec,
+    ChoiceDelta,
+    LogprobArrays,
+    Request,
+    StepResult,
+)
+from bequest.engine.work.desk import Desk
+from bequest.engine.work.owed import end
+
+
+class Search(Kind):
+    def __init__(self, group: Group, desk: Desk) -> None:
+        self.group = group
+        self._desk = desk
+        self.search: BeamSearch | None = None  # while it searches
+        self.beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
+        self.answer: BeamAnswer | None = None  # of one that is over, where its choices are no sequences
+
+    @classmethod
+    def takes(cls, request: Request) -> bool:
+        return request.params.beams is not None
+
+    # --- its beginning -------------------------------------------------------------------------------------------
+
+    def begin(self, output: Output) -> None:
+        request = self.group.request
+        leader = self._new_leader(output)
+        if request.states_of_encoder:
+            leader.capture = capture_of(request)
+
+    def _new_leader(self, output: Output) -> Sequence:
+        params = self.group.request.params
+        stops = set(params.stop_token_ids)
+        if params.ends_at_eos:
+            stops.update(self._desk.eos_token_ids)
+        self.search, self.forked, self.takes_beams = BeamSearch.start(params, frozenset(stops)), False, True
+        tokens = TokenList(self.group.request.prompt_token_ids)
+        leader = Sequence(self.group, 0, tokens, BlockTable(self._desk.pool, self.group.salt), output, self)
+        first = None if params.rules is None else params.rules.opening(params.max_tokens)
+        if first is not None:  # the search notes it on its own
+            leader.accept_known(first)
+        self.group.sequences = [leader]
+        return leader
+
+    @property
+    def num_slots(self) -> int:
+        beams = self.group.request.params.beams
+        assert beams is not None
+        return beams.width
+
+    @property
+    def num_to_enter(self) -> int:
+        """One whose search is over only waits to go on with the hidden states of a choice."""
+        return self.num_slots if self.takes_beams else 1
+
+    def slots(self, sequence: Sequence) -> int:
+        return self.num_slots
+
+    def growth(self, sequence: Sequence) -> int:
+        return self.num_rows(sequence)
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def num_ready(self, sequence: Sequence) -> int:
+        most_len = sequence.num_prompt + self.group.request.params.max_tokens
+        if sequence.planned_len < most_len or sequence.num_computed < sequence.num_prompt:
+            return sequence.planned_len - sequence.num_computed
+        return 0
+
+    def wishes(self, sequence: Sequence, room: Room) -> Iterator[Wish]:
+        """Every beam computes its next token, or none; a group wider than what is left has a step to itself."""
+        if room.beams_left <= 0:
+            return  # as many as a step ranks
+        if self.beams is None:
+            count = room.most_tokens(sequence)
+            if count > 0:
+                yield Stretch(sequence.num_computed, count)
+        elif room.empty or len(self.beams) <= min(room.budget, room.beams_left):
+            yield Stretch(sequence.num_computed, 1)
+
+    def blocks_needed(self, sequence: Sequence, stretch: Stretch) -> int:
+        if self.beams is None:
+            return super().blocks_needed(sequence, stretch)
+        return self.beams.blocks_needed(stretch.begin)
+
+    def try_write(self, sequence: Sequence, stretch: Stretch) -> Copies | None:
+        if self.beams is None:
+            return super().try_write(sequence, stretch)
+        return self.beams.try_prepare_write(stretch.begin)
+
+    def tables(self, sequence: Sequence) -> BlockTable | BeamTables:
+        return sequence.table if self.beams is None else self.beams
+
+    def num_rows(self, sequence: Sequence) -> int:
+        return 1 if self.beams is None else len(self.beams)
+
+    def num_beams(self, sequence: Sequence) -> int:
+        return self.num_rows(sequence)
+
+    def borrow(self, sequence: Sequence) -> BlockTable:
+        return sequence.table.fork() if self.beams is None else self.beams.fork(0)
+
+    def count_blocks(self, sequence: Sequence) -> tuple[int, int]:
+        if self.beams is None:
+            return super().count_blocks(sequence)
+        best = self.beams.fork(0)  # beams share what they have
+        num = len(best)
+        best.free()
+        return num, num
+
+    def conclude(self, outcome: Outcome, sequence: Sequence, stretch: Stretch, start: int) -> None:
+        if stretch.begin + stretch.count < sequence.planned_len:
+            return
+        assert self.search is not None
+        self.forked = True
+        last = start + stretch.count - 1
+        tokens = range(last, start + stretch.count * self.num_rows(sequence))
+        assert len(tokens) == self.search.num_running
+        params = self.group.request.params
+        expected = _Candidates(self, self.search)
+        expected.number = outcome.rank(tokens, expected.spec, params.logprobs)
+        outcome.expect(expected)
+
+    def spec(self, first_sample: int) -> BeamSpec:
+        search, params, catalogue = self.search, self.group.request.params, None
+        assert search is not None
+        if params.catalogue is not None:
+            ends = tuple(sorted(search.stop_token_ids))
+            catalogue = CatalogueSpec(handle=self._desk.handle_of(params.catalogue), end_token_ids=ends)
+        return BeamSpec(
+            request_id=self.group.request.id,
+            first_sample=first_sample,
+            scores=search.scores,
+            num_candidates=search.num_candidates,
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            held_back=search.forbidden,
+            catalogue=catalogue,
+            nodes=search.nodes,
+        )
+
+    def gives_way(self, sequence: Sequence) -> bool:
+        """As a whole: it searches anew from its prompt."""
+        if not self.forked:
+            return False
+        group, capture = self.group, sequence.capture
+        self._drop(sequence)
+        self._new_leader(sequence.output).capture = capture
+        group.times.first_token = None  # whoever cuts it now gets nothing
+        self._desk.queue(group.sequences[0])
+        self._desk.release_cross(group)
+        return True
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def is_at(self, search: BeamSearch) -> bool:
+        """Whether a step that was launched for `search` still concerns it: one that started again has another."""
+        return self.search is search
+
+    def advance(self, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
+        """A result brings candidates: beams change places, or the search is over."""
+        assert self.search is not None
+        if self.beams is None:  # from now on the leader's blocks are those of the first beam
+            self.beams = BeamTables(self.group.sequences[0].table)
+        self._take_turn(self.search, self.search.advance(candidates, tops))
+
+    def distrust(self) -> None:
+        self._desk.distrust(self.group.sequences[0])
+
+    def cut(self) -> None:
+        if self.search is not None:
+            self._take_turn(self.search, self.search.cut(), deadline=True)
+
+    def _take_turn(self, search: BeamSearch, turn: Turn, deadline: bool = False) -> None:
+        if not turn.done:
+            self._keep_ended(turn)
+            self._reorder(search, turn)
+            return
+        answer = BeamAnswer(search, deadline)
+        self.search, self.takes_beams = None, False
+        leader = self.group.sequences[0]
+        if answer.beams and self._ends_as_one:
+            self._desk.keep_beams(self.group, self._estates(leader, answer))
+            self._drop(leader)
+            self.answer = answer
+            self._desk.release_cross(self.group)
+            return
+        self._keep_ended(turn)
+        choices = self._choices(leader, answer)
+        self._drop(leader)
+        self.group.sequences = choices
+        for choice in choices:
+            self._desk.run(choice)
+        for choice in choices:
+            end(choice, self._desk)
+
+    def _keep_ended(self, turn: Turn) -> None:
+        """Beams that ended in this step share the blocks of those they came from; those they displaced give theirs
+        back."""
+        beams = self.beams
+        assert beams is not None
+        if turn.finished:
+            first = beams.end(np.asarray([ended.blocks_of for ended in turn.finished], np.int32))
+            for place, ended in enumerate(turn.finished, first):
+                ended.place = place
+        for dropped in turn.dropped:
+            beams.take_ended(dropped.place).free()
+
+    def _reorder(self, search: BeamSearch, turn: Turn) -> None:
+        """Each surviving beam gets its blocks, and the leader the tokens of the best."""
+        assert self.beams is not None
+        self.beams.reorder(turn.parents, turn.tokens)
+        leader = self.group.sequences[0]
+        if turn.parents[0] != 0:
+            leader.tokens.truncate(leader.num_prompt)
+            leader.tokens.extend(search.path_of(0)[:-1])
+        leader.accept_known(int(turn.tokens[0]))
+
+    # --- its end -------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Its best beam stands for what was computed."""
+        if self.beams is not None:
+            self.group.sequences[0].table = self.beams.fork(0)
+            self._drop_beams()
+
+    def _drop(self, leader: Sequence) -> None:
+        """The leader goes, with all beams."""
+        self._desk.leave(leader)
+        self._drop_beams()
+
+    def _drop_beams(self) -> None:
+        if self.beams is not None:
+            self.beams.free()
+            self.beams = None
+
+    @property
+    def _ends_as_one(self) -> bool:
+        """Whether the answer can be kept and delivered without a sequence for each of its choices."""
+        record = self.group.ties.record
+        leased = record is not None and record.ttl is not None
+        return not leased and self.group.request.hidden_states is None
+
+    def _estates(self, leader: Sequence, answer: BeamAnswer) -> KeptBeams:
+        """What the beams of an answer leave to those who continue from them."""
+        assert self.beams is not None
+        prompt = leader.tokens.fork()
+        prompt.truncate(leader.num_prompt)
+        computed = [leader.num_prompt + beam.length - 1 for beam in answer.beams]
+        # Those that ended in the last step have no tables of their own, but those of the running ones.
+        epochs = self.beams.epochs(
+            places=np.asarray([beam.place for beam in answer.beams], np.int32),
+            rows=np.asarray([beam.blocks_of for beam in answer.beams], np.int32),
+            num_tokens=np.asarray(computed, np.int32),
+        )
+        return KeptBeams(prompt, self.group.salt, answer.token_ids, answer.num_shown, epochs)
+
+    def _choices(self, leader: Sequence, answer: BeamAnswer) -> list[Sequence]:
+        """The best beams as the complete choices of the group, best first."""
+        leader.tokens.truncate(leader.num_prompt)
+        assert self.beams is not None
+        choices: list[Sequence] = []
+        for index, (ended, generated) in enumerate(zip(answer.beams, answer.token_ids, strict=True)):
+            tokens = leader.tokens.fork(generated)
+            # Beams that were given up on the way have states that nobody wants: those of the best are computed at the
+            # end. An encoder's are all the same, and may be here already.
+            first = choices[0].capture if choices else leader.capture
+            choice = Sequence(
+                self.group,
+                index,
+                tokens,
+                self.beams.take_ended(ended.place),
+                _output(leader.output, index, answer, ended, generated),
+                self,
+                num_computed=len(tokens) - 1,
+                status=Status.RUNNING,
+                capture=capture_of(self.group.request) if first is None else first.sibling(),
+                num_output=len(generated),
+            )
+            choices.append(choice)
+        return choices
+
+    # --- its answer ----------------------------------------------------------------------------------------------
+
+    @property
+    def completion_tokens(self) -> int:
+        return super().completion_tokens if self.answer is None else self.answer.num_tokens
+
+    @property
+    def cut_short(self) -> bool:
+        return super().cut_short if self.answer is None else self.answer.cut_short
+
+    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+        if self.answer is None:
+            return super().take_deltas(first)
+        return self.answer.deltas(self.group.sequences[0].output)
+
+
+@dataclass(slots=True)
+class _Candidates:
+    """A step brings the best continuations of a group's beams."""
+
+    kind: Search
+    search: BeamSearch
+    number: int = 0  # in the result
+    first_sample: int = 0  # of the step: its beams'
+
+    def spec(self, first_sample: int) -> BeamSpec:
+        self.first_sample = first_sample
+        return self.kind.spec(first_sample)
+
+    def apply(self, result: StepResult, applied: Applied) -> None:
+        kind, group, candidates = self.kind, self.kind.group, result.beams[self.number]
+        if group.closed or not kind.is_at(self.search):
+            return
+        if candidates.bad:
+            kind.distrust()
+            applied.failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
+            return
+        leader, num_beams = group.sequences[0], self.search.num_running
+        applied.note_token(leader, leader.output.last_token_at or group.times.first_token or 0.0)
+        kind.advance(candidates, self._alternatives(result.logprobs, num_beams))
+        if not group.sequences:
+            applied.failed[group] = InvalidRequest(
+                "No beam could be completed: nothing is allowed to follow.", reason="no_beam"
+            )
+        elif not kind.is_at(self.search):
+            applied.num_generated += kind.completion_tokens
+            if group.finished:
+                applied.moved[group] = None
+
+    def _alternatives(self, arrays: LogprobArrays | None, num_beams: int) -> list[Alternatives] | None:
+        """The likeliest tokens of each beam, if its request wants them."""
+        top = self.search.params.logprobs
+        if not top or arrays is None:
+            return None
+        rows = range(self.first_sample, self.first_sample + num_beams)
+        return [tuple(zip(arrays.top_ids[i, :top].tolist(), arrays.top[i, :top].tolist(), strict=True)) for i in rows]
+
+
+def _output(first: Output, index: int, answer: BeamAnswer, ended: Finished, token_ids: list[int]) -> Output:
+    search = answer.search
+    logprobs = None if search.params.logprobs is None else search.logprobs_of(ended)
+    output = first.whole_sibling(index, token_ids, answer.num_shown[index], logprobs)
+    output.set_beam(ended.score, ended.beam_score)
+    output.finish(*answer.end_of(ended))
+    return output
