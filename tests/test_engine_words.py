@@ -32,8 +32,8 @@ _FOREIGN = re.compile(rf"--({'|'.join(sorted(_FLAGS))})(?![\w-])|/v1/|`({'|'.joi
 
 
 def files() -> list[Path]:
-    """All of engine/ but the configuration, whose help texts are the command line's."""
-    return [path for path in sorted(ENGINE.rglob("*.py")) if path != ENGINE / "config.py"]
+    """All of engine/ but what has help texts of a command line: the configuration, and the program that replays."""
+    return [path for path in sorted(ENGINE.rglob("*.py")) if path not in (ENGINE / "config.py", ENGINE / "replay.py")]
 
 
 def literals(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -122,6 +122,8 @@ def test_an_error_without_a_reason_says_all_itself() -> None:
         ("Take a smaller max_model_len=, or device=cpu.", "Take a smaller --max-model-len, or --device cpu."),
         ("retain_fraction=0.5 lets", "--retain-fraction 0.5 lets"),
         ("name a model with model=", "name a model with --model"),
+        ("record=/tmp/x.log: no space", "--record /tmp/x.log: no space"),
+        ("record=./x: no space", "--record ./x: no space"),
         ("other=5 is none of ours", "other=5 is none of ours"),
     ],
 )
