@@ -120,7 +120,7 @@ class Recorder:
         try:
             self.path, descriptor = _create(path)
         except OSError as error:
-            raise ModelError(f"--record {path}: {error.strerror}") from None
+            raise ModelError(f"record={path}: {error.strerror}") from None
         self._file: int | None = descriptor
         self._lock = threading.Lock()
         self._write(_FORMAT)

@@ -251,7 +251,8 @@ def _scores(request: Request) -> Delta:
         )
         for index, ids in enumerate(request.suffixes)
     )
-    return Delta(request.id, choices, first=True, usage=Usage(len(request.prompt_token_ids), 0, cached_tokens=1))
+    num_prompt = len(request.prompt_token_ids) + sum(map(len, request.suffixes))
+    return Delta(request.id, choices, first=True, usage=Usage(num_prompt, 0, cached_tokens=1))
 
 
 def _choice(request: Request, index: int, pieces: tuple[str, ...], last: bool) -> ChoiceDelta:

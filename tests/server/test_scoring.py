@@ -48,7 +48,8 @@ async def test_a_choice_for_each_suffix(front: Front) -> None:
         "token_ids": [120, 121],
     }
     assert (second["index"], second["token_ids"], second["cumulative_logprob"]) == (1, [1, 2, 3], -0.75)
-    assert body["object"] == "text_completion" and body["usage"]["completion_tokens"] == 0
+    assert body["object"] == "text_completion"
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (4 + 5, 0)
 
 
 async def test_what_the_engine_is_asked(front: Front) -> None:
