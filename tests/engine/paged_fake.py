@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bequest.engine.types import (
+    NO_DRAFT,
     NO_ROW,
     NO_SLOT,
     BeamCandidates,
@@ -220,11 +221,13 @@ class PagedFakeRunner:
     def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
         tokens, bad = [], []
         samples = plan.samples
-        assert samples.drafts is None
-        for index, row, position in zip(
-            samples.tokens.tolist(), samples.rows.tolist(), samples.positions.tolist(), strict=True
+        drafts = [NO_DRAFT] * len(samples) if samples.drafts is None else samples.drafts.tolist()
+        ended: set[int] = set()  # rows whose further samples do not count
+        for index, row, position, draft in zip(
+            samples.tokens.tolist(), samples.rows.tolist(), samples.positions.tolist(), drafts, strict=True
         ):
-            if row == NO_ROW:  # a beam's
+            if row == NO_ROW or row in ended:  # a beam's, or behind a wrong draft
+                assert row == NO_ROW or samples.drafts is not None, "a row is sampled twice"
                 tokens.append(0)
                 bad.append(False)
                 continue
@@ -236,6 +239,8 @@ class PagedFakeRunner:
             self.last_tokens[row] = token
             tokens.append(token)
             bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
+            if bad[-1] or token != draft:
+                ended.add(row)
         return tokens, bad
 
     def _states(self, plan: StepPlan, taps: StepTaps) -> tuple[np.ndarray, ...]:
