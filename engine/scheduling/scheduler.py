@@ -42,8 +42,9 @@ from bequest.engine.state.account import Account
 from bequest.engine.state.draft import Draft
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.output import Output
+from bequest.engine.state.parts import Times
 from bequest.engine.state.record import KeptBeams
-from bequest.engine.state.sequence import Begin, Group, Lane, Sequence, Status, Times, Wish
+from bequest.engine.state.sequence import Begin, Group, Lane, Sequence, Status, Wish
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import Request, Sink
 from bequest.engine.types.catalogue import Catalogue

@@ -95,6 +95,8 @@ class Generation(Kind):
     def num_ready(self, sequence: Sequence) -> int:
         """One that wants no more samples only waits for its last token to come back, unless its prompt is not done."""
         planned_len, num_computed = sequence.planned_len, sequence.num_computed
+        if self._drafter is not None and sequence.num_in_flight:
+            return 0  # a guess is made behind a token that is known
         if planned_len < self._most_len or num_computed < sequence.num_prompt:
             return planned_len - num_computed
         return 0

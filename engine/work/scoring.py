@@ -70,6 +70,8 @@ class Scoring(Reading):
             candidate = self._candidate(leader, self._waiting.popleft())
             self.group.sequences.append(candidate)
             yield Begin(candidate)
+            if candidate.num_computed < leader.num_prompt:
+                return  # it found no room: no other will in this step
 
     def _candidate(self, leader: Sequence, number: int) -> Sequence:
         shared = leader.num_prompt - 1
