@@ -262,27 +262,27 @@ class KvCache:
     def _inherit(self, sequence: Sequence) -> Placement | None:
         """What its parent still has."""
         parent, lineage = sequence.group.ties.parent, sequence.group.request.lineage
-        estate = None if parent is None or lineage is None else parent.choice(lineage.choice)
-        if lineage is None or estate is None:
+        held = None if parent is None or lineage is None else parent.choice(lineage.choice)
+        if lineage is None or held is None:
             return None
         if sequence.group.request.params.prompt_logprobs is not None:
             return None  # every position has to be computed
         if parent is not None and parent.encoder != sequence.group.request.encoder:
             return None  # the tokens are the same, but not what they attend to
-        table = estate.borrow(self.pool)
-        held = len(table) * self.pool.block_size
+        table = held.borrow(self.pool)
+        capacity = len(table) * self.pool.block_size
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
-        alike = estate.tokens.common_prefix(sequence.tokens)
+        alike = held.tokens.common_prefix(sequence.tokens)
         goal = sequence.work.goal_len(sequence)
-        computed = min(lineage.at, estate.computed, sequence.work.most_inherited(sequence), held, alike)
+        computed = min(lineage.at, held.computed, sequence.work.most_inherited(sequence), capacity, alike)
         table.truncate(computed)
         if computed < goal:
             computed = self._copyable(table, computed)
         if computed == 0 and goal > 1:
             return None
-        lender = None if estate.holds_blocks else table.fork()
+        lender = None if held.holds_blocks else table.fork()
         missing = self._missing(table, computed, goal)
-        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, estate.lease)
+        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, held.lease)
 
     def _copyable(self, table: BlockTable, computed: int) -> int:
         """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
@@ -312,8 +312,8 @@ class KvCache:
         if lineage is None:
             return 0
         most = min(lineage.at, sequence.work.most_inherited(sequence))
-        estate = None if parent is None else parent.choice(lineage.choice)
-        return most if estate is None else min(most, estate.full_len)
+        held = None if parent is None else parent.choice(lineage.choice)
+        return most if held is None else min(most, held.full_len)
 
     def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
         """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""

@@ -17,7 +17,7 @@ from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
-from bequest.engine.state.record import KeptBeams, KeptChoice, Living, Record
+from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types import Grade, GradeLoad, RecordEntry, Request, Retained
 
@@ -74,7 +74,7 @@ class Retention:
     def entries(self, tenant: str) -> list[RecordEntry]:
         """All that the tenant has, oldest first."""
         records = {record for (owner, _), record in self._found.items() if owner == tenant}
-        return [r.as_entry(self._pool) for r in sorted(records, key=lambda r: (r.created_at, r.id))]
+        return [r.as_entry(self._pool) for r in sorted(records, key=lambda r: (r.identity.created_at, r.id))]
 
     def loads(self) -> dict[Grade, GradeLoad]:
         totals: dict[Grade, list[int]] = {grade: [0, 0, 0] for grade in get_args(Grade)}
@@ -96,27 +96,13 @@ class Retention:
         parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
         if request.keep_record and group.kind.keeps_record:
             self._check_name(request)
-            record = Record(
-                id=request.id,
-                tenant=request.tenant,
-                name=request.name,
-                salt=group.salt,
-                cache_salt=request.cache_salt,
-                created_at=self._wall(),
-                origin=request.origin,
-                lineage=request.lineage,
-                group=group,
-                num_choices=request.params.n,
-                encoder=request.encoder,
-            )
+            record = Record(self._identify(group), group)
             if request.retain is not None:
                 if request.retain.open_ended:
                     group.ties.charged_output = OPEN_ENDED_TOKENS
                 self.leases.promise(record, group, request.retain.ttl, parent)
             group.ties.record = record
-            self._found[request.tenant, request.id] = record
-            if request.name is not None:
-                self._found[request.tenant, request.name] = record
+            self._list(record)
         if parent is not None:
             self._attach(group, parent)
 
@@ -147,7 +133,7 @@ class Retention:
         complete = sequence.output.finish_reason is not None
         if complete and computed < full:
             self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
-        if complete and record.ttl is not None:
+        if complete and record.lease.ttl is not None:
             sequence.table = BlockTable(self._pool, record.salt)
             self.leases.hold(record, kept, table)
         else:
@@ -168,7 +154,7 @@ class Retention:
         record.group = None
         record.aborted = not complete
         retained = None
-        if complete and record.ttl is not None and not record.gone:
+        if complete and record.lease.ttl is not None and not record.gone:
             retained = self.leases.grant(record, now)
         else:
             self.leases.give_up(record, "the request did not finish")
@@ -178,7 +164,7 @@ class Retention:
         for wake in record.waiters:
             wake()
         record.waiters.clear()
-        return Settlement(retained, record.lost)
+        return Settlement(retained, record.lease.lost)
 
     # --- what its owner asks for ---------------------------------------------------------------------------------
 
@@ -215,6 +201,21 @@ class Retention:
             self.forget(record)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _identify(self, group: Group) -> Identity:
+        request = group.request
+        return Identity(
+            id=request.id,
+            tenant=request.tenant,
+            name=request.name,
+            salt=group.salt,
+            cache_salt=request.cache_salt,
+            created_at=self._wall(),
+            origin=request.origin,
+            lineage=request.lineage,
+            num_choices=request.params.n,
+            encoder=request.encoder,
+        )
 
     def _give_parent_more(self, sequence: Sequence) -> None:
         """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
@@ -261,8 +262,8 @@ class Retention:
     def _set_ttl_of_running(self, record: Record, group: Living, ttl: float | None) -> None:
         if ttl is None:
             self.leases.give_up(record, "the lease was given back")
-        elif record.ttl is not None:
-            record.ttl = ttl
+        elif record.lease.ttl is not None:
+            record.lease.ttl = ttl
         else:
             self.leases.promise(record, group, ttl, None)
             try:
@@ -279,15 +280,19 @@ class Retention:
             self._remember_gone(oldest)
             self._unlist(oldest)
 
+    def _list(self, record: Record) -> None:
+        for reference in record.identity.references:
+            self._found[record.tenant, reference] = record
+
     def _unlist(self, record: Record) -> None:
         record.gone = True
-        for reference in (record.id, record.name):
-            if reference is not None and self._found.get((record.tenant, reference)) is record:
+        for reference in record.identity.references:
+            if self._found.get((record.tenant, reference)) is record:
                 del self._found[record.tenant, reference]
 
     def _remember_gone(self, record: Record) -> None:
-        for reference in (record.id, record.name):
-            if reference is not None and self._found.get((record.tenant, reference)) is record:
+        for reference in record.identity.references:
+            if self._found.get((record.tenant, reference)) is record:
                 self._gone[record.tenant, reference] = self._wall()
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)

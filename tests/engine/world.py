@@ -475,7 +475,8 @@ class World:
         held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
         assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
         assert budget.held_on_host == sum(block < 0 for _, block in held)
-        assert budget.num_promised == sum(record.charge for g in self.open if (record := g.ties.record) is not None)
+        running = [g.ties.record for g in self.open if g.ties.record is not None]
+        assert budget.num_promised == sum(record.lease.charge for record in running)
         assert budget.used <= budget.capacity, "more is leased than there may be"
         here = {r for r in self.holders() if any(block > 0 for table in r.tables() for block in table.blocks)}
         assert here == set(self.retention.leases.on_device())
