@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
@@ -59,7 +60,7 @@ def make_scheduler(
     from bequest.engine._C import BlockPool
 
     pool = BlockPool(sizes.num_blocks, sizes.block_size, limits.prefix_caching)
-    host = BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False)
+    host = HostTier(BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False))
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
     cache = KvCache(

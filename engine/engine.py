@@ -73,6 +73,7 @@ class AsyncEngine:
         """Must be made inside a running event loop: it starts the device thread."""
         self.info = info
         self.scheduler = scheduler
+        scheduler.wake = self._pump_soon
         self.state: State = "ready"
         self.observer = observer
         self._tokenizer = tokenizer

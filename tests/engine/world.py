@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from bequest.engine._C import BlockTable
 from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import most_blocks_of_beams
@@ -499,11 +500,13 @@ class World:
                 assert self.content(record.cross.table)[: len(wanted)] == wanted
 
     def content(self, table: BlockTable) -> list[int]:
-        swaps_out = self.scheduler.cache._swaps_out  # of the next step: until then the device has them
+        tier = self.scheduler.cache.tier
+        assert isinstance(tier, HostTier)
         size = self.shape.block_size
         content: list[int] = []
         for block in table.blocks:
-            block = swaps_out.get(-block, block) if block < 0 else block
+            if block < 0 and (device := tier.going_out(-block)) is not None:
+                block = device  # until the next step the device has it
             slots = self.runner.slots if block > 0 else self.runner.host_slots
             content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
         return content
