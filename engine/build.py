@@ -17,6 +17,7 @@ from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
+from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
@@ -87,6 +88,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         await asyncio.wait({text_loading})
         text_loading.exception()  # seen, even if the other one is what is raised
     text = text_loading.result()
+    fingerprint = await asyncio.to_thread(Fingerprint, path)
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
@@ -121,6 +123,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         seed=config.seed,
         step_timeout=config.step_timeout,
         observer=observer,
+        fingerprint=fingerprint,
     )
     return Built(engine, text)
 

@@ -139,6 +139,12 @@ class KvCache:
         assert self.host.num_used == on_host, "host blocks lost"
         assert budget.num_promised == 0, "promised blocks lost"
 
+    def index(self, record: Record) -> None:
+        """Lets others find the full blocks of a record whose bytes came from elsewhere."""
+        for kept in record.kept.values() if self._prefix_caching else ():
+            if kept.table is not None and kept.table.resident:
+                kept.table.commit(kept.tokens, kept.computed)
+
     # --- where a sequence starts ---------------------------------------------------------------------------------
 
     def place(self, sequence: Sequence) -> Placement:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.cache.cross import CrossTables
@@ -22,6 +23,20 @@ from bequest.engine.types import Request, Retained
 
 # A lease without max_tokens is charged for this many tokens of completion, and again whenever they are used up.
 OPEN_ENDED_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Tables of the blocks of a whole record, with references of their own."""
+
+    tables: dict[int, BlockTable]  # by choice
+    cross: BlockTable | None  # of its encoder input
+
+    def all(self) -> list[BlockTable]:
+        return [*self.tables.values(), *([] if self.cross is None else [self.cross])]
+
+    def free(self) -> None:
+        _free(self.all())
 
 
 class Leases:
@@ -152,6 +167,36 @@ class Leases:
         for kept, table in adopted:
             self.budget.hold(record.tenant, table)
             kept.table, kept.epochs = table, BlockEpochs()
+
+    def borrow(self, record: Record) -> Borrowed:
+        """Tables of all that an ended record has; whoever reads them frees them. Raises InsufficientRetention if some
+        of it is gone."""
+        adopted, cross = self._adopt(record)
+        tables = {index: kept.table.fork() for index, kept in record.kept.items() if kept.table is not None}
+        tables |= {i: table for i, kept in record.kept.items() for other, table in adopted if other is kept}
+        if record.cross is not None:
+            cross = record.cross.table.fork()
+        return Borrowed(tables, cross)
+
+    def open_import(self, tenant: str, num_blocks: int) -> None:
+        """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
+        self.budget.open_lease(tenant, num_blocks, num_blocks, self._earliest_expiry())
+
+    def drop_import(self, tenant: str, num_blocks: int) -> None:
+        """It does not come after all."""
+        self.budget.settle(tenant, num_blocks)
+        self.budget.close_lease(tenant)
+
+    def grant_import(self, record: Record, owned: Borrowed, num_blocks: int, ttl: float, now: float) -> None:
+        """It is there, and takes over the tables that were made for it."""
+        self.budget.settle(record.tenant, num_blocks)
+        if owned.cross is not None:
+            self.budget.hold(record.tenant, owned.cross)
+            record.cross = self._cross.hold(record.salt, owned.cross, None)
+        for index, table in owned.tables.items():
+            self.budget.hold(record.tenant, table)
+            record.kept[index].table = table
+        self.set_expiry(record, ttl, now)
 
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""

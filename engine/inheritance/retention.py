@@ -8,7 +8,7 @@ so that a late child hears that its parent has expired rather than that it never
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,10 +16,10 @@ from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from bequest.engine.inheritance.budget import LeaseBudget
-from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
+from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
-from bequest.engine.types import Grade, GradeLoad, RecordEntry, Request, Retained
+from bequest.engine.types import Grade, GradeLoad, RecordEntry, Retained
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 
@@ -47,7 +47,7 @@ class Retention:
         self.leases = Leases(budget, pool, self.cross, wall)
         self._limits = limits
         self._pool = pool
-        self._wall = wall
+        self.wall = wall
         self._found: dict[tuple[str, str], Record] = {}  # by (tenant, id) and (tenant, name)
         self._others: OrderedDict[Record, None] = OrderedDict()  # without a lease, least recently used first
         self._gone: OrderedDict[tuple[str, str], float] = OrderedDict()  # → when, in seconds since 1970
@@ -95,7 +95,7 @@ class Retention:
         request = group.request
         parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
         if request.keep_record and group.kind.keeps_record:
-            self._check_name(request)
+            self._check_name(request.tenant, request.name)
             record = Record(self._identify(group), group)
             if request.retain is not None:
                 if request.retain.open_ended:
@@ -166,6 +166,19 @@ class Retention:
         record.waiters.clear()
         return Settlement(retained, record.lease.lost)
 
+    # --- what comes from elsewhere -------------------------------------------------------------------------------
+
+    def check_new(self, tenant: str, references: Iterable[str]) -> None:
+        """Raises NameInUse if one of the tenant's records is found by one of them."""
+        for reference in references:
+            self._check_name(tenant, reference)
+
+    def adopt(self, record: Record, owned: Borrowed, num_blocks: int, ttl: float, now: float) -> None:
+        """A record whose blocks another engine computed is leased from now on. REQUIRES: `num_blocks` were promised."""
+        self.check_new(record.tenant, record.identity.references)
+        self.leases.grant_import(record, owned, num_blocks, ttl, now)
+        self._list(record)
+
     # --- what its owner asks for ---------------------------------------------------------------------------------
 
     def set_ttl(self, record: Record, ttl: float | None, now: float) -> None:
@@ -210,7 +223,7 @@ class Retention:
             name=request.name,
             salt=group.salt,
             cache_salt=request.cache_salt,
-            created_at=self._wall(),
+            created_at=self.wall(),
             origin=request.origin,
             lineage=request.lineage,
             num_choices=request.params.n,
@@ -231,17 +244,17 @@ class Retention:
         if computed > kept.computed:
             self.leases.replace(group.parent, kept, sequence.table.slice_to(computed), computed)
 
-    def _check_name(self, request: Request) -> None:
-        taken = None if request.name is None else self.get(request.tenant, request.name)
+    def _check_name(self, tenant: str, name: str | None) -> None:
+        taken = None if name is None else self.get(tenant, name)
         if taken is None or (taken.group is None and taken.aborted):
             return
         running = taken.group is not None
         raise NameInUse(
-            f"The name '{request.name}' is that of the request {taken.id}.",
+            f"The name '{name}' is that of the request {taken.id}.",
             reason="name_of_running" if running else "name_of_retained",
             field="name",
             details={"id": taken.id, "status": "running" if running else "retained"},
-            name=request.name,
+            name=name,
         )
 
     def _attach(self, child: Group, parent: Record) -> None:
@@ -293,6 +306,6 @@ class Retention:
     def _remember_gone(self, record: Record) -> None:
         for reference in record.identity.references:
             if self._found.get((record.tenant, reference)) is record:
-                self._gone[record.tenant, reference] = self._wall()
+                self._gone[record.tenant, reference] = self.wall()
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)
