@@ -169,5 +169,5 @@ class Estate:
 def _read_deed(data: memoryview) -> Deed:
     try:
         return msgspec.msgpack.decode(data, type=Deed)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidEstate(f"The estate's deed cannot be read: {error}.") from None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -264,6 +267,29 @@ async def test_changed_anywhere_it_is_no_estate() -> None:
         engine.forget("t", parent)
 
 
+async def test_whoever_forges_a_digest_gets_an_error_or_a_whole_estate() -> None:
+    """Its deed may say anything."""
+    async with running(ENCODING) as (engine, _):
+        parent, estate = await an_estate(engine, encoder=EncoderInput.of_tokens([8, 9]))
+        engine.forget("t", parent)
+        data, draw, whole = estate.to_bytes(), random.Random(2), 0
+        num_deed = len(msgspec.msgpack.encode(estate.deed))
+        for _ in range(2000):
+            body = bytearray(data[:-32])
+            for _ in range(draw.choice([1, 1, 2, 5])):
+                body[draw.randrange(12, 32 + num_deed)] = draw.choice([draw.randrange(256), 0, 0xC0, 0xCF, 0x90])
+            try:
+                forged = Estate.from_bytes(bytes(body) + hashlib.blake2b(body, digest_size=32).digest())
+            except InvalidEstate:
+                continue
+            whole += 1
+            try:
+                engine.forget("t", await engine.import_estate("t", forged, 600))
+            except EngineError:
+                engine.scheduler.check_idle()
+        assert 0 < whole < 2000
+
+
 BROKEN: dict[str, Callable[[Deed], Deed]] = {
     "no choices": lambda deed: replace(deed, choices=()),
     "twice": lambda deed: replace(deed, choices=deed.choices * 2),
@@ -407,8 +433,6 @@ async def test_a_lease_from_elsewhere_expires() -> None:
 
 def hold(runner: PagedFakeRunner) -> Callable[[], None]:
     """The device thread waits in front of the next read or write."""
-    import threading
-
     gate = threading.Event()
     read, write = runner.read_blocks, runner.write_blocks
     runner.read_blocks = lambda item: (gate.wait(10), read(item))[1]  # type: ignore[method-assign]
