@@ -641,7 +641,7 @@ class BlockTable:
         """Of the leading blocks on the device, for adopt()."""
     @property
     def blocks(self) -> list[int]:
-        """Block b of the device pool as b, block h of the host pool as -h."""
+        """Block b of the device pool as b, block h of the host pool as -h: engine/cache/entries.py tells them apart."""
     @property
     def num_blocks(self) -> int: ...
     @property

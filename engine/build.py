@@ -7,8 +7,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,14 @@ from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
+from bequest.engine.recording import Opened, Recorder, RecordingRunner
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text
+from bequest.engine.types import Runner
 from bequest.engine.watching.observation import Observer
+from bequest.engine.work.desk import Drafter
+from bequest.engine.work.kinds import KINDS, KindClass
 
 if TYPE_CHECKING:
     from bequest.engine.runner.prepare import Prepared
@@ -56,6 +60,8 @@ def make_scheduler(
     max_leases: int | None = None,
     lease_fraction: float = 1.0,
     wall: Callable[[], float] = time.time,
+    kinds: Sequence[KindClass] = KINDS,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler over empty pools. `lease_fraction` is what one tenant may hold of the budget of leases."""
     from bequest.engine._C import BlockPool
@@ -72,7 +78,7 @@ def make_scheduler(
         device_budget=sizes.num_lease_blocks,
         prefix_caching=limits.prefix_caching,
     )
-    return Scheduler(limits, cache, retention, eos_token_ids)
+    return Scheduler(limits, cache, retention, eos_token_ids, kinds=kinds, drafter=drafter)
 
 
 async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
@@ -116,7 +122,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
             max_leases=config.max_leases,
             lease_fraction=config.max_lease_fraction,
         ),
-        prepared.runner,
+        _recorded(config, prepared),
         text.tokenizer,
         pipelined=config.pipelined,
         max_queued=config.max_queued,
@@ -126,6 +132,16 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         fingerprint=fingerprint,
     )
     return Built(engine, text)
+
+
+def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
+    """The runner, which writes down what passes it if that is wanted."""
+    if config.record is None:
+        return prepared.runner
+    recorder = Recorder(Path(config.record))
+    recorder.write(Opened(replace(config, record=None), prepared.num_blocks, prepared.num_host_blocks))
+    log.warning("recording to %s: it holds the prompts and answers of all users", recorder.path)
+    return RecordingRunner(prepared.runner, recorder)
 
 
 def _load_text(path: Path) -> TextBundle:

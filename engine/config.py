@@ -91,6 +91,11 @@ class EngineConfig:
     threads: int | None = option(None, "threads of the CPU kernels; default: one per core")
     seed: int = option(0, "seeds the random numbers of requests that bring none, with the request's id")
     pipelined: bool = option(True, "plan a step while the one before it runs")
+    record: str | None = option(
+        None,
+        "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
+        "reports of bugs; if it is there, the next is FILE.1. It holds the prompts and answers of all users",
+    )
     generation_config: Literal["auto", "none"] = option(
         "none", "auto: sampling defaults from the model's generation_config.json; none: OpenAI's"
     )

@@ -101,6 +101,26 @@ def test_completion_with_logprobs(server: Server, model: str) -> None:
     assert "".join(choice.logprobs.tokens) == choice.text
 
 
+def test_scores_are_the_log_probabilities_of_the_whole_text(server: Server, model: str) -> None:
+    completions = server.client().completions
+    wanted = {"retain": True, "return_token_ids": True}
+    parent = completions.create(model=model, prompt="Paris is", max_tokens=6, temperature=0, extra_body=wanted)
+    told = parent.choices[0].model_extra or {}
+    tokens = [*told["prompt_token_ids"], *told["token_ids"]]
+    asked = {"continuation_of": parent.id, "continuation_suffixes": [" in France.", [100, 200, 300], " on Mars!"]}
+    scored = completions.create(model=model, prompt="", max_tokens=0, extra_body=asked)
+    assert scored.continuation["source"] == "blocks"  # type: ignore[attr-defined]
+    assert [choice.text for choice in scored.choices][::2] == [" in France.", " on Mars!"]
+    for choice in scored.choices:
+        suffix = (choice.model_extra or {})["token_ids"]
+        plain = {"prompt_logprobs": 0, "cache_salt": "apart"}
+        whole = completions.create(model=model, prompt=tokens + suffix, max_tokens=0, extra_body=plain)
+        entries = (whole.choices[0].model_extra or {})["prompt_logprobs"][len(tokens) :]
+        expected = [entry[str(token)]["logprob"] for entry, token in zip(entries, suffix, strict=True)]
+        assert choice.logprobs is not None and choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-4)
+        assert (choice.model_extra or {})["cumulative_logprob"] == pytest.approx(sum(expected), abs=1e-3)
+
+
 def test_a_continuation_is_what_the_whole_text_would_have_been(server: Server, model: str) -> None:
     completions = server.client().completions
     text = "The three largest cities of France are"

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,8 +32,8 @@ _FOREIGN = re.compile(rf"--({'|'.join(sorted(_FLAGS))})(?![\w-])|/v1/|`({'|'.joi
 
 
 def files() -> list[Path]:
-    """All of engine/ but the configuration, whose help texts are the command line's."""
-    return [path for path in sorted(ENGINE.rglob("*.py")) if path != ENGINE / "config.py"]
+    """All of engine/ but what has help texts of a command line: the configuration, and the program that replays."""
+    return [path for path in sorted(ENGINE.rglob("*.py")) if path not in (ENGINE / "config.py", ENGINE / "replay.py")]
 
 
 def literals(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -67,6 +68,49 @@ def test_every_reason_has_a_sentence_and_every_sentence_a_reason() -> None:
     assert reasons - {""} <= said
 
 
+def raised() -> Iterator[tuple[str, str, set[str]]]:
+    """Where an error is made, a reason that it may have, and the names that its sentence may use."""
+    for path in files():
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for call in ast.walk(function):
+                    if isinstance(call, ast.Call) and (given := {k.arg: k.value for k in call.keywords}).get("reason"):
+                        for reason in _reasons(given["reason"], function):
+                            yield f"{path.name}:{call.lineno}", reason, _names(given)
+
+
+def _reasons(node: ast.expr, function: ast.AST) -> set[str]:
+    """A constant, one of two, or what a variable is given in the same function."""
+    if isinstance(node, ast.JoinedStr):
+        return {reason for reason in sentences.SENTENCES if reason.startswith("encoder_needs_")}
+    sources: list[ast.AST] = [node]
+    if isinstance(node, ast.Name):
+        assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
+        sources = [
+            n.value for n in assigned if node.id in map(ast.unparse, (p for t in n.targets for p in ast.walk(t)))
+        ]
+    parts = [part for source in sources for part in ast.walk(source)]
+    return {str(n.value) for n in parts if isinstance(n, ast.Constant) and n.value in sentences.SENTENCES}
+
+
+def _names(given: dict[str | None, ast.expr]) -> set[str]:
+    details = given.get("details")
+    numbers = [key for part in ast.walk(details) if isinstance(part, ast.Dict) for key in part.keys] if details else []
+    named = {str(key.value) for key in numbers if isinstance(key, ast.Constant)}
+    if details is not None and not numbers:  # those of a lease that there is no room for
+        named = {"budget_blocks", "used_blocks", "needed_blocks", "earliest_expiry"}
+    return named | {name for name in given if name is not None} | {"param"}
+
+
+def test_every_sentence_has_its_numbers() -> None:
+    found = list(raised())
+    assert {reason for _, reason, _ in found} == set(sentences.SENTENCES)
+    for where, reason, names in found:
+        used = {field for _, field, _, _ in string.Formatter().parse(sentences.SENTENCES[reason]) if field}
+        assert used <= names, (where, reason)
+
+
 def test_an_error_without_a_reason_says_all_itself() -> None:
     assert sentences.sentence(EngineError("Something happened."), None) == "Something happened."
 
@@ -78,6 +122,8 @@ def test_an_error_without_a_reason_says_all_itself() -> None:
         ("Take a smaller max_model_len=, or device=cpu.", "Take a smaller --max-model-len, or --device cpu."),
         ("retain_fraction=0.5 lets", "--retain-fraction 0.5 lets"),
         ("name a model with model=", "name a model with --model"),
+        ("record=/tmp/x.log: no space", "--record /tmp/x.log: no space"),
+        ("record=./x: no space", "--record ./x: no space"),
         ("other=5 is none of ours", "other=5 is none of ours"),
     ],
 )

@@ -60,6 +60,27 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, const 
   }
 }
 
+// The items of a step in which sequences share keys, in wide tiles or in narrow ones. Whether it was one of
+// them: else nothing is done. By the whole block.
+template <int D, class Cache, Scores kScores>
+__device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, const WorkItem& item, int head,
+                                                    uint8_t* shared) {
+  static_assert(DecodeShape<D, Cache>::kBlockBytes >= WideShape<D>::kBlockBytes);
+  const SharedWork work(a);
+  const bool is_wide = worker_of_block() < work.num_wide_workers;
+  if (work.num_narrow_items > 0) {
+    RowJoiner<D> joiner(a, work.num_narrow_items, head);
+    if (is_wide)
+      attend_wide_items<D, Cache, kScores>(a, item, head, true, shared);
+    else
+      attend_narrow_items<D, Cache, kScores>(a, work, head, shared);
+    joiner.join();
+    return true;
+  }
+  if (is_wide) attend_wide_items<D, Cache, kScores>(a, item, head, false, shared);
+  return is_wide;
+}
+
 // The items of this block's worker. By the whole block.
 template <int D, class Cache, Scores kScores>
 __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* shared) {
@@ -72,21 +93,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
 
   WorkItem item = load_item(a.items, worker_of_block());
   // Where there is a bias nothing is shared; wide tiles are for Hopper, and nothing is narrow without them.
-  if constexpr (kIsHopper && kScores != Scores::kBias) {
-    static_assert(S::kBlockBytes >= WideShape<D>::kBlockBytes);
-    const SharedWork work(a);
-    const bool is_wide = worker_of_block() < work.num_wide_workers;
-    if (work.num_narrow_items > 0) {
-      RowJoiner<D> joiner(a, work.num_narrow_items, head);
-      if (is_wide)
-        attend_wide_items<D, Cache, kScores>(a, item, head, true, shared);
-      else
-        attend_narrow_items<D, Cache, kScores>(a, work, head, shared);
-      joiner.join();
-      return;
-    }
-    if (is_wide) return attend_wide_items<D, Cache, kScores>(a, item, head, false, shared);
-  }
+  if constexpr (kIsHopper && kScores != Scores::kBias)
+    if (attend_shared_items<D, Cache, kScores>(a, item, head, shared)) return;
   const BlockWork<D, Cache> work{warp};
   StepReader<D, Cache, BlockWork<D, Cache>> reader(a, work, lane, head);
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid

@@ -269,6 +269,49 @@ __device__ void write_merged(const AttentionArgs& a, const StateExchange& exchan
   });
 }
 
+template <int D, class Cache>
+__device__ __forceinline__ void read_queries(QueryRows<D, Cache>& rows, const BFloat16* queries, int group,
+                                             int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + half * 8;
+    const auto* query = reinterpret_cast<const bf16*>(queries) + row * D;
+    DecodeStep<D, Cache>::read_query(rows.q, half, row < group ? query : nullptr, lane);
+  }
+}
+
+// A warp's steps from `first` on, whose first copies are on their way into the ring. `with_own`: the token's
+// own key and value, which are not in the cache yet, belong to this block.
+template <int D, class Cache>
+__device__ __forceinline__ void attend_range(const AttentionArgs& a, SingleRange<D, Cache> range,
+                                             const StepCopier<D, Cache>& copier, const WorkItem& item,
+                                             WarpState<D, Cache, Scores::kPlain>& state,
+                                             const typename SingleHeads<D, Cache>::Memory& memory,
+                                             bool with_own, uint32_t ring_address, int first, int lane) {
+  using S = SingleShape<D, Cache>;
+  const int end = range.position + 1;
+  int stage = 0, later = first + S::kStages * range.round;
+  // A step ahead of their use, so that copies never wait for the block table.
+  typename StepCopier<D, Cache>::Blocks next{};
+  if (later < end) next = copier.blocks_of(a.block_tables, later, end);
+  for (int token = first; token < end; token += range.round, later += range.round) {
+    const uint32_t address = ring_address + stage * S::kStageBytes;
+    wait_copies<S::kStages - 1>();
+    __syncwarp();
+    if (with_own && range.position < token + S::kStepKeys) {
+      put_own<D, Cache>(memory, address, range.position - token, lane);
+      __syncwarp();
+    }
+    state.add_step(a, item, token, address);
+    __syncwarp();
+    if (later < end) copier.copy(address, next, later, range.begin, range.end_in_cache());
+    commit_copies();
+    if (later + range.round < end) next = copier.blocks_of(a.block_tables, later + range.round, end);
+    stage = stage + 1 == S::kStages ? 0 : stage + 1;
+  }
+  wait_copies<0>();
+}
+
 // `early`: the keys before the token's own were in the cache before the kernel ahead began.
 template <int D, class Cache>
 __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
@@ -316,33 +359,10 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   heads.make(head, a.group, with_own, queries, memory);
   __syncthreads();
   QueryRows<D, Cache> rows;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + half * 8;
-    const auto* query = reinterpret_cast<const bf16*>(queries) + row * D;
-    DecodeStep<D, Cache>::read_query(rows.q, half, row < a.group ? query : nullptr, lane);
-  }
+  read_queries<D, Cache>(rows, queries, a.group, lane);
   const WorkItem item{0, 0, 1, range.position, range.begin, end, -1, -1};
   WarpState<D, Cache, Scores::kPlain> state(a, item, rows, head, lane);
-  int stage = 0, later = first + S::kStages * range.round;
-  typename Copier::Blocks next{};  // a step ahead of their use, so that copies never wait for the block table
-  if (later < end) next = copier.blocks_of(a.block_tables, later, end);
-  for (int token = first; token < end; token += range.round, later += range.round) {
-    const uint32_t address = ring_address + stage * S::kStageBytes;
-    wait_copies<S::kStages - 1>();
-    __syncwarp();
-    if (with_own && range.position < token + S::kStepKeys) {
-      put_own<D, Cache>(memory, address, range.position - token, lane);
-      __syncwarp();
-    }
-    state.add_step(a, item, token, address);
-    __syncwarp();
-    if (later < end) copier.copy(address, next, later, range.begin, range.end_in_cache());
-    commit_copies();
-    if (later + range.round < end) next = copier.blocks_of(a.block_tables, later + range.round, end);
-    stage = stage + 1 == S::kStages ? 0 : stage + 1;
-  }
-  wait_copies<0>();
+  attend_range<D, Cache>(a, range, copier, item, state, memory, with_own, ring_address, first, lane);
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
   __syncthreads();
 

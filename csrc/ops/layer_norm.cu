@@ -1,64 +1,32 @@
 // Memory-bound: a row is read once into registers, summed there twice (the mean, then the squares around it:
 // one pass would cancel where the mean is large), and written once. Small rows get a warp each, large ones a
 // block; which of them depends on H alone, so the result is the same in any batch.
-#include "core/cuda.cuh"
-#include "ops/hidden_tap.cuh"
 #include "ops/layer_norm_cuda.h"
+#include "ops/norm_row.cuh"
 
 namespace bequest::cuda {
 namespace {
 
-constexpr int kWarpsPerBlock = 4;  // where a warp has a row
-constexpr int kMaxThreads = 1024;
-
-template <bool kWarpPerRow>
-__device__ __forceinline__ float row_sum(float x, float* shared) {
-  if constexpr (kWarpPerRow) {
-    return warp_sum(x);
-  } else {
-    return block_reduce(x, shared, [](float a, float b) { return a + b; });
-  }
-}
-
 // N vectors of W elements per thread; a row belongs to a warp or to the block.
 template <class T, int W, int N, bool kWarpPerRow>
 __global__ void layer_norm_kernel(const LayerNormParams p) {
-  __shared__ float shared[2][kMaxThreads / kWarp];
+  __shared__ float shared[2][kNormMaxThreads / kWarp];
   let_next_start();
   wait_for_previous();
-  const int64_t row = kWarpPerRow ? int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp : blockIdx.x;
+  const auto [row, first, step] = NormPlace<kWarpPerRow>();
   if (kWarpPerRow && row >= p.num_tokens) return;
-  const int first = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
-  const int step = kWarpPerRow ? kWarp : blockDim.x;
   const int num_vectors = static_cast<int>(p.hidden / W);
   const T* x = static_cast<const T*>(p.x) + row * p.hidden;
   T* residual = p.residual ? static_cast<T*>(p.residual) + row * p.hidden : nullptr;
   T* out = static_cast<T*>(p.out) + row * p.hidden;
   T* tapped = tap_row<T>(p.tap, row, p.hidden);
 
-  // All loads before the first store: the compiler cannot tell that the residual and x are apart.
   float values[N][W] = {};
-  float added[N][W];
 #pragma unroll
   for (int n = 0; n < N; ++n)
     if (first + n * step < num_vectors) load_vector<T, W>(x + (first + n * step) * W, values[n]);
-  if (residual != nullptr) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-      if (first + n * step < num_vectors) load_vector<T, W>(residual + (first + n * step) * W, added[n]);
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (first + n * step >= num_vectors) continue;
-#pragma unroll
-      for (int i = 0; i < W; ++i) values[n][i] = rounded<T>(values[n][i] + added[n][i]);
-      store_vector<T, W>(residual + (first + n * step) * W, values[n]);
-    }
-  }
-  if (tapped != nullptr && !p.tap.store_output) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-      if (first + n * step < num_vectors) store_vector<T, W>(tapped + (first + n * step) * W, values[n]);
-  }
+  if (residual != nullptr) add_residual<T>(residual, values, first, step, num_vectors);
+  if (tapped != nullptr && !p.tap.store_output) store_row<T>(tapped, values, first, step, num_vectors);
 
   float sum = 0;
 #pragma unroll
@@ -95,9 +63,9 @@ template <class T, int W>
 void launch_width(const LayerNormParams& p, Stream stream) {
   const int64_t num_vectors = p.hidden / W;
   const auto by_warp = [&]<int N>() {
-    const auto blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kWarpsPerBlock));
+    const auto blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kNormWarpsPerBlock));
     launch(layer_norm_kernel<T, W, N, true>,
-           {.grid = blocks, .block = kWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
+           {.grid = blocks, .block = kNormWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
   };
   const auto by_block = [&]<int N>() {
     const auto threads = static_cast<unsigned>(round_up(ceil_div(num_vectors, N), kWarp));
@@ -109,7 +77,7 @@ void launch_width(const LayerNormParams& p, Stream stream) {
   if (num_vectors <= 2 * kWarp) return by_warp.template operator()<2>();
   if (num_vectors <= 4 * kWarp) return by_warp.template operator()<4>();
   // Wide vectors take registers for no more than 512 threads.
-  if (num_vectors <= (W == 1 ? 4 : 2) * kMaxThreads) return by_block.template operator()<4>();
+  if (num_vectors <= (W == 1 ? 4 : 2) * kNormMaxThreads) return by_block.template operator()<4>();
   fail("layer_norm: the rows are too long");
 }
 

@@ -1,25 +1,19 @@
 // Memory-bound: a row is read once into registers, summed there, and written once. Small rows get a warp each
 // (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of additions, and
 // so the result, is the same in any batch.
-#include "core/cuda.cuh"
-#include "ops/hidden_tap.cuh"
 #include "ops/norm_cuda.h"
+#include "ops/norm_row.cuh"
 
 namespace bequest::cuda {
 namespace {
-
-constexpr int kWarpsPerBlock = 4;  // where a warp has a row
-constexpr int kMaxThreads = 1024;
 
 // N vectors of W elements per thread; a row belongs to a warp or to the block.
 template <class T, int W, int N, bool kWarpPerRow>
 __global__ void rms_norm_kernel(const RmsNormParams p) {
   let_next_start();
   wait_for_previous();
-  const int64_t row = kWarpPerRow ? int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp : blockIdx.x;
+  const auto [row, first, step] = NormPlace<kWarpPerRow>();
   if (kWarpPerRow && row >= p.num_tokens) return;
-  const int first = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
-  const int step = kWarpPerRow ? kWarp : blockDim.x;
   const int num_vectors = static_cast<int>(p.hidden / W);
   const T* x = static_cast<const T*>(p.x) + row * p.hidden;
   T* residual = p.residual ? static_cast<T*>(p.residual) + row * p.hidden : nullptr;
@@ -27,10 +21,8 @@ __global__ void rms_norm_kernel(const RmsNormParams p) {
   T* out = static_cast<T*>(p.out) + row * p.hidden;
   T* tapped = tap_row<T>(p.tap, row, p.hidden);
 
-  // All loads before the first store: the compiler cannot tell that the residual and x are apart. The weight
-  // is asked for now too, so that its latency is not added to the reduction's.
+  // The weight is asked for now too, so that its latency is not added to the reduction's.
   float values[N][W];
-  float added[N][W];
   float scales[N][W];
 #pragma unroll
   for (int n = 0; n < N; ++n)
@@ -38,23 +30,8 @@ __global__ void rms_norm_kernel(const RmsNormParams p) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
     if (first + n * step < num_vectors) load_constant<T, W>(weight + (first + n * step) * W, scales[n]);
-  if (residual != nullptr) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-      if (first + n * step < num_vectors) load_vector<T, W>(residual + (first + n * step) * W, added[n]);
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (first + n * step >= num_vectors) continue;
-#pragma unroll
-      for (int i = 0; i < W; ++i) values[n][i] = rounded<T>(values[n][i] + added[n][i]);
-      store_vector<T, W>(residual + (first + n * step) * W, values[n]);
-    }
-  }
-  if (tapped != nullptr && !p.tap.store_output) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-      if (first + n * step < num_vectors) store_vector<T, W>(tapped + (first + n * step) * W, values[n]);
-  }
+  if (residual != nullptr) add_residual<T>(residual, values, first, step, num_vectors);
+  if (tapped != nullptr && !p.tap.store_output) store_row<T>(tapped, values, first, step, num_vectors);
 
   float square = 0;
 #pragma unroll
@@ -63,12 +40,8 @@ __global__ void rms_norm_kernel(const RmsNormParams p) {
 #pragma unroll
     for (int i = 0; i < W; ++i) square += values[n][i] * values[n][i];
   }
-  if constexpr (kWarpPerRow) {
-    square = warp_sum(square);
-  } else {
-    __shared__ float shared[kMaxThreads / kWarp];
-    square = block_reduce(square, shared, [](float a, float b) { return a + b; });
-  }
+  __shared__ float shared[kNormMaxThreads / kWarp];
+  square = row_sum<kWarpPerRow>(square, shared);
   const float scale = rsqrtf(square / static_cast<float>(p.hidden) + p.eps);
 
 #pragma unroll
@@ -87,9 +60,9 @@ void launch_width(const RmsNormParams& p, Stream stream) {
   const int64_t num_vectors = p.hidden / W;
   const auto tokens = static_cast<unsigned>(p.num_tokens);
   const auto by_warp = [&]<int N>() {
-    const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kWarpsPerBlock));
+    const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kNormWarpsPerBlock));
     launch(rms_norm_kernel<T, W, N, true>,
-           {.grid = blocks, .block = kWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
+           {.grid = blocks, .block = kNormWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
   };
   const auto by_block = [&]<int N>() {
     const auto threads = static_cast<unsigned>(round_up(ceil_div(num_vectors, N), kWarp));
@@ -103,7 +76,7 @@ void launch_width(const RmsNormParams& p, Stream stream) {
   if (num_vectors <= 4 * 512)
     return by_block.template operator()<4>();  // 94 registers: no more threads than that
   if constexpr (W == 1)
-    if (num_vectors <= 8 * kMaxThreads) return by_block.template operator()<8>();
+    if (num_vectors <= 8 * kNormMaxThreads) return by_block.template operator()<8>();
   fail("rms_norm: the rows are too long");
 }
 

@@ -131,6 +131,43 @@ __device__ __forceinline__ void tap_rows(const SkinnyLinearParams& p) {
   }
 }
 
+// A step of a warp: 32 of k of its rows of x by those of its weights.
+template <int Halves, int R>
+__device__ __forceinline__ void multiply_step(float (&sum)[(Halves + 1) / 2][R][4],
+                                              const uint4 (&rows)[Halves], const uint4 (&weights)[R]) {
+#pragma unroll
+  for (int m = 0; m < (Halves + 1) / 2; ++m) {
+    const uint4 low = rows[2 * m];
+    const uint4 high = 2 * m + 1 < Halves ? rows[2 * m + 1 < Halves ? 2 * m + 1 : 0] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      multiply_add(sum[m][r], low.x, high.x, low.y, high.y, weights[r].x, weights[r].y);
+      multiply_add(sum[m][r], low.z, high.z, low.w, high.w, weights[r].z, weights[r].w);
+    }
+  }
+}
+
+// Leaves what a warp has summed for the end. `group`: the lane's row within 8; `quad`: its two columns.
+template <int Halves, int R, bool kNorm>
+__device__ __forceinline__ void leave_parts(Parts<Halves, R>& parts, int warp, int group, int quad,
+                                            const float (&sum)[(Halves + 1) / 2][R][4],
+                                            const float (&square)[Halves]) {
+#pragma unroll
+  for (int h = 0; h < Halves; ++h) {
+    const int row = h * kHalfRows + group;
+    if constexpr (kNorm) {
+      float all = square[h];  // of the quad
+      all += __shfl_xor_sync(kAllLanes, all, 1);
+      all += __shfl_xor_sync(kAllLanes, all, 2);
+      if (quad == 0) parts.squares[warp][row] = all;
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      *reinterpret_cast<float2*>(&parts.sums[warp][row][r * kTileOutputs + 2 * quad]) = {
+          sum[h / 2][r][h % 2 * 2], sum[h / 2][r][h % 2 * 2 + 1]};
+  }
+}
+
 // Halves of tiles of rows of x, R tiles of outputs per CTA, U steps of W in flight.
 template <int Halves, int R, int U, bool kNorm>
 __global__ __launch_bounds__(kThreads) void skinny_mma_kernel(const __grid_constant__ SkinnyLinearParams p) {
@@ -153,11 +190,9 @@ __global__ __launch_bounds__(kThreads) void skinny_mma_kernel(const __grid_const
       if (u < steps) weights[u][r] = load_once(w[r] + u * kStride);
   const uint4* gain = static_cast<const uint4*>(p.norm_weight) + warp * 4 + quad;
   uint4 gains[U];
-  if constexpr (kNorm) {
 #pragma unroll
-    for (int u = 0; u < U; ++u)
-      if (u < steps) gains[u] = __ldg(gain + u * kStride);
-  }
+  for (int u = 0; u < U; ++u)
+    if (kNorm && u < steps) gains[u] = __ldg(gain + u * kStride);
   // Rows beyond the last are the last; nobody stores what becomes of them.
   const uint4* x[Halves];
 #pragma unroll
@@ -179,41 +214,16 @@ __global__ __launch_bounds__(kThreads) void skinny_mma_kernel(const __grid_const
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (begin + u >= steps) break;
-      if constexpr (kNorm) {
 #pragma unroll
-        for (int h = 0; h < Halves; ++h) rows[u][h] = weighted(rows[u][h], gains[u], square[h]);
-        if (begin + u + U < steps) gains[u] = __ldg(gain + (begin + u + U) * kStride);
-      }
-#pragma unroll
-      for (int m = 0; m < (Halves + 1) / 2; ++m) {
-        const uint4 low = rows[u][2 * m];
-        const uint4 high =
-            2 * m + 1 < Halves ? rows[u][2 * m + 1 < Halves ? 2 * m + 1 : 0] : make_uint4(0, 0, 0, 0);
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-          multiply_add(sum[m][r], low.x, high.x, low.y, high.y, weights[u][r].x, weights[u][r].y);
-          multiply_add(sum[m][r], low.z, high.z, low.w, high.w, weights[u][r].z, weights[u][r].w);
-        }
-      }
+      for (int h = 0; kNorm && h < Halves; ++h) rows[u][h] = weighted(rows[u][h], gains[u], square[h]);
+      if (kNorm && begin + u + U < steps) gains[u] = __ldg(gain + (begin + u + U) * kStride);
+      multiply_step<Halves, R>(sum, rows[u], weights[u]);
 #pragma unroll
       for (int r = 0; r < R; ++r)
         if (begin + u + U < steps) weights[u][r] = load_once(w[r] + (begin + u + U) * kStride);
     }
   }
-#pragma unroll
-  for (int h = 0; h < Halves; ++h) {
-    const int row = h * kHalfRows + group;
-    if constexpr (kNorm) {
-      float all = square[h];  // of the quad
-      all += __shfl_xor_sync(kAllLanes, all, 1);
-      all += __shfl_xor_sync(kAllLanes, all, 2);
-      if (quad == 0) parts.squares[warp][row] = all;
-    }
-#pragma unroll
-    for (int r = 0; r < R; ++r)
-      *reinterpret_cast<float2*>(&parts.sums[warp][row][r * kTileOutputs + 2 * quad]) = {
-          sum[h / 2][r][h % 2 * 2], sum[h / 2][r][h % 2 * 2 + 1]};
-  }
+  leave_parts<Halves, R, kNorm>(parts, warp, group, quad, sum, square);
   __syncthreads();
   store_results(parts, p, before);
   if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p);

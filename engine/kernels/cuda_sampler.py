@@ -20,7 +20,7 @@ from bequest.engine import _C
 from bequest.engine.kernels.catalogue import CatalogueRule
 from bequest.engine.kernels.cuda import logit_rows
 from bequest.engine.kernels.streams import current_stream
-from bequest.engine.types import IntArray, RowSpec, mask_words
+from bequest.engine.types import NO_ROW, IntArray, RowSpec, mask_words
 
 # csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
 _UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i Qi4x")
@@ -191,10 +191,9 @@ class CudaSampler:
         pinned = torch.frombuffer(bytearray(content), dtype=torch.uint8).pin_memory()
         self.apply_updates(pinned.to(self._device, non_blocking=True), num_updates)
 
-    def resolve(self, input_ids: Tensor) -> Tensor:
-        """A copy of input_ids int32 [T] in which -(row + 1) is replaced by the last token of sampler row `row`."""
-        rows = (-(input_ids + 1)).clamp_min(0)
-        return torch.where(input_ids < 0, self.last_tokens[rows], input_ids)
+    def resolve(self, input_ids: Tensor, input_rows: Tensor) -> Tensor:
+        """A copy of input_ids int32 [T] with the last token of row input_rows[i] in place i, unless that is NO_ROW."""
+        return torch.where(input_rows == NO_ROW, input_ids, self.last_tokens[input_rows.clamp_min(0)])
 
     def sample(
         self,

@@ -40,10 +40,12 @@ class _Stored:
         return self.codes.shape[::-1] if self.transposed else self.codes.shape
 
     def values(self) -> Tensor:
-        values = self.codes.astype(np.float32)
-        if self.scale is not None and self.zero_point is not None:
-            # One scale for all, or one per column of the stored matrix.
-            values = (values - self.zero_point.astype(np.float32)) * self.scale.astype(np.float32)
+        # What is not finite in the file is not finite here either, without a warning of NumPy's.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self.codes.astype(np.float32)
+            if self.scale is not None and self.zero_point is not None:
+                # One scale for all, or one per column of the stored matrix.
+                values = (values - self.zero_point.astype(np.float32)) * self.scale.astype(np.float32)
         return torch.from_numpy(np.ascontiguousarray(values.T if self.transposed else values))
 
 

@@ -84,9 +84,11 @@ class RowSampler:
         counts = np.ones(len(rows), np.bool_)  # whether all samples of the row before it were as drafted
         for turn in _turns(rows):
             turn = turn[counts[turn]]
-            of_turn = None if masks is None else np.ascontiguousarray(masks[turn])
-            drawn = self._draw_each(logits[torch.from_numpy(turn)], rows[turn], positions[turn], of_turn)
-            tokens[turn], bad[turn] = drawn
+            if not len(turn):
+                break
+            of_turn = logits if len(turn) == len(rows) else logits[torch.from_numpy(turn)]
+            allowed = None if masks is None else np.ascontiguousarray(masks[turn])
+            tokens[turn], bad[turn] = self._draw_each(of_turn, rows[turn], positions[turn], allowed)
             ended = turn[bad[turn] | (tokens[turn] != drafts[turn])]
             counts[np.isin(rows, rows[ended])] = False
         return tokens, bad

@@ -23,12 +23,13 @@ def check_admissible(
     _check_tokens(request, info)
     params = request.params
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
-    if prompt + params.max_tokens > limit or prompt + 1 > limit + (params.max_tokens == 0):
+    more = params.max_tokens + max(map(len, request.suffixes), default=0)
+    if prompt + more > limit or prompt + 1 > limit + (more == 0):
         raise ContextLengthExceeded(
-            f"{prompt} tokens and {params.max_tokens} to generate are more than the model's {limit}.",
+            f"{prompt} tokens and {more} behind them are more than the model's {limit}.",
             reason="context_length",
-            details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": params.max_tokens},
-            total=prompt + params.max_tokens,
+            details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": more},
+            total=prompt + more,
         )
     if params.beams is not None:
         _check_beams(request, params.beams, info, scheduler)
@@ -46,7 +47,7 @@ def _check_tokens(request: Request, info: ModelInfo) -> None:
     Those of a parent were looked at when it came, or were sampled."""
     new = request.prompt_token_ids[0 if request.lineage is None else request.lineage.at :]
     encoded = () if request.encoder is None else request.encoder.token_ids
-    wrong = max(max(new, default=0), max(encoded, default=0))
+    wrong = max(max(part, default=0) for part in (new, encoded, *request.suffixes))
     if wrong >= info.vocab_size:
         raise InvalidRequest(
             f"The model has no token {wrong}: its tokens are 0 to {info.vocab_size - 1}.",

@@ -44,9 +44,10 @@ from bequest.engine.state.account import Account
 from bequest.engine.state.draft import Draft
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.output import Output
+from bequest.engine.state.parts import Times
 from bequest.engine.state.record import KeptBeams
-from bequest.engine.state.sequence import Group, Lane, Sequence, Status, Times
-from bequest.engine.state.step import EncoderWish, Stretch, Wish
+from bequest.engine.state.sequence import Begin, Group, Lane, Sequence, Status, Wish
+from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import Request, Sink
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
@@ -329,6 +330,9 @@ class Scheduler:
     def _carry_out(self, draft: Draft, sequence: Sequence, wish: Wish) -> bool:
         if isinstance(wish, EncoderWish):
             return draft.read_encoder(sequence)
+        if isinstance(wish, Begin):
+            self.run(wish.sequence)
+            return self._schedule_work(draft, wish.sequence)
         if wish.read_only:
             draft.add(sequence, wish)
             return True

@@ -15,7 +15,7 @@ from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.state.draft import Chunk, Draft, EncoderRun
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Lane
-from bequest.engine.types import NO_ROW, NO_SLOT, Matcher
+from bequest.engine.types import NO_SLOT, Matcher
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import StatesOfEncoder, StatesOfTokens
 
@@ -31,7 +31,7 @@ class StepMaker:
         chunks = draft.chunks
         batch = prepare_batch(
             [c.tables for c in chunks],
-            [c.sequence.tokens for c in chunks],
+            [c.tokens for c in chunks],
             [c.begin for c in chunks],
             [c.count for c in chunks],
             [c.sequence.row for c in chunks],
@@ -42,10 +42,6 @@ class StepMaker:
         for chunk in chunks:
             if chunk.read_only:
                 batch.slot_mapping[start : start + chunk.count] = NO_SLOT
-            if chunk.drafts:
-                end = start + chunk.count
-                batch.input_ids[end - len(chunk.drafts) : end] = chunk.drafts
-                batch.input_rows[end - len(chunk.drafts) : end] = NO_ROW
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         masked = _masked_last(outcome)

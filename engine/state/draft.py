@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bequest.engine._C import BeamTables, BlockTable
+from bequest.engine._C import BeamTables, BlockTable, TokenList
 from bequest.engine.state.account import Account
 from bequest.engine.state.capture import EncoderCapture
 from bequest.engine.state.sequence import Copies, Group, Lane, Sequence
@@ -22,6 +22,12 @@ class Chunk(Stretch, frozen=True, eq=False, gc=False, kw_only=True):
 
     sequence: Sequence
     tapped: Indices | None = None  # positions whose hidden states are stored
+
+    @property
+    def tokens(self) -> TokenList:
+        """Those that it computes are among them, drafts too."""
+        tokens = self.sequence.tokens
+        return tokens.fork(self.drafts) if self.drafts else tokens
 
     @property
     def tables(self) -> BlockTable | BeamTables:

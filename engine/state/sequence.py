@@ -33,15 +33,15 @@ from bequest.engine.state.account import Account
 from bequest.engine.state.capture import Capture
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.output import Output
+from bequest.engine.state.parts import StatesCharge, Ties, Times
 from bequest.engine.state.prompt_logprobs import PromptLogprobs
 from bequest.engine.state.record import Holding, Record
-from bequest.engine.state.step import Stretch, Wish
+from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import (
     NO_ROW,
     BeamSpec,
     ChoiceDelta,
     ChoiceEntry,
-    Inheritance,
     IntArray,
     LogprobArrays,
     Matcher,
@@ -49,8 +49,6 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
-
-NEVER = 1 << 62  # more tokens than anybody samples
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -132,6 +130,15 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     bad: bool  # nothing could be sampled: logits held a NaN, or nothing was allowed
     number: int  # of the sample in its step
     logprobs: LogprobArrays | None  # of all samples of the step
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Another sequence of the group runs from this step on."""
+
+    sequence: Sequence
+
+
+Wish = Stretch | EncoderWish | Begin
 
 
 class Expectation(Protocol):
@@ -401,35 +408,6 @@ class Sequence:
 
     def as_entry(self, pool: BlockPool) -> ChoiceEntry:
         return ChoiceEntry(self.choice, len(self.tokens), *self.work.count_blocks(self))
-
-
-@dataclass(slots=True)
-class Times:
-    """On the engine's clock."""
-
-    arrived: float
-    admitted: float | None = None
-    first_token: float | None = None
-
-
-@dataclass(slots=True)
-class Ties:
-    """What binds a group to those before and after it."""
-
-    record: Record | None = None  # what others may continue from; None once it is closed, or when nobody may
-    parent: Record | None = None  # what it continues from, if that is there
-    inheritance: Inheritance | None = None  # of a continuation, from its admission on
-    cached_tokens: int = 0  # that it found computed when it was admitted
-    charged_output: int = NEVER  # tokens of each choice that its lease is charged for
-
-
-@dataclass(slots=True)
-class StatesCharge:
-    """What the hidden states of a group cost."""
-
-    most_bytes: int = 0
-    held: bool = False  # they are charged for
-    num_tokens: int = 0  # of forward that only they needed; of an extraction all
 
 
 @dataclass(slots=True, eq=False)

@@ -22,5 +22,3 @@ class EncoderWish:
 
 
 READ_ENCODER = EncoderWish()
-
-Wish = Stretch | EncoderWish

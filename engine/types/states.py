@@ -66,7 +66,8 @@ class ChoiceStates:
     def _assemble(self) -> StatesArray:
         values = self._gather()  # [K, P, H]
         if self.pooling == "mean":
-            values = as_float32(values, self.tapped_dtype).mean(axis=1, dtype=np.float64).astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):  # a mean of infinities is what it is
+                values = as_float32(values, self.tapped_dtype).mean(axis=1, dtype=np.float64).astype(np.float32)
             return convert(values, "float32", self.dtype)
         if self.pooling == "last":
             values = np.ascontiguousarray(values[:, -1])
@@ -116,7 +117,8 @@ def convert(values: StatesArray, source: StatesDType, target: StatesDType) -> St
     if target == "float32":
         return numbers
     if target == "float16":
-        with np.errstate(over="ignore"):  # beyond its range is infinite, as everywhere
+        # Beyond its range is infinite, as everywhere; some chips call the cast of a signalling NaN invalid.
+        with np.errstate(over="ignore", invalid="ignore"):
             return numbers.astype(np.float16)
     bits = numbers.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -15,8 +15,8 @@ from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, I
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.output import Output
 from bequest.engine.state.prompt_logprobs import logprob_of
-from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status
-from bequest.engine.state.step import Stretch, Wish
+from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
 from bequest.engine.types import FinishReason, Request, SamplingParams, StopReason, TokenLogprob
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
@@ -95,6 +95,8 @@ class Generation(Kind):
     def num_ready(self, sequence: Sequence) -> int:
         """One that wants no more samples only waits for its last token to come back, unless its prompt is not done."""
         planned_len, num_computed = sequence.planned_len, sequence.num_computed
+        if self._drafter is not None and sequence.num_in_flight:
+            return 0  # a guess is made behind a token that is known
         if planned_len < self._most_len or num_computed < sequence.num_prompt:
             return planned_len - num_computed
         return 0

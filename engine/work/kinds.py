@@ -11,6 +11,7 @@ from bequest.engine.work.desk import Desk
 from bequest.engine.work.extraction import Encoding, Extraction
 from bequest.engine.work.generation import Generation
 from bequest.engine.work.reading import Reading
+from bequest.engine.work.scoring import Scoring
 from bequest.engine.work.search import Search
 
 
@@ -23,7 +24,7 @@ class KindClass(Protocol):
         """Whether a request is of this kind."""
 
 
-KINDS: tuple[KindClass, ...] = (Encoding, Extraction, Search, Reading, Generation)  # the first that takes it
+KINDS: tuple[KindClass, ...] = (Encoding, Extraction, Search, Scoring, Reading, Generation)  # the first that takes it
 
 
 def make_kind(group: Group, desk: Desk, kinds: Sequence[KindClass] = KINDS) -> Kind:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bequest.engine.state.capture import Capture, EncoderCapture
-from bequest.engine.state.sequence import Applied, Group, Outcome, Room, Sequence, Status, Work
-from bequest.engine.state.step import READ_ENCODER, Stretch, Wish
+from bequest.engine.state.sequence import Applied, Group, Outcome, Room, Sequence, Status, Wish, Work
+from bequest.engine.state.step import READ_ENCODER, Stretch
 from bequest.engine.types import StepResult
 from bequest.engine.types.hidden import Indices
 from bequest.engine.work.desk import Desk

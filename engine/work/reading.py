@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bequest.engine._C import BlockTable, TokenList
 from bequest.engine.state.output import Output
-from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sequence, Status
-from bequest.engine.state.step import Stretch, Wish
+from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
 from bequest.engine.types import Request, StepResult
 from bequest.engine.work.desk import Desk
 

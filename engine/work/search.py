@@ -24,8 +24,8 @@ from bequest.engine.errors import InternalError, InvalidRequest
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.output import Output
 from bequest.engine.state.record import KeptBeams
-from bequest.engine.state.sequence import Applied, Copies, Group, Kind, Outcome, Room, Sequence, Status
-from bequest.engine.state.step import Stretch, Wish
+from bequest.engine.state.sequence import Applied, Copies, Group, Kind, Outcome, Room, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
 from bequest.engine.types import (
     BeamCandidates,
     BeamSpec,

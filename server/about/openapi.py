@@ -53,7 +53,9 @@ class Operation:
 _FILE = {"type": "object", "properties": {"file": {"type": "string", "format": "binary"}}, "required": ["file"]}
 _PAGE = ("limit", "after", "order")
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("POST", "/v1/completions"): Operation("Completes a prompt.", answer_types.Completion, bodies.CompletionBody, True),
+    ("POST", "/v1/completions"): Operation(
+        "Completes a prompt, or scores suffixes of it.", answer_types.Completion, bodies.CompletionBody, streams=True
+    ),
     ("POST", "/v1/chat/completions"): Operation(
         "Answers a conversation.", answer_types.ChatCompletion, bodies.ChatBody, streams=True
     ),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from bequest.server.asks.prompts import encode, rendered_chat
-from bequest.server.asks.sampling import check_ids
+from bequest.server.asks.chats import ChatSource, rendered_chat
+from bequest.server.asks.prompts import encode
+from bequest.server.asks.ranges import check_ids
+from bequest.server.asks.tools import chat_tools
 from bequest.server.context import CONTEXT
 from bequest.server.transport.intake import read_object
 from bequest.server.transport.replies import json_response
@@ -22,7 +24,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if body.messages is not None:
         if body.prompt is not None:
             raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
-        _, tokens = await rendered_chat(context, body, body.messages)
+        _, tokens = await rendered_chat(context, _source(body))
     elif body.prompt is not None:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         [tokens] = await encode(context, [body.prompt], special)
@@ -35,6 +37,19 @@ async def tokenize(request: web.Request) -> web.Response:
         "token_strs": [context.text.tokenizer.token_text(t) for t in tokens] if body.return_token_strs else None,
     }
     return json_response(answer, fields.ignored_header(ignored))
+
+
+def _source(body: TokenizeBody) -> ChatSource:
+    return ChatSource(
+        given=body.messages,
+        template=body.chat_template,
+        template_kwargs=body.chat_template_kwargs,
+        opens=body.add_generation_prompt,
+        continues=body.continue_final_message,
+        tools=chat_tools(body.tools, None, None),
+        special=bool(body.add_special_tokens),
+        only_counts=True,
+    )
 
 
 async def detokenize(request: web.Request) -> web.Response:

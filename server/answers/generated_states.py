@@ -14,7 +14,8 @@ from bequest.engine.types.states import ChoiceStates
 from bequest.server.answers.encoding import JsonBody, states_object
 from bequest.server.answers.extraction import is_small
 from bequest.server.answers.report import Report
-from bequest.server.asks.wish import JsonEncoding, StatesWish
+from bequest.server.asks.ask import Ask
+from bequest.server.asks.wish import JsonEncoding
 from bequest.server.context import Context
 from bequest.server.transport.pieces import Piece, release
 from bequest.server.transport.sending import made_off_loop, send_body
@@ -65,11 +66,11 @@ class GeneratedStates:
         return found
 
 
-def generated_states(context: Context, wish: StatesWish | None, requests: Sequence[Request]) -> GeneratedStates | None:
-    if wish is None:
+def generated_states(context: Context, ask: Ask) -> GeneratedStates | None:
+    if ask.states is None:
         return None
-    assert wish.encoding != "safetensors"
-    return GeneratedStates(context, wish.encoding, requests)
+    assert ask.states.encoding != "safetensors"
+    return GeneratedStates(context, ask.states.encoding, ask.requests)
 
 
 def _shown(states: ChoiceStates | None, index: int, fillings: list[ChoiceStates]) -> dict[str, Any] | None:

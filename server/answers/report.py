@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bequest.engine.types import Delta, Request
+from bequest.engine.types import Delta
+from bequest.server.asks.ask import Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +40,5 @@ class Report:
         return {"retained": told}
 
 
-def report_of(request: Request) -> Report:
-    return Report(leased=request.retain is not None)
+def report_of(ask: Ask) -> Report:
+    return Report(leased=ask.terms.retain is not None)

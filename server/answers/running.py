@@ -1,14 +1,12 @@
-"""What completions and chat share: from typed body to engine requests, and from deltas to a whole answer.
+"""Requests while they run: submitted together, collected, and aborted where nobody waits for them any more.
 
-The handlers' order is always the same: read the body, check, tokenise, submit, then either collect or stream; leaving
-the `with` block of a Job aborts whatever has not finished, whichever way it was left.
+Leaving the `with` block of a Job aborts whatever has not finished, whichever way it was left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,7 +14,6 @@ from bequest.engine.errors import EngineError
 from bequest.engine.types import (
     ChoiceDelta,
     Delta,
-    OutputMode,
     Request,
     TokenLogprob,
     Usage,
@@ -91,12 +88,14 @@ class Collector:
 
 
 async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Collector]:
-    """Runs the requests to their end; the first error ends them all. Cancelled when the client goes away."""
+    """Runs the requests to their end; the first error ends them all. Cancelled when the client goes away.
+
+    REQUIRES: OutputMode.FINAL
+    """
     loop = asyncio.get_running_loop()
     ends: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
     collectors = [Collector(end) for end in ends]
-    whole = [replace(request, output=OutputMode.FINAL) for request in requests]
-    with Job(engine, whole, collectors):
+    with Job(engine, requests, collectors):
         try:
             await (ends[0] if len(ends) == 1 else asyncio.gather(*ends))
         except BaseException:

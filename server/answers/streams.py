@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
 
@@ -15,17 +15,14 @@ from bequest.server.answers.generated_states import GeneratedStates
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Job
 from bequest.server.answers.usage import usage_object
-from bequest.server.context import CONTEXT, Context
+from bequest.server.context import Context
 from bequest.server.interfaces import EngineLike
-from bequest.server.transport.opening import in_time
 from bequest.server.transport.sse import Done, EventStream, Source
-from bequest.server.wire.bodies import GenerationBody
-
-_Result = TypeVar("_Result")
+from bequest.server.wire.bodies import SampledBody
 
 
 def open_stream(
-    context: Context, body: GenerationBody, head: dict[str, Any], report: Report, states: GeneratedStates | None
+    context: Context, body: SampledBody, head: dict[str, Any], report: Report, states: GeneratedStates | None
 ) -> tuple[EventStream, dict[str, Any], Report]:
     """A stream, the head of its chunks, and what they report.
 
@@ -47,11 +44,6 @@ def open_stream(
     chunk_head = {**head, "usage": None}
     chunk = None if states is None else partial(states.chunk, chunk_head, unleased)
     return EventStream(Done(last_event), keep_alive, chunk), chunk_head, unleased
-
-
-async def in_stream(http: web.Request, headers: dict[str, str], work: Awaitable[_Result]) -> _Result:
-    """Awaits the end of a parent, which a stream of chunks needs before it can be asked for."""
-    return await in_time(http, http.app[CONTEXT].config.sse_keep_alive_interval, headers, Done.failed, work)
 
 
 async def send_stream(

@@ -1,69 +1,103 @@
-"""From typed body to engine requests."""
+"""`Ask`: what one HTTP request wants of the engine. Every endpoint makes one of its wire type, and an answer of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from bequest.engine.errors import EngineError
-from bequest.engine.types import Request, SamplingParams
-from bequest.server.asks import sampling
-from bequest.server.asks.encoder_prompts import with_rules
+from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.server.asks.lengths import check_prompt_len
 from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.sampling import Sampling
 from bequest.server.asks.terms import Terms
 from bequest.server.asks.wish import StatesWish, check_states
 from bequest.server.context import Context
-from bequest.server.wire.bodies import GenerationBody
+from bequest.server.wire.bodies import SampledBody
 from bequest.server.wire.errors import from_engine, invalid
 from bequest.server.wire.names import part_id
 
 
-def engine_requests(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Prompts, how each is sampled, the terms, the states that are wished for. Complete when constructed."""
+
+    id: str  # of the answer
+    prompts: tuple[Prompt, ...]
+    params: tuple[SamplingParams, ...]  # one for each prompt
+    terms: Terms
+    states: StatesWish | None = None
+    suffixes: tuple[tuple[int, ...], ...] = ()  # to be scored behind the prompt, which is then a single one
+    output: OutputMode = OutputMode.DELTA
+    requests: tuple[Request, ...] = field(init=False)  # one for each prompt
+
+    def __post_init__(self) -> None:
+        assert self.prompts, "at least one prompt"
+        assert self.terms.retain is None or len(self.prompts) == 1, "a lease is of one prompt"
+        assert not self.suffixes or len(self.prompts) == 1, "suffixes are of one prompt"
+        pairs = enumerate(zip(self.prompts, self.params, strict=True))
+        object.__setattr__(self, "requests", tuple(self._request(index, *pair) for index, pair in pairs))
+
+    @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        return self.params[0].n
+
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+        """Named after the answer. The client's own name belongs to the first."""
+        terms = self.terms
+        return Request(
+            id=part_id(self.id, index),
+            tenant=terms.tenant,
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            priority=terms.priority,
+            deadline=terms.deadline,
+            cache_salt=terms.cache_salt or prompt.cache_salt,
+            output=self.output,
+            name=terms.name if index == 0 else None,
+            lineage=prompt.lineage,
+            retain=terms.retain,
+            keep_record=terms.keep_record,
+            origin=prompt.origin,
+            encoder=prompt.encoder,
+            hidden_states=None if self.states is None else self.states.params,
+            suffixes=self.suffixes,
+        )
+
+
+def ask_of(
     context: Context,
-    body: GenerationBody,
     answer_id: str,
     prompts: Sequence[Prompt],
-    params: SamplingParams,
+    sampling: Sampling,
     terms: Terms,
-    wish: StatesWish | None = None,
-) -> list[Request]:
-    """One engine request per prompt, named after the answer. The client's own name belongs to the first."""
+    states: StatesWish | None = None,
+    output: OutputMode = OutputMode.DELTA,
+) -> Ask:
+    """Raises for what cannot be done with these prompts, or would not fit into an answer."""
     if terms.retain is not None and len(prompts) > 1:
         raise invalid("`retain` needs a single prompt: send each prompt in a request of its own.", "retain")
-    requests = []
-    for index, prompt in enumerate(prompts):
-        try:
-            sampling.check_prompt_len(len(prompt.token_ids), terms.max_prompt_tokens)
-            fitted = sampling.with_room(params, body, len(prompt.token_ids), context.engine.info, terms.default_tokens)
-        except EngineError as error:
-            raise from_engine(error, prompt.param) from error
-        if terms.retain is not None and wish is not None and wish.params.stack == "encoder" and fitted.max_tokens == 0:
-            raise invalid("`retain` is of the decoder, which does not run for the encoder's states alone.", "retain")
-        continues = prompt.lineage is not None and prompt.lineage.at > 0
-        fitted = with_rules(fitted, context.engine.info.encoder, len(prompt.token_ids), continues)
-        requests.append(
-            Request(
-                id=part_id(answer_id, index),
-                tenant=terms.tenant,
-                prompt_token_ids=prompt.token_ids,
-                params=fitted,
-                priority=terms.priority,
-                deadline=terms.deadline,
-                cache_salt=terms.cache_salt or prompt.cache_salt,
-                name=terms.name if index == 0 else None,
-                lineage=prompt.lineage,
-                retain=terms.retain,
-                keep_record=terms.keep_record,
-                origin=prompt.origin,
-                encoder=prompt.encoder,
-                hidden_states=None if wish is None else wish.params,
-            )
-        )
-    sampling.check_answer_size(body, requests)
-    if wish is not None:
-        check_states(wish, requests, context.engine.info, context.states_budget)
-    return requests
+    params = tuple(params_of(context, prompt, sampling, terms) for prompt in prompts)
+    encodes = states is not None and states.params.stack == "encoder" and params[0].max_tokens == 0
+    if terms.retain is not None and encodes:
+        raise invalid("`retain` is of the decoder, which does not run for the encoder's states alone.", "retain")
+    ask = Ask(id=answer_id, prompts=tuple(prompts), params=params, terms=terms, states=states, output=output)
+    sampling.check_size(ask.requests)
+    if states is not None:
+        check_states(states, ask.requests, context.engine.info, context.states_budget)
+    return ask
 
 
-def check_stream_options(body: GenerationBody) -> None:
+def check_stream_options(body: SampledBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("`stream_options` needs `stream: true`.", "stream_options")
+
+
+def params_of(context: Context, prompt: Prompt, sampling: Sampling, terms: Terms) -> SamplingParams:
+    """Behind one prompt, which must not be too long."""
+    try:
+        check_prompt_len(len(prompt.token_ids), terms.max_prompt_tokens)
+        return sampling.params(prompt, context.engine.info)
+    except EngineError as error:
+        raise from_engine(error, prompt.param) from error

@@ -17,6 +17,7 @@ from bequest.server.wire.reading import describe, shorten
 _DEEPEST = 64
 _FORMATS = ("text", "json_object", "json_schema")
 _SCHEMA_NAME = "json_schema"
+_NESTED = "json_schema"  # the field of `response_format` that holds a schema
 
 
 def json_schema(schema: Any, name: str, param: str, field: str = "response_format") -> Constraint:
@@ -38,14 +39,17 @@ def json_schema(schema: Any, name: str, param: str, field: str = "response_forma
 
 def constraint_of(body: GenerationBody) -> Constraint | None:
     """Of completions and chat; None: any text."""
-    wanted = [c for c in (_response_format(body.response_format), _structured(body.structured_outputs)) if c]
-    if len(wanted) > 1:
-        message = "`response_format` and `structured_outputs` both say what the answer looks like: send one of them."
+    form = None if body.response_format is None else format_constraint(body.response_format, "response_format", _NESTED)
+    return only_one(form, "response_format", body.structured_outputs)
+
+
+def only_one(form: Constraint | None, field: str, structured: dict[str, Any] | None) -> Constraint | None:
+    """`form` is what the endpoint's own `field` asks for, `structured` the `structured_outputs` beside it."""
+    other = _structured(structured)
+    if form is not None and other is not None:
+        message = f"`{field}` and `structured_outputs` both say what the answer looks like: send one of them."
         raise invalid(message, "structured_outputs")
-    if not wanted:
-        return None
-    check_alone(body, wanted[0].param)
-    return wanted[0]
+    return form or other
 
 
 def check_alone(body: GenerationBody, param: str) -> None:
@@ -79,10 +83,6 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
         raise missing(f"{place}.schema")
     name = holder.get("name")
     return json_schema(schema, name if isinstance(name, str) else _SCHEMA_NAME, f"{place}.schema")
-
-
-def _response_format(given: dict[str, Any] | None) -> Constraint | None:
-    return None if given is None else format_constraint(given, "response_format", "json_schema")
 
 
 def _structured(given: dict[str, Any] | None) -> Constraint | None:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bequest.engine.errors import EngineError
-from bequest.engine.types import SamplingParams
-from bequest.engine.types.encoder import EncoderInfo, EncoderInput
+from bequest.engine.types.encoder import EncoderInfo, EncoderInput, TokenRules
+from bequest.server.asks.lengths import context_exceeded
+from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompt_forms import Form, Piece
-from bequest.server.asks.sampling import check_ids, context_exceeded
+from bequest.server.asks.ranges import check_ids
 from bequest.server.context import Context
-from bequest.server.wire.bodies import CompletionBody
 from bequest.server.wire.errors import at_field, from_engine, invalid, unsupported
 
 
-def check_forms(context: Context, body: CompletionBody, forms: Sequence[Form]) -> None:
+def check_forms(info: EncoderInfo | None, forms: Sequence[Form], *, fills_in: bool, echo: bool) -> None:
     """Refuses what the model cannot read, before anything is tokenised."""
-    info = context.engine.info.encoder
     if info is None:
         for form in forms:
             if form.is_pair:
@@ -31,12 +30,12 @@ def check_forms(context: Context, body: CompletionBody, forms: Sequence[Form]) -
             "/v1/audio/translations.",
             param,
         )
-    if body.suffix:
+    if fills_in:
         raise unsupported(
             "suffix",
             "`suffix` cannot be used with an encoder-decoder model, which does not fill in the middle. Leave it out.",
         )
-    if body.echo:
+    if echo:
         raise unsupported(
             "echo",
             "`echo` cannot be used with an encoder-decoder model, whose answer does not begin with the prompt. "
@@ -47,16 +46,9 @@ def check_forms(context: Context, body: CompletionBody, forms: Sequence[Form]) -
             raise invalid(f"`{piece.param}` is empty: there is nothing for the encoder to read.", piece.param)
 
 
-def encoder_input(info: EncoderInfo, body: CompletionBody, ids: Sequence[int], piece: Piece) -> EncoderInput:
-    """The encoder prompt, cut to the last `truncate_prompt_tokens`; -1 keeps what the encoder takes."""
-    keep = body.truncate_prompt_tokens
-    if keep is not None:
-        if keep != -1 and not 1 <= keep <= info.max_len:
-            raise invalid(
-                f"`truncate_prompt_tokens` must be from 1 to {info.max_len}, or -1 for what fits, not {keep}.",
-                "truncate_prompt_tokens",
-            )
-        ids = ids[-(info.max_len if keep == -1 else keep) :]
+def encoder_input(info: EncoderInfo, truncation: Truncation, ids: Sequence[int], piece: Piece) -> EncoderInput:
+    """The encoder prompt, cut to what is to be kept of it."""
+    ids = truncation.of_encoder(ids, info.max_len)
     try:
         info.check_length(len(ids))
     except EngineError as error:
@@ -75,12 +67,11 @@ def decoder_ids(context: Context, info: EncoderInfo, ids: Sequence[int] | None, 
     return prompt
 
 
-def with_rules(params: SamplingParams, info: EncoderInfo | None, num_prompt: int, continues: bool) -> SamplingParams:
-    """The parameters with what the model's generation_config forces and forbids. Whoever continues an answer is not at
-    its beginning."""
+def rules_of(info: EncoderInfo | None, prompt: Prompt, *, ends: bool) -> TokenRules | None:
+    """What the model's generation_config forces and forbids behind a prompt. Whoever continues an answer is not at its
+    beginning. `ends`: the answer ends at an end token."""
     if info is None:
-        return params
-    rules = info.rules(num_prompt, ends=params.ends_at_eos)
-    if rules is not None and continues:
-        rules = replace(rules, not_first=())
-    return replace(params, rules=rules)
+        return None
+    rules = info.rules(len(prompt.token_ids), ends=ends)
+    continues = prompt.lineage is not None and prompt.lineage.at > 0
+    return replace(rules, not_first=()) if rules is not None and continues else rules

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from bequest.engine.types import Retain
-from bequest.server.asks import sampling
 from bequest.server.stores.leases import LeaseTimes
-from bequest.server.wire.bodies import GenerationBody
 from bequest.server.wire.errors import ApiError, invalid
 from bequest.server.wire.reading import describe, shorten
 
 
-def retain(body: GenerationBody, times: LeaseTimes, default_tokens: int | None) -> Retain | None:
-    """The lease that a request asks for. Without any max_tokens, the endpoint's default included, it is open-ended."""
-    asked = body.retain
+def retain(
+    asked: bool | dict[str, Any] | None, store: bool | None, times: LeaseTimes, open_ended: bool
+) -> Retain | None:
+    """The lease that `retain` and `store` ask for; `open_ended` if nothing says how long the answer may become."""
     if asked is None or asked is False:
         return None
-    if body.store is False:
+    if store is False:
         raise invalid("`retain` and `store: false` exclude each other: a lease is a record that is kept.", "retain")
     ttl: Any = None
     if isinstance(asked, dict):
@@ -27,7 +26,7 @@ def retain(body: GenerationBody, times: LeaseTimes, default_tokens: int | None) 
                 raise ApiError(400, "unknown_parameter", message, param=f"retain.{shorten(name)}")
         ttl = asked.get("ttl")
     seconds = times.default if ttl is None else check_ttl(ttl, times, "retain.ttl")
-    return Retain(seconds, open_ended=default_tokens is None and sampling.max_tokens(body) is None)
+    return Retain(seconds, open_ended)
 
 
 def check_ttl(ttl: Any, times: LeaseTimes, param: str) -> float:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from bequest.engine.types import Lineage
 from bequest.engine.types.encoder import EncoderInput
-from bequest.server.asks import sampling
-from bequest.server.wire.bodies import GenerationBody
 from bequest.server.wire.errors import invalid
 
 
@@ -25,20 +23,30 @@ class Prompt:
     param: str | None = None  # the field that `token_ids` came in, where it is not `prompt`
 
 
-def truncated(ids: Sequence[int], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:
-    """The last `truncate_prompt_tokens` of a prompt; -1 keeps what leaves room for the completion."""
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return tuple(ids)
-    if keep == -1:
-        asked = sampling.max_tokens(body)
-        keep = max(max_model_len - (1 if asked is None else asked), 1)
-    if not 1 <= keep <= max_model_len:
-        raise invalid(
-            f"`truncate_prompt_tokens` must be from 1 to {max_model_len}, or -1 for what fits, not {keep}.",
-            "truncate_prompt_tokens",
-        )
-    return tuple(ids[-keep:])
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """`truncate_prompt_tokens`: the last so many tokens are kept; -1 keeps what leaves room for the completion."""
+
+    keep: int | None = None
+    completion: int = 1  # tokens that -1 leaves room for
+
+    def of_prompt(self, ids: Sequence[int], max_model_len: int) -> tuple[int, ...]:
+        return tuple(ids[-self._kept(max_model_len, max(max_model_len - self.completion, 1)) :])
+
+    def of_encoder(self, ids: Sequence[int], max_len: int) -> Sequence[int]:
+        """An encoder has its room to itself."""
+        return ids[-self._kept(max_len, max_len) :]
+
+    def _kept(self, most: int, fitting: int) -> int:
+        if self.keep is None:
+            return 0  # as a slice: all of them
+        keep = fitting if self.keep == -1 else self.keep
+        if not 1 <= keep <= most:
+            raise invalid(
+                f"`truncate_prompt_tokens` must be from 1 to {most}, or -1 for what fits, not {keep}.",
+                "truncate_prompt_tokens",
+            )
+        return keep
 
 
 def check_not_empty(prompt: Prompt, param: str) -> Prompt:

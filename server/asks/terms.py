@@ -1,46 +1,65 @@
-"""What a body says of its engine requests, apart from prompt and sampling."""
+"""On which terms a request runs: whose it is, how urgent, until when, and what stays of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiohttp import web
+import msgspec
 
 from bequest.engine.types import Retain
-from bequest.server.access.marks import ARRIVED, CALLER, TENANT
-from bequest.server.asks import leases, sampling
-from bequest.server.context import Context
-from bequest.server.wire.bodies import GenerationBody
+from bequest.server.access.marks import ARRIVED
+from bequest.server.asks import leases, ranges
+from bequest.server.asks.call import Call
+from bequest.server.wire.bodies import HiddenStatesBody, InputBody, SampledBody
 from bequest.server.wire.names import check_name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a body says of its engine requests, apart from prompt and sampling."""
-
     tenant: str
-    name: str | None
     priority: int
     deadline: float | None  # on the engine's clock
-    cache_salt: str
-    retain: Retain | None
-    keep_record: bool
-    default_tokens: int | None  # the endpoint's max_tokens; None: all the room there is
     max_prompt_tokens: int | None  # of the key
+    cache_salt: str = ""
+    name: str | None = None
+    retain: Retain | None = None
+    keep_record: bool = False
 
 
-def terms_of(context: Context, http: web.Request, body: GenerationBody, default_tokens: int | None) -> Terms:
-    """`timeout` counts from the request's arrival, whatever it has to wait for first."""
-    limits = http[CALLER].limits
-    timeout = sampling.timeout_seconds(body.timeout, limits.max_timeout)
+def record_terms(call: Call[SampledBody | HiddenStatesBody], open_ended: bool) -> Terms:
+    """Of a request that others may continue from. `open_ended`: nothing says how long its answer may become."""
+    body = call.body
+    deadline = _deadline(call, body.timeout)
     return Terms(
-        tenant=http[TENANT],
+        tenant=call.tenant,
         name=None if body.request_id is None else check_name(body.request_id),
-        priority=sampling.priority(body.priority, limits.lowest_priority),
-        deadline=None if timeout is None else http[ARRIVED] + timeout,
+        priority=ranges.priority(body.priority, call.limits.lowest_priority),
+        deadline=deadline,
         cache_salt=body.cache_salt or "",
-        retain=leases.retain(body, context.leases, default_tokens),
+        retain=leases.retain(body.retain, body.store, call.context.leases, open_ended),
         keep_record=body.store is not False,
-        default_tokens=default_tokens,
-        max_prompt_tokens=limits.max_prompt_tokens,
+        max_prompt_tokens=call.limits.max_prompt_tokens,
     )
+
+
+def input_terms(call: Call[InputBody]) -> Terms:
+    """Of a request that leaves no record."""
+    return passing_terms(call, call.body.timeout, call.body.priority, call.body.cache_salt or "")
+
+
+def passing_terms(
+    call: Call[msgspec.Struct], timeout: float | None, priority: int | None = None, cache_salt: str = ""
+) -> Terms:
+    return Terms(
+        tenant=call.tenant,
+        deadline=_deadline(call, timeout),
+        priority=ranges.priority(priority, call.limits.lowest_priority),
+        cache_salt=cache_salt,
+        max_prompt_tokens=call.limits.max_prompt_tokens,
+    )
+
+
+def _deadline(call: Call[msgspec.Struct], timeout: float | None) -> float | None:
+    """`timeout` counts from the request's arrival, whatever it has to wait for first."""
+    seconds = ranges.timeout_seconds(timeout, call.limits.max_timeout)
+    return None if seconds is None else call.http[ARRIVED] + seconds

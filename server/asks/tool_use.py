@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bequest.engine.text.tool_calls import FORMATS, ToolCallReader, ToolFormat, format_of_template
-from bequest.engine.types import SamplingParams
-from bequest.server.asks.constraints import check_alone
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.stores.grammars import Constraint
-from bequest.server.wire.bodies import GenerationBody
 
 
 class Calls:
@@ -29,16 +24,14 @@ class Calls:
         """For one choice."""
         return self.tools.reader(self._format)
 
-    async def constrain(
-        self, context: Context, body: GenerationBody, params: SamplingParams, answer: Constraint | None
-    ) -> SamplingParams:
-        """The parameters with the grammar that the answer has to follow, if any. `answer` is what the body asks for."""
-        constraint = self.tools.constraint(self._format, self._special, answer)
-        if constraint is not None:
-            check_alone(body, constraint.param)
-            params = replace(params, grammar=await context.grammars.compiled(constraint))
-        # A mark that is a special token has to be seen to be read.
-        return params if self._special is None else replace(params, skip_special_tokens=False)
+    @property
+    def shows_special(self) -> bool:
+        """A mark that is a special token has to be seen to be read."""
+        return self._special is not None
+
+    def constraint(self, answer: Constraint | None) -> Constraint | None:
+        """What the answer has to follow, if anything. `answer` is what the body asks for."""
+        return self.tools.constraint(self._format, self._special, answer)
 
 
 def _format(context: Context, template: str | None) -> ToolFormat:

@@ -18,9 +18,12 @@ import numpy as np
 from bequest.engine.audio import HOP, SAMPLE_RATE, Samples
 from bequest.engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
 from bequest.engine.text.whisper_tokens import Task
-from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.types import OutputMode, SamplingParams
 from bequest.engine.types.encoder import EncoderInput, TimestampRule, TokenRules
 from bequest.server.answers.running import Job, collect
+from bequest.server.asks.ask import Ask
+from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.terms import Terms
 from bequest.server.audio.hearing import ALTERNATIVES, Ear, Heard, Voice
 from bequest.server.audio.subtitles import Segment, TokenUsage, Transcript
 from bequest.server.interfaces import EngineLike, TokenizerLike
@@ -36,14 +39,12 @@ class Order:
     """What a client wants of its audio."""
 
     answer_id: str
-    tenant: str
+    terms: Terms
     task: Task
     language: str | None  # code; None: to be found out
     prompt: tuple[int, ...]  # tokens of what was said before, as it were: it sets style and spelling
     temperature: float | None  # None or 0: as low as it goes
     timestamps: bool
-    deadline: float | None
-    priority: int
 
 
 class Transcriber:
@@ -62,7 +63,7 @@ class Transcriber:
         self._speech = speech
         self._order = order
         self._listener = listener
-        self._num_requests = 0
+        self._num_asks = 0
         self._usage = TokenUsage()
 
     async def run(self, samples: Samples) -> Transcript:
@@ -99,7 +100,8 @@ class Transcriber:
         tokens = self._speech.tokens
         codes = {token_id: code for code, token_id in tokens.languages.items()}
         params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes), ignore_eos=True)
-        [result] = await collect(self._engine, [self._request(window, (tokens.start,), params)])
+        ask = self._ask(window, (tokens.start,), params, OutputMode.FINAL)
+        [result] = await collect(self._engine, ask.requests)
         self._usage += TokenUsage(window.length, 1, 1)
         return codes[result.choices[0].token_ids[0]]
 
@@ -134,24 +136,21 @@ class Transcriber:
         )
         voice = None if self._listener is None else Voice(tokens, self._text_of, self._listener)
         ear = Ear(tokens, prompt, self._text_of, voice)
-        with Job(self._engine, [self._request(window, prompt, params)], [ear]):
+        output = OutputMode.FINAL if self._listener is None else OutputMode.DELTA
+        with Job(self._engine, self._ask(window, prompt, params, output).requests, [ear]):
             await ear.done
         self._usage += TokenUsage(window.length, len(prompt), ear.num_sampled)
         return ear.heard(temperature)
 
-    def _request(self, window: EncoderInput, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+    def _ask(self, window: EncoderInput, prompt: tuple[int, ...], params: SamplingParams, output: OutputMode) -> Ask:
         order = self._order
-        number, self._num_requests = self._num_requests, self._num_requests + 1
-        return Request(
+        number, self._num_asks = self._num_asks, self._num_asks + 1
+        return Ask(
             id=f"{order.answer_id}-{number}",
-            tenant=order.tenant,
-            prompt_token_ids=prompt,
-            params=params,
-            priority=order.priority,
-            deadline=order.deadline,
-            output=OutputMode.FINAL if self._listener is None else OutputMode.DELTA,
-            keep_record=False,
-            encoder=window,
+            prompts=(Prompt(prompt, encoder=window),),
+            params=(params,),
+            terms=order.terms,
+            output=output,
         )
 
     # --- what it means -------------------------------------------------------------------------------------------

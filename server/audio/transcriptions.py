@@ -14,18 +14,18 @@ from aiohttp import web
 from bequest.engine.audio import Samples, decode
 from bequest.engine.text.languages import language_code
 from bequest.engine.text.whisper_tokens import Task
-from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER, TENANT
-from bequest.server.asks import sampling
-from bequest.server.audio.form import TranscriptionBody, TranslationBody, check_head, read_form
+from bequest.server.access.marks import ANSWER_ID
+from bequest.server.asks.call import Call, call_of
+from bequest.server.asks.ranges import between
+from bequest.server.asks.terms import passing_terms
+from bequest.server.audio.form import FormBody, TranscriptionBody, TranslationBody, check_head, read_form
 from bequest.server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
 from bequest.server.audio.transcription import Order, Transcriber
 from bequest.server.context import CONTEXT, Context
 from bequest.server.stores.speech import Speech
 from bequest.server.transport.opening import HEADERS, KEEP_ALIVE
 from bequest.server.transport.replies import json_response
-from bequest.server.wire import fields
 from bequest.server.wire.errors import ApiError, internal, invalid, unsupported
-from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
 
 _log = logging.getLogger("bequest.server")
@@ -36,34 +36,38 @@ _DONE = b"data: [DONE]\n\n"
 
 
 async def transcriptions(http: web.Request) -> web.StreamResponse:
-    context = http.app[CONTEXT]
-    check_head(http, context)
-    speech = _speech(context)
-    body, file, ignored = await read_form(http, context, TranscriptionBody)
+    speech, call, file = await _begin(http, TranscriptionBody)
+    context, body = call.context, call.body
     _check_transcription(body)
-    order = await _order(http, context, speech, body, "transcribe", _language(speech, body.language))
-    headers = fields.ignored_header(ignored)
+    order = await _order(call, speech, "transcribe", _language(speech, body.language))
     samples = await _samples(context, speech, file)
     if body.stream:
-        return await _Stream(http, context, headers).run(context, speech, order, samples)
+        return await _Stream(http, context, call.headers).run(context, speech, order, samples)
     transcript = await Transcriber(context.engine, context.text.tokenizer, speech, order).run(samples)
-    return _answer(transcript, body.response_format, "transcribe", headers)
+    return _answer(transcript, body.response_format, "transcribe", call.headers)
 
 
 async def translations(http: web.Request) -> web.StreamResponse:
-    context = http.app[CONTEXT]
-    check_head(http, context)
-    speech = _speech(context)
-    body, file, ignored = await read_form(http, context, TranslationBody)
+    speech, call, file = await _begin(http, TranslationBody)
+    context = call.context
     if not speech.tokens.multilingual:
         raise invalid("This model hears English alone: there is nothing for it to translate.", "model")
-    order = await _order(http, context, speech, body, "translate", None)
+    order = await _order(call, speech, "translate", None)
     samples = await _samples(context, speech, file)
     transcript = await Transcriber(context.engine, context.text.tokenizer, speech, order).run(samples)
-    return _answer(transcript, body.response_format, "translate", fields.ignored_header(ignored))
+    return _answer(transcript, call.body.response_format, "translate", call.headers)
 
 
 # --- the request -------------------------------------------------------------------------------------------------
+
+
+async def _begin(http: web.Request, kind: type[FormBody]) -> tuple[Speech, Call[FormBody], bytearray]:
+    """The form, typed, and its file. A model that cannot hear need not be sent one."""
+    context = http.app[CONTEXT]
+    check_head(http, context)
+    speech = _speech(context)
+    body, file, ignored = await read_form(http, context, kind)
+    return speech, call_of(http, body, ignored, "trns-"), file
 
 
 def _speech(context: Context) -> Speech:
@@ -73,32 +77,26 @@ def _speech(context: Context) -> Speech:
     return context.speech
 
 
-async def _order(
-    http: web.Request, context: Context, speech: Speech, body: TranslationBody, task: Task, language: str | None
-) -> Order:
-    context.served_name(body.model)
+async def _order(call: Call[TranslationBody], speech: Speech, task: Task, language: str | None) -> Order:
+    body = call.body
     if (body.response_format or "json") not in _FORMATS:
         shown = shorten(repr(body.response_format))
         raise invalid(f"`response_format` must be one of {', '.join(_FORMATS)}, not {shown}.", "response_format")
     if body.temperature is not None:
-        sampling.between("temperature", body.temperature, 0, 1)
-    limits = http[CALLER].limits
-    timeout = sampling.timeout_seconds(body.timeout, limits.max_timeout)
+        between("temperature", body.temperature, 0, 1)
+    terms = passing_terms(call, body.timeout)
     prompt = (body.prompt or "").strip()
-    tokenizer = context.text.tokenizer
+    tokenizer = call.context.text.tokenizer
     said = await speech.off_loop(lambda: tokenizer.encode(" " + prompt, False)) if prompt else []
-    http[ANSWER_ID] = new_id("trns-")
     return Order(
-        answer_id=http[ANSWER_ID],
-        tenant=http[TENANT],
+        answer_id=call.id,
+        terms=terms,
         task=task,
         language=language if speech.tokens.multilingual else "en",
         # A control token that is spelled out in the prompt is not meant as one.
         prompt=tuple(token_id for token_id in said if token_id < speech.tokens.end),
         temperature=body.temperature,
         timestamps=body.response_format in _TIMED,
-        deadline=None if timeout is None else http[ARRIVED] + timeout,
-        priority=sampling.priority(None, limits.lowest_priority),
     )
 
 

@@ -10,105 +10,56 @@ import orjson
 from aiohttp import web
 
 from bequest.engine.text.tool_calls import ToolCallReader
-from bequest.engine.types import ChoiceDelta, Delta, Request
-from bequest.server.access.marks import ANSWER_ID, TENANT
+from bequest.engine.types import ChoiceDelta, Delta
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
-from bequest.server.answers.generated_states import GeneratedStates, generated_states
+from bequest.server.answers.generated import Head, answered
 from bequest.server.answers.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
-from bequest.server.answers.report import Report, report_of
-from bequest.server.answers.running import collect
-from bequest.server.answers.streams import in_stream, open_stream, send_stream
+from bequest.server.answers.report import Report
+from bequest.server.answers.running import Collector
 from bequest.server.answers.tool_deltas import DeltaMaker, reason_with_calls, whole_message
-from bequest.server.answers.usage import usage_object
-from bequest.server.answers.whole import made_response
-from bequest.server.asks import sampling
-from bequest.server.asks.ask import check_stream_options, engine_requests
-from bequest.server.asks.constraints import constraint_of
-from bequest.server.asks.lineage import chat_prompt
-from bequest.server.asks.prompt import Prompt
-from bequest.server.asks.terms import terms_of
+from bequest.server.asks.ask import Ask
+from bequest.server.asks.call import Call, begin
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import chat_tools
-from bequest.server.asks.wish import completion_states
-from bequest.server.context import CONTEXT, Context
-from bequest.server.transport.intake import read_object
-from bequest.server.wire import fields
+from bequest.server.generation.asks import chat_ask
 from bequest.server.wire.bodies import ChatBody
-from bequest.server.wire.names import new_id
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
-    context = http.app[CONTEXT]
-    body, ignored = fields.read(await read_object(http, context), ChatBody)
-    answer_id = http[ANSWER_ID] = new_id("chatcmpl-")
-    head: dict[str, Any] = {
-        "id": answer_id,
-        "object": "chat.completion.chunk" if body.stream else "chat.completion",
-        "created": int(time.time()),
-        "model": context.served_name(body.model),
-    }
+    call = await begin(http, ChatBody, "chatcmpl-")
+    body, created = call.body, int(time.time())
+    tools = chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    calls = Calls(call.context, tools, body.chat_template)
+    ask = await chat_ask(call, calls)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
     if body.service_tier in _SERVICE_TIERS:
         head["service_tier"] = body.service_tier
-    check_stream_options(body)
-    catalogue = context.catalogues.named(http[TENANT], body.catalogue)
-    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
-    calls = Calls(context, chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls), body.chat_template)
-    params = await calls.constrain(context, body, params, constraint_of(body))
-    terms = terms_of(context, http, body, sampling.default_tokens(params, None))
-    wish = completion_states(body.return_hidden_states, context.engine.info)
-    if wish is None:
-        context.engine.check_room(terms.tenant)
-    headers = fields.ignored_header(ignored)
-    finding = chat_prompt(context, terms, body)
-    prompt = await (in_stream(http, headers, finding) if body.stream and body.continuation_of else finding)
-    [request] = engine_requests(context, body, answer_id, [prompt], params, terms, wish)
-    states = generated_states(context, wish, [request])
-    report = report_of(request)
-    if body.stream:
-        return await _stream(http, context, body, head, request, states, report, calls, headers)
-    [result] = await collect(context.engine, [request])
-
-    def answer() -> dict[str, Any]:
-        shape = ChatShape(context, body, prompt, calls)
-        choices = [shape.whole(choice) for _, choice in sorted(result.choices.items())]
-        usage = usage_object([result.usage] if result.usage is not None else [])
-        told = {**report.continuation(result.delivery), **report.retained(result.delivery)}
-        return {**head, "choices": choices, "usage": usage, **shape.extras(result.prompt_logprobs), **told}
-
-    if states is not None:
-        return await states.send_whole(http, answer(), [result.delivery], headers)
-    return await made_response(context, [result], answer, headers)
-
-
-async def _stream(
-    http: web.Request,
-    context: Context,
-    body: ChatBody,
-    head: dict[str, Any],
-    request: Request,
-    states: GeneratedStates | None,
-    report: Report,
-    calls: Calls,
-    headers: dict[str, str],
-) -> web.StreamResponse:
-    stream, chunk_head, report = open_stream(context, body, head, report, states)
-    shape = ChatShape(context, body, Prompt(request.prompt_token_ids), calls)
-    kind = ToolChunks if calls.tools.active else ChatChunks
-    source = stream.add_source(kind(shape, chunk_head, request.params.n, report))
-    return await send_stream(context.engine, http, [request], [source], stream, headers)
+    return await answered(call, ask, head, ChatShape(call, ask, calls))
 
 
 class ChatShape:
-    """What choices look like, whole or in chunks."""
+    """What choices look like, whole or in chunks. A chat is one prompt."""
 
-    def __init__(self, context: Context, body: ChatBody, prompt: Prompt, calls: Calls) -> None:
-        self._body = body
+    def __init__(self, call: Call[ChatBody], ask: Ask, calls: Calls) -> None:
+        self._body = call.body
         self._calls = calls
-        self._prompt = prompt
-        self._tokenizer = context.text.tokenizer
-        self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
+        self._n = ask.n
+        [self._prompt] = ask.prompts
+        self._tokenizer = call.context.text.tokenizer
+        self._spelling = Spelling(self._tokenizer, call.body.return_tokens_as_token_ids)
+
+    def chunks(self, head: Head, index: int, report: Report) -> ChatChunks:
+        kind = ToolChunks if self._calls.tools.active else ChatChunks
+        return kind(self, head, self._n, report)
+
+    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]]:
+        return [self.whole(choice) for _, choice in sorted(results[0].choices.items())]
+
+    def extras(self, results: Sequence[Collector]) -> dict[str, Any]:
+        return self.beside_choices(results[0].prompt_logprobs)
 
     @property
     def detailed(self) -> bool:
@@ -134,7 +85,7 @@ class ChatShape:
             delta = {"content": choice.text} if choice.text else {}
         return {"index": choice.index, "delta": delta, **self.beside(choice, choice.finish_reason)}
 
-    def extras(self, logprobs: PromptLogprobs) -> dict[str, Any]:
+    def beside_choices(self, logprobs: PromptLogprobs) -> dict[str, Any]:
         """On the answer, or on its first chunk."""
         extras: dict[str, Any] = {}
         if self._body.return_token_ids:
@@ -172,7 +123,7 @@ class ChatChunks(Chunks):
         return self._shape.chunk(choice, first)
 
     def extras(self, prompt_logprobs: PromptLogprobs) -> dict[str, Any]:
-        return self._shape.extras(prompt_logprobs)
+        return self._shape.beside_choices(prompt_logprobs)
 
 
 class ToolChunks(ChatChunks):

@@ -4,98 +4,54 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from bequest.engine.types import ChoiceDelta, Request, TokenLogprob
-from bequest.server.access.marks import ANSWER_ID, TENANT
+from bequest.engine.types import ChoiceDelta, TokenLogprob
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
-from bequest.server.answers.generated_states import GeneratedStates, generated_states
+from bequest.server.answers.generated import Head, answered
 from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
-from bequest.server.answers.report import Report, report_of
-from bequest.server.answers.running import Collector, collect
-from bequest.server.answers.streams import in_stream, open_stream, send_stream
-from bequest.server.answers.usage import usage_object
-from bequest.server.answers.whole import made_response
-from bequest.server.asks import sampling
-from bequest.server.asks.ask import check_stream_options, engine_requests
-from bequest.server.asks.constraints import constraint_of
-from bequest.server.asks.lineage import completion_prompts
+from bequest.server.answers.report import Report
+from bequest.server.answers.running import Collector
+from bequest.server.asks.ask import Ask
+from bequest.server.asks.call import Call, begin
 from bequest.server.asks.prompt import Prompt
-from bequest.server.asks.terms import terms_of
-from bequest.server.asks.wish import completion_states
-from bequest.server.context import CONTEXT, Context
-from bequest.server.transport.intake import read_object
-from bequest.server.wire import fields
+from bequest.server.context import Context
+from bequest.server.generation.asks import completion_ask
+from bequest.server.generation.scoring import ScoreShape, score_ask
 from bequest.server.wire.bodies import CompletionBody
-from bequest.server.wire.names import new_id
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
-    context = http.app[CONTEXT]
-    body, ignored = fields.read(await read_object(http, context), CompletionBody)
-    answer_id = http[ANSWER_ID] = new_id("cmpl-")
-    head = {
-        "id": answer_id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": context.served_name(body.model),
-    }
-    check_stream_options(body)
-    catalogue = context.catalogues.named(http[TENANT], body.catalogue)
-    params = sampling.sampling_params(body, context.engine.info, context.text.tokenizer, catalogue)
-    if (constraint := constraint_of(body)) is not None:
-        params = replace(params, grammar=await context.grammars.compiled(constraint))
-    terms = terms_of(context, http, body, sampling.default_tokens(params, sampling.COMPLETION_DEFAULT_TOKENS))
-    wish = completion_states(body.return_hidden_states, context.engine.info)
-    if wish is None:
-        context.engine.check_room(terms.tenant)
-    headers = fields.ignored_header(ignored)
-    finding = completion_prompts(context, terms, body)
-    prompts = await (in_stream(http, headers, finding) if body.stream and body.continuation_of else finding)
-    requests = engine_requests(context, body, answer_id, prompts, params, terms, wish)
-    states = generated_states(context, wish, requests)
-    # Only a single prompt may have a parent or a lease.
-    report = report_of(requests[0])
-    if body.stream:
-        return await _stream(http, context, body, head, prompts, requests, states, report, headers)
-    results = await collect(context.engine, requests)
-
-    def answer() -> dict[str, Any]:
-        objects = []
-        for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            chunks = CompletionChunks(context, body, head, prompt, index, params.n, report)
-            objects += chunks.whole_choices(result)
-        usage = usage_object([result.usage for result in results if result.usage is not None])
-        beside = {**report.continuation(results[0].delivery), **report.retained(results[0].delivery)}
-        return {**head, "choices": objects, "usage": usage, **beside}
-
-    if states is not None:
-        return await states.send_whole(http, answer(), [result.delivery for result in results], headers)
-    return await made_response(context, results, answer, headers)
+    call = await begin(http, CompletionBody, "cmpl-")
+    head = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model}
+    if call.body.continuation_suffixes is not None:
+        ask = await score_ask(call, call.body.continuation_suffixes)
+        return await answered(call, ask, head, ScoreShape(call))
+    ask = await completion_ask(call)
+    return await answered(call, ask, head, CompletionShape(call, ask))
 
 
-async def _stream(
-    http: web.Request,
-    context: Context,
-    body: CompletionBody,
-    head: dict[str, Any],
-    prompts: Sequence[Prompt],
-    requests: Sequence[Request],
-    states: GeneratedStates | None,
-    report: Report,
-    headers: dict[str, str],
-) -> web.StreamResponse:
-    stream, chunk_head, report = open_stream(context, body, head, report, states)
-    sources = [
-        stream.add_source(CompletionChunks(context, body, chunk_head, prompt, index, request.params.n, report))
-        for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
-    ]
-    return await send_stream(context.engine, http, requests, sources, stream, headers)
+class CompletionShape:
+    """The choices of all prompts, one prompt's after another's."""
+
+    def __init__(self, call: Call[CompletionBody], ask: Ask) -> None:
+        self._call = call
+        self._ask = ask
+
+    def chunks(self, head: Head, index: int, report: Report) -> CompletionChunks:
+        call, ask = self._call, self._ask
+        return CompletionChunks(call.context, call.body, head, ask.prompts[index], index, ask.n, report)
+
+    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]]:
+        whole = (self.chunks({}, index, Report()).whole_choices(result) for index, result in enumerate(results))
+        return [choice for choices in whole for choice in choices]
+
+    def extras(self, results: Sequence[Collector]) -> dict[str, Any]:
+        return {}
 
 
 class CompletionChunks(Chunks):

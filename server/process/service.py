@@ -117,7 +117,7 @@ def quoted(word: str) -> str:
     return escaped if word and word.isascii() and not set(word) & set(" \t\"'\\;") else f'"{escaped}"'
 
 
-_PATH_FLAGS = ("--api-key-file", "--config")
+_PATH_FLAGS = ("--api-key-file", "--config", "--record")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,12 +1,11 @@
-"""What a body of the Responses API asks for: the checks that are its own, and the rest said as a chat body."""
+"""What is peculiar to a body of the Responses API: checks, log-probabilities, formats."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from bequest.server.asks.constraints import constraint_of, format_constraint
+from bequest.server.asks.constraints import format_constraint, only_one
+from bequest.server.asks.sampling import check_logprobs
 from bequest.server.stores.grammars import Constraint
-from bequest.server.wire.bodies import ChatBody, GenerationBody, ResponseBody
+from bequest.server.wire.bodies import ResponseBody
 from bequest.server.wire.errors import ApiError, invalid
 from bequest.server.wire.reading import shorten
 
@@ -35,27 +34,17 @@ def check_body(body: ResponseBody) -> list[str]:
     return [f"include[{name}]" for name in included if name != _LOGPROBS and name not in _NOTHING_TO_INCLUDE]
 
 
-def as_chat(body: ResponseBody) -> ChatBody:
-    """A response samples as a chat does: the same fields, some of them under another name."""
-    shared: dict[str, Any] = {name: getattr(body, name) for name in GenerationBody.__struct_fields__}
-    wanted = _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
-    return ChatBody(
-        **{**shared, "max_completion_tokens": body.max_output_tokens},
-        logprobs=wanted,
-        top_logprobs=body.top_logprobs if wanted else None,
-    )
+def logprobs_of(body: ResponseBody) -> int | None:
+    """Alternatives per token; None: log-probabilities are not asked for."""
+    if _LOGPROBS not in (body.include or []) and not body.top_logprobs:
+        return None
+    return check_logprobs(body.top_logprobs or 0, "top_logprobs")
 
 
 def response_constraint(body: ResponseBody) -> Constraint | None:
     """The grammar of `text.format`, or of `structured_outputs`."""
-    structured = constraint_of(as_chat(body))
     given = (body.text or {}).get("format")
-    if given is None:
-        return structured
-    if not isinstance(given, dict):
+    if given is not None and not isinstance(given, dict):
         raise ApiError(400, "invalid_type", "`text.format` must be an object with `type`.", param="text.format")
-    wanted = format_constraint(given, "text.format", nested=None)
-    if wanted is not None and structured is not None:
-        message = "`text.format` and `structured_outputs` both say what the answer looks like: send one of them."
-        raise invalid(message, "structured_outputs")
-    return wanted or structured
+    form = None if given is None else format_constraint(given, "text.format", nested=None)
+    return only_one(form, "text.format", body.structured_outputs)

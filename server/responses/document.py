@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from bequest.engine.types import FinishReason, SamplingParams, Usage
+from bequest.engine.types import FinishReason, Usage
+from bequest.server.asks.sampling import Chosen
 from bequest.server.asks.tools import Function, Tools
 from bequest.server.wire.bodies import ResponseBody
 from bequest.server.wire.reading import written
@@ -16,7 +17,7 @@ _VERBOSITIES = ("low", "medium", "high")
 
 
 def in_progress(
-    body: ResponseBody, answer_id: str, created_at: int, model: str, params: SamplingParams, tools: Tools
+    body: ResponseBody, answer_id: str, created_at: int, model: str, chosen: Chosen, tools: Tools
 ) -> dict[str, Any]:
     """The object as it stands before anything is known of the answer."""
     reasoning = body.reasoning or {}
@@ -43,15 +44,15 @@ def in_progress(
         "safety_identifier": body.safety_identifier,
         "service_tier": body.service_tier if body.service_tier in SERVICE_TIERS else "default",
         "store": body.store is not False,
-        "temperature": params.temperature,
+        "temperature": chosen["temperature"],
         "text": {
             "format": _told(text.get("format") or {"type": "text"}, "text.format"),
             "verbosity": text["verbosity"] if text.get("verbosity") in _VERBOSITIES else "medium",
         },
         "tool_choice": _told(body.tool_choice or "auto", "tool_choice"),
         "tools": [_tool(function) for function in tools.functions],
-        "top_logprobs": params.logprobs or 0,
-        "top_p": params.top_p if body.top_p is None else body.top_p,
+        "top_logprobs": chosen["logprobs"] or 0,
+        "top_p": chosen["top_p"] if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,

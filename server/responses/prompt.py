@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from bequest.engine.errors import EngineError, InvalidRequest
 from bequest.engine.types import Lineage, ParentChoice
+from bequest.server.asks.chats import MESSAGE_CHARS, TemplateUse, check_converses, template_kwargs
 from bequest.server.asks.extension import Conversation, extend
 from bequest.server.asks.messages import text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
-from bequest.server.asks.prompts import MESSAGE_CHARS, TemplateUse, check_converses, check_length, template_kwargs
+from bequest.server.asks.prompts import check_length
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.responses.items import Item, input_items, messages_of

@@ -3,86 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from array import array
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from bequest.engine.types import Delta, OutputMode, Request
-from bequest.server.access.marks import ANSWER_ID
+from bequest.engine.types import Delta, Request
 from bequest.server.answers.logprobs import Spelling
 from bequest.server.answers.report import report_of
 from bequest.server.answers.running import Collector, Job
 from bequest.server.answers.streams import send_stream
-from bequest.server.asks import sampling
-from bequest.server.asks.ask import check_stream_options, engine_requests
-from bequest.server.asks.terms import terms_of
+from bequest.server.asks.call import Call, begin
+from bequest.server.asks.terms import record_terms
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import response_tools
-from bequest.server.context import CONTEXT, Context
-from bequest.server.responses import document
+from bequest.server.context import Context
 from bequest.server.responses.answer import Answer
-from bequest.server.responses.body import as_chat, check_body, response_constraint
-from bequest.server.responses.events import ResponseFormat, failed_at_once
+from bequest.server.responses.asks import response_ask, response_length
+from bequest.server.responses.body import check_body
+from bequest.server.responses.events import ResponseFormat
 from bequest.server.responses.items import without_logprobs
 from bequest.server.responses.prompt import ResponsePrompt, response_prompt
 from bequest.server.stores.responses import RunningResponse, StoredResponse, Turn
-from bequest.server.transport.intake import read_object
-from bequest.server.transport.opening import in_time
 from bequest.server.transport.replies import json_response
 from bequest.server.transport.sse import EventStream
-from bequest.server.wire import fields
 from bequest.server.wire.bodies import ResponseBody
-from bequest.server.wire.names import new_id
 
 
 async def create(http: web.Request) -> web.StreamResponse:
-    context = http.app[CONTEXT]
-    body, ignored = fields.read(await read_object(http, context), ResponseBody)
-    answer_id = http[ANSWER_ID] = new_id("resp_")
-    model = context.served_name(body.model)
-    ignored += check_body(body)
-    chat = as_chat(body)
-    check_stream_options(chat)
-    params = sampling.sampling_params(chat, context.engine.info, context.text.tokenizer)
+    call = await _begin(http)
+    body = call.body
     tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    calls = Calls(context, tools, template=None)
-    params = await calls.constrain(context, chat, params, response_constraint(body))
-    terms = terms_of(context, http, chat, default_tokens=None)
-    head = document.in_progress(body, answer_id, int(time.time()), model, params, tools)
-    context.engine.check_room(terms.tenant)
-    headers = fields.ignored_header(ignored)
-    finding = response_prompt(context, terms.tenant, body, tools, terms.deadline)
-    if body.stream and body.previous_response_id:
-        interval = context.config.sse_keep_alive_interval
-        finding = in_time(http, interval, headers, partial(failed_at_once, head), finding)
-    prompt = await finding
-    [request] = engine_requests(context, chat, answer_id, [prompt.prompt], params, terms)
-    spelling = Spelling(context.text.tokenizer, body.return_tokens_as_token_ids)
-    answer = Answer(head, report_of(request), spelling if params.logprobs is not None else None, calls.reader())
-    making = _Making(context, request, prompt, answer, RunningResponse(answer_id, head))
+    calls = Calls(call.context, tools, template=None)
+    asked = await response_ask(call, calls)
+    spelling = Spelling(call.context.text.tokenizer, body.return_tokens_as_token_ids)
+    logprobs = asked.ask.params[0].logprobs is not None
+    answer = Answer(asked.head, report_of(asked.ask), spelling if logprobs else None, calls.reader())
+    making = _Making(call.context, asked.ask.requests[0], asked.prompt, answer, RunningResponse(call.id, asked.head))
     with making.registered():
         if body.stream:
-            return await making.stream(http, headers)
-        return json_response(orjson.Fragment(await making.whole()), headers)
+            return await making.stream(http, call.headers)
+        return json_response(orjson.Fragment(await making.whole()), call.headers)
 
 
 async def input_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
-    context = http.app[CONTEXT]
-    body, ignored = fields.read(await read_object(http, context), ResponseBody)
-    context.served_name(body.model)
-    ignored += check_body(body)
+    call = await _begin(http)
+    body = call.body
     tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    terms = terms_of(context, http, as_chat(body), default_tokens=None)
-    prompt = await response_prompt(context, terms.tenant, body, tools, terms.deadline)
+    terms = record_terms(call, response_length(body).open_ended)
+    prompt = await response_prompt(call.context, terms.tenant, body, tools, terms.deadline)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
-    return json_response(count, fields.ignored_header(ignored))
+    return json_response(count, call.headers)
+
+
+async def _begin(http: web.Request) -> Call[ResponseBody]:
+    call = await begin(http, ResponseBody, "resp_")
+    return replace(call, ignored=(*call.ignored, *check_body(call.body)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +87,7 @@ class _Making:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running.fail = lambda error: None if done.done() else done.set_exception(error)
         collector = Collector(done)
-        with Job(self.context.engine, [replace(self.request, output=OutputMode.FINAL)], [collector]):
+        with Job(self.context.engine, [self.request], [collector]):
             await done
         self.answer.begin(collector.delivery)
         self.answer.take(collector.choices[0])

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
 from bequest.engine.types.hidden import HiddenStatesParams, Pooling, Positions, Stack
-from bequest.server.access.marks import ANSWER_ID
 from bequest.server.answers.encoding import GAP, Assembled, JsonBody, States
 from bequest.server.answers.extraction import extracted, is_small
-from bequest.server.asks.ask import engine_requests
+from bequest.server.asks.ask import Ask, ask_of
+from bequest.server.asks.call import Call, begin
 from bequest.server.asks.prompts import plain_prompts
-from bequest.server.asks.terms import terms_of
-from bequest.server.asks.wish import JSON_ENCODINGS, StatesWish, one_of
-from bequest.server.context import CONTEXT, Context
-from bequest.server.states.hidden_states import NOTHING_SAMPLED, as_completion
-from bequest.server.transport.intake import read_object
+from bequest.server.asks.sampling import NOTHING_SAMPLED
+from bequest.server.asks.terms import input_terms
+from bequest.server.asks.wish import JSON_ENCODINGS, JsonEncoding, StatesWish, one_of
+from bequest.server.context import Context
+from bequest.server.states.inputs import check_count, input_source
 from bequest.server.transport.sending import send_body
-from bequest.server.wire import fields
 from bequest.server.wire.bodies import EmbeddingsBody
 from bequest.server.wire.errors import invalid
-from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
 
 # The first is the default: a decoder's last token has seen all others, and of an encoder's each has.
@@ -35,33 +32,35 @@ _FOREIGN_IDS = (
 
 
 async def embeddings(http: web.Request) -> web.StreamResponse:
-    context = http.app[CONTEXT]
-    body, ignored = fields.read(await read_object(http, context), EmbeddingsBody)
-    answer_id = http[ANSWER_ID] = new_id("hs-")
-    info, model = context.engine.info, context.served_name(body.model)
+    call = await begin(http, EmbeddingsBody, "hs-")
+    context, body = call.context, call.body
     encoding = one_of(body.encoding_format, JSON_ENCODINGS, "encoding_format")
-    length = _length(body.dimensions, info.hidden_size)
-    stack: Stack = "decoder" if info.encoder is None else "encoder"
-    pooling = one_of(body.pooling, _POOLINGS[stack], "pooling")
-    positions: Positions = "last" if pooling == "last" else "all"
-    layers = (info.num_layers_of(stack),)
-    wish = StatesWish(HiddenStatesParams(layers, positions, pooling, "float32", stack=stack), encoding)
-    completion = as_completion(body)
-    terms = replace(terms_of(context, http, completion, default_tokens=None), keep_record=False)
-    prompts = await plain_prompts(context, completion, body.input, "input", _FOREIGN_IDS)
-    requests = engine_requests(context, completion, answer_id, prompts, NOTHING_SAMPLED, terms, wish)
-    async with extracted(context, requests) as results:
+    length = _length(body.dimensions, context.engine.info.hidden_size)
+    ask = await _ask(call, encoding)
+    async with extracted(context, ask.requests) as results:
         vectors = await _vectors(context, [result.states for result in results], length, body.normalize is not False)
         tokens = sum(result.usage.prompt_tokens for result in results)
         answer = {
             "object": "list",
             "data": [{"object": "embedding", "index": i, "embedding": GAP} for i in range(len(vectors))],
-            "model": model,
+            "model": call.model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
         json = JsonBody(answer, vectors, encoding)
-        headers = fields.ignored_header(ignored)
-        return await send_body(http, json, is_small(vectors), "application/json", headers, context.encoder)
+        return await send_body(http, json, is_small(vectors), "application/json", call.headers, context.encoder)
+
+
+async def _ask(call: Call[EmbeddingsBody], encoding: JsonEncoding) -> Ask:
+    info, body = call.context.engine.info, call.body
+    stack: Stack = "decoder" if info.encoder is None else "encoder"
+    pooling = one_of(body.pooling, _POOLINGS[stack], "pooling")
+    positions: Positions = "last" if pooling == "last" else "all"
+    layers = (info.num_layers_of(stack),)
+    wish = StatesWish(HiddenStatesParams(layers, positions, pooling, "float32", stack=stack), encoding)
+    check_count(body.input)
+    terms = input_terms(call)
+    prompts = await plain_prompts(call.context, input_source(body, body.input, _FOREIGN_IDS))
+    return ask_of(call.context, call.id, prompts, NOTHING_SAMPLED, terms, wish)
 
 
 def _length(dimensions: int | None, hidden_size: int) -> int:

@@ -62,6 +62,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
     stop_reason: int | str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(_Generation, kw_only=True):

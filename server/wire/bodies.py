@@ -48,13 +48,10 @@ STRUCTURED_FIELDS = (
 )
 
 
-class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat have in common."""
+class SampledBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What all have that sample an answer: completions, chats and responses."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -74,33 +71,15 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     timeout: float | None = None
 
-    use_beam_search: bool = False
-    beam_width: int | None = None
-    best_of: int | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
-    catalogue: str | None = None
-    response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    return_hidden_states: bool | GeneratedStates | None = None
-
-    continuation_of: str | None = None
-    continuation_at: int | str | None = None
-    continuation_choice: int | None = None
-    continuation_suffix: str | None = None
-    continuation_token_ids: list[int] | None = None
     retain: bool | dict[str, Any] | None = None
 
     # Advisory: cannot change the output.
@@ -115,6 +94,34 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
+class GenerationBody(SampledBody, frozen=True, kw_only=True):
+    """What completions and chat have in common, and responses have not."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+
+    use_beam_search: bool = False
+    beam_width: int | None = None
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    catalogue: str | None = None
+    response_format: dict[str, Any] | None = None
+    return_hidden_states: bool | GeneratedStates | None = None
+
+    continuation_of: str | None = None
+    continuation_at: int | str | None = None
+    continuation_choice: int | None = None
+    continuation_suffix: str | None = None
+    continuation_token_ids: list[int] | None = None
+
+
 # A string, a list of token ids, or a list of either.
 InputField = str | list[int | str | list[int]]
 # The same, and objects (server/asks/prompt_forms.py).
@@ -127,6 +134,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     echo: bool = False
     logprobs: int | None = None
     continuation_fallback: str | list[int] | None = None
+    continuation_suffixes: list[str | list[int]] | None = None
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -142,7 +150,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
 
 
-class ResponseBody(GenerationBody, frozen=True, kw_only=True):
+class ResponseBody(SampledBody, frozen=True, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

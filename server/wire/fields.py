@@ -33,8 +33,10 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _GENERATION = "it belongs to /v1/completions and /v1/chat/completions"
+_SUFFIXES: dict[str, tuple[tuple[Any, ...], str]] = {"continuation_suffixes": (([],), "it belongs to /v1/completions")}
 # What the endpoints that generate nothing refuse.
 _NO_GENERATION: dict[str, tuple[tuple[Any, ...], str]] = {
+    **_SUFFIXES,
     "include_prompt": ((), "all positions are the prompt's"),
     "max_completion_tokens": ((0,), _GENERATION),
     "max_tokens": ((0,), _GENERATION),
@@ -54,11 +56,13 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "chat_template": ((), "it belongs to /v1/chat/completions"),
     },
     bodies.ChatBody: {
+        **_SUFFIXES,
         "echo": ((False,), "it belongs to /v1/completions"),
         "suffix": (("",), "it belongs to /v1/completions"),
         "prompt": (("", []), "chat takes `messages`; a prompt goes to /v1/completions"),
     },
     bodies.ResponseBody: {
+        **_SUFFIXES,
         "add_special_tokens": ((False,), "the chat template writes the special tokens"),
         **dict.fromkeys(("beam_width", "catalogue"), ((), _GENERATION)),
         "best_of": ((1,), _GENERATION),
@@ -96,6 +100,10 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         **dict.fromkeys(("continuation_of", "dtype", "layers", "positions"), ((), "it belongs to /v1/hidden_states")),
         "retain": ((False,), "embeddings leave no record"),
     },
+}
+# What an endpoint refuses and yet has names for: who slips in one of them is told, as with a name that it takes.
+_KIN: dict[type[msgspec.Struct], frozenset[str]] = {
+    bodies.ResponseBody: frozenset(bodies.GenerationBody.__struct_fields__)
 }
 # Names that other servers use for something of ours.
 _ALIASES = {
@@ -152,7 +160,7 @@ _MISPLACED = {"response_format.schema": "response_format.json_schema.schema"}
 def read(raw: dict[str, Any], body: type[bodies.Body]) -> tuple[bodies.Body, list[str]]:
     """The typed body, and the names of the fields that were ignored."""
     known = set(body.__struct_fields__)
-    names = known | _REFUSED.keys()
+    names = known | _REFUSED.keys() | _KIN.get(body, frozenset())
     ignored: list[str] = []
     for name, value in raw.items():
         elsewhere = name in _ELSEWHERE.get(body, {})

@@ -105,7 +105,7 @@ SENTENCES = {
 }
 
 _SETTINGS = [field.name for config in (EngineConfig, ServerConfig) for field in dataclasses.fields(config)]
-_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=(?=(\w)?)")
+_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=(?=([^\s,.;)]|\.\S)?)")
 
 
 def param_of(error: EngineError) -> str | None:

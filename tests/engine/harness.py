@@ -15,6 +15,7 @@ from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.states import ExtractedStates
+from bequest.engine.work.desk import Drafter
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, NUM_LAYERS, VOCAB, PagedFakeRunner
 
 EOS = 5
@@ -39,6 +40,7 @@ class Setup:
     extraction: ExtractionLimits = ExtractionLimits()
     encoder_len: int | None = None  # of the longest encoder input; None: a decoder-only model
     encoder_tokens: int = 1 << 30  # of a step
+    drafter: Drafter | None = None
 
 
 @dataclass
@@ -86,7 +88,7 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     )
     engine = AsyncEngine(
         info,
-        make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records),
+        make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records, drafter=setup.drafter),
         runner,
         None,
         pipelined=setup.pipelined,

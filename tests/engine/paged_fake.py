@@ -18,12 +18,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from bequest.engine.types import (
+    NO_DRAFT,
     NO_ROW,
     NO_SLOT,
     BeamCandidates,
     BeamSpec,
     LogprobArrays,
     MaskSource,
+    PromptLogprobSpec,
     RowSpec,
     StepMoves,
     StepPlan,
@@ -36,6 +38,7 @@ from bequest.engine.types.hidden import NOT_TAPPED, StepTaps
 VOCAB = 997
 BEAM_VOCAB = 40  # the first tokens of it: enough for beams to part and meet
 _EMPTY = -7  # a slot nothing was written to
+_NOT_SAMPLED = -3  # what a sample holds that means nothing
 CROSS = 1 << 20  # marks what an encoder wrote: a cross table must read nothing else, and a self table none of it
 
 
@@ -134,6 +137,7 @@ class PagedFakeRunner:
         self.num_tokens = 0
         self.num_states = 0
         self.num_read = self.num_written = 0  # blocks
+        self.scored: list[tuple[tuple[int, ...], int]] = []  # histories, and the tokens behind them
         self.closed = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
         self.hold_from = 0
@@ -186,7 +190,7 @@ class PagedFakeRunner:
             tokens=np.asarray(tokens, np.int32),
             bad_rows=np.asarray(bad, np.bool_),
             logprobs=None if top is None else _fake_logprobs(np.asarray(tokens, np.int32), top),
-            prompt_logprobs=tuple(_fake_logprobs(spec.targets, spec.top) for spec in plan.prompt_logprobs),
+            prompt_logprobs=tuple(self._score(plan, spec) for spec in plan.prompt_logprobs),
             beams=tuple(self._candidates(plan, spec) for spec in plan.beams),
             states=() if plan.taps is None else self._states(plan, plan.taps),
         )
@@ -243,14 +247,18 @@ class PagedFakeRunner:
         destination.reshape(-1, self.block_size)[pairs[:, 1]] = content
 
     def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
-        tokens, bad = [], []
+        tokens: list[int] = []
+        bad: list[bool] = []
         samples = plan.samples
-        assert samples.drafts is None
-        for index, row, position in zip(
-            samples.tokens.tolist(), samples.rows.tolist(), samples.positions.tolist(), strict=True
+        drafts = [NO_DRAFT] * len(samples) if samples.drafts is None else samples.drafts.tolist()
+        for number, (index, row, position) in enumerate(
+            zip(samples.tokens.tolist(), samples.rows.tolist(), samples.positions.tolist(), strict=True)
         ):
-            if row == NO_ROW:  # a beam's
-                tokens.append(0)
+            follows = number > 0 and drafts[number - 1] != NO_DRAFT
+            assert not follows or samples.rows[number - 1] == row, "a draft is followed by its row's next sample"
+            if row == NO_ROW or (follows and tokens[-1] != drafts[number - 1]):
+                # A beam's, or behind a draft that was wrong: nobody may look at it, nor at what follows it.
+                tokens.append(_NOT_SAMPLED)
                 bad.append(False)
                 continue
             history = self._history(plan, index)
@@ -262,6 +270,11 @@ class PagedFakeRunner:
             tokens.append(token)
             bad.append(self.bad_prompt_token is not None and self.bad_prompt_token in history.tolist())
         return tokens, bad
+
+    def _score(self, plan: StepPlan, spec: PromptLogprobSpec) -> LogprobArrays:
+        for number, target in enumerate(spec.targets.tolist()):
+            self.scored.append(((*self._history(plan, spec.first_token + number).tolist(),), target))
+        return _fake_logprobs(spec.targets, spec.top)
 
     def _states(self, plan: StepPlan, taps: StepTaps) -> tuple[np.ndarray, ...]:
         ring = np.full((taps.num_rows, HIDDEN), np.nan, np.float32)

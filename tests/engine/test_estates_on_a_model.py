@@ -10,6 +10,7 @@ import pytest
 
 from bequest.engine.config import EngineConfig
 from bequest.engine.fingerprint import Fingerprint
+from bequest.engine.replay import replay_file
 from bequest.engine.types.encoder import EncoderInput
 from tests.engine.model_estates import check_estates_move
 from tests.engine.test_encoder_decoder_models import save_model
@@ -31,6 +32,14 @@ async def test_estates_move_between_engines(fields: dict[str, object], tiny_mode
 async def test_estates_of_an_encoder_decoder_model(name: str, tmp_path: Path) -> None:
     encoder = EncoderInput.of_tokens(range(20, 53))
     await check_estates_move(config(save_model(name, tmp_path), **ENCODER), encoder)
+
+
+async def test_a_recording_holds_what_came_from_elsewhere(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    await check_estates_move(config(tiny_model("llama"), record=str(path)))
+    for part in (path, tmp_path / "recording.1"):  # of the two engines
+        replayed, whole = replay_file(part)
+        assert whole and replayed.difference is None and replayed.num_compared > 20
 
 
 async def test_estates_of_audio(tmp_path: Path) -> None:

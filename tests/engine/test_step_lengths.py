@@ -135,7 +135,7 @@ def test_the_steps_of_an_engine() -> None:
     while not generation.finished:
         launch = clocked.step()
         assert launch is not None and launch.nature != "extraction"
-        beside += launch.plan.num_tokens - len(launch.plan.sample_rows)
+        beside += launch.plan.num_tokens - len(launch.plan.samples)
     assert beside - 29 <= 6, "their share of fifty tokens"
     assert extracted() == 256
     assert extracted() == 256

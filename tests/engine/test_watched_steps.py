@@ -178,5 +178,5 @@ async def test_an_engine_stops_while_one_is_watched() -> None:
         threading.Timer(0.05, runner.pending[0].let_go.set).start()
         await engine.stop()
         assert runner.closed
-        with pytest.raises(Exception, match="shutting down"):
+        with pytest.raises(Exception, match="The engine stopped"):
             await answer

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from bequest.engine._C import BlockTable
 from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
@@ -475,11 +476,12 @@ class World:
         budget = self.retention.leases.budget
         held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
         assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
-        assert budget.held_on_host == sum(block < 0 for _, block in held)
+        assert budget.held_on_host == sum(is_on_host(block) for _, block in held)
         running = [g.ties.record for g in self.open if g.ties.record is not None]
         assert budget.num_promised == sum(record.lease.charge for record in running)
         assert budget.used <= budget.capacity, "more is leased than there may be"
-        here = {r for r in self.holders() if any(block > 0 for table in r.tables() for block in table.blocks)}
+        tables = {r: [block for table in r.tables() for block in table.blocks] for r in self.holders()}
+        here = {r for r, blocks in tables.items() if not all(map(is_on_host, blocks))}
         assert here == set(self.retention.leases.on_device())
         for record in self.holders():
             assert record.leased or record.pins > 0 or record.group is not None
@@ -505,10 +507,11 @@ class World:
         size = self.shape.block_size
         content: list[int] = []
         for block in table.blocks:
-            if block < 0 and (device := tier.going_out(-block)) is not None:
-                block = device  # until the next step the device has it
-            slots = self.runner.slots if block > 0 else self.runner.host_slots
-            content += slots[abs(block) * size : (abs(block) + 1) * size].tolist()
+            slots = self.runner.slots
+            if is_on_host(block):
+                going = tier.going_out(host_block(block))  # by the next step: until then the device has it
+                slots, block = (self.runner.host_slots, host_block(block)) if going is None else (slots, going)
+            content += slots[block * size : (block + 1) * size].tolist()
         return content
 
 

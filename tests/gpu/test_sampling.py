@@ -15,7 +15,7 @@ from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.scheduling.sampler_rows import row_spec
-from bequest.engine.types import RowSpec, SamplingParams
+from bequest.engine.types import NO_ROW, RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow
 
 pytestmark = pytest.mark.gpu
@@ -297,7 +297,7 @@ def test_skipped_and_closed_rows_and_canaries() -> None:
         False,
         True,
     ]
-    assert sampler.resolve(int32(5, -1, -3, 0)).tolist() == [5, best[3], best[0], 0]
+    assert sampler.resolve(int32(5, 0, 0, 0), int32(NO_ROW, 0, 2, NO_ROW)).tolist() == [5, best[3], best[0], 0]
     sampler.sample(wide[:0, :V], int32(), int32())
 
 

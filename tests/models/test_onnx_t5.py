@@ -135,6 +135,22 @@ def test_every_parameter_is_found(tmp_path: Path) -> None:
     assert opened.config["d_kv"] == 8 and opened.config["num_heads"] == 4 and opened.config["d_ff"] == 48
 
 
+def test_scales_that_are_not_finite_are_no_warning(tmp_path: Path) -> None:
+    """An infinite scale times a code at its zero point: warnings are errors here."""
+    export(tiny_t5(), tmp_path)
+    for part in ("encoder", "decoder"):
+        file = tmp_path / f"{part}.onnx"
+        scales = [array for name, array in OnnxFile(file).tensors.items() if name.endswith("_scale")]
+        data = file.read_bytes()
+        for scale in scales:
+            data = data.replace(scale.tobytes(), np.full_like(scale, np.inf).tobytes())
+        file.write_bytes(data)
+    checkpoint = open_foreign(tmp_path)
+    assert checkpoint is not None
+    values = [checkpoint.source.load(name) for name in checkpoint.source.names()]
+    assert any(value.isnan().any() for value in values)
+
+
 def test_it_loads_as_a_model(tmp_path: Path) -> None:
     export(tiny_t5(), tmp_path)
     loaded = load_model(tmp_path)

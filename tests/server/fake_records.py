@@ -95,7 +95,7 @@ class FakeRecords:
         """What the engine adds to a delivery."""
         record = self._by_id(request.tenant, request.id)
         if record is not None:
-            for choice in delta.choices:
+            for choice in () if request.suffixes else delta.choices:  # what is scored is nobody's
                 record.sampled[choice.index] += choice.token_ids
                 if choice.finish_reason == "stop":
                     record.hidden[choice.index] = self.hidden

@@ -209,6 +209,9 @@ class FakeEngine(FakeRecords):
 
 def pieces_script(request: Request) -> Iterator[Delta]:
     """Choice i says PIECES from its i-th on; each piece counts as one token, whose id is its first byte."""
+    if request.suffixes:
+        yield _scores(request)
+        return
     params = request.params
     texts = [(PIECES[i % 3 :])[: params.max_tokens] for i in range(params.n)]
     prompt = _prompt_logprobs(request) if params.prompt_logprobs is not None else None
@@ -231,6 +234,25 @@ def pieces_script(request: Request) -> Iterator[Delta]:
             prompt_logprobs=prompt if step == 0 else None,
             usage=usage if last else None,
         )
+
+
+def _scores(request: Request) -> Delta:
+    """Each token of a suffix has the log-probability -(its id) / 8, and as many alternatives as are wanted."""
+    wanted = request.params.logprobs or 0
+    choices = tuple(
+        ChoiceDelta(
+            index,
+            bytes(ids).decode("utf-8", "replace"),
+            ids,
+            tuple(TokenLogprob(i, -i / 8, 3, ((65, -0.25), (66, -0.5))[:wanted]) for i in ids),
+            finish_reason="length",
+            stop_reason=None,
+            cumulative_logprob=-sum(ids) / 8,
+        )
+        for index, ids in enumerate(request.suffixes)
+    )
+    num_prompt = len(request.prompt_token_ids) + sum(map(len, request.suffixes))
+    return Delta(request.id, choices, first=True, usage=Usage(num_prompt, 0, cached_tokens=1))
 
 
 def _choice(request: Request, index: int, pieces: tuple[str, ...], last: bool) -> ChoiceDelta:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bequest.engine.types.states import as_float32, convert
+from bequest.engine.types.states import ChoiceStates, StatesPart, as_float32, convert
 from bequest.server.answers import encoding
 from bequest.server.answers.encoding import (
     GAP,
@@ -30,6 +30,17 @@ def states(shape: tuple[int, ...], dtype: Any = "float32") -> Assembled:
     values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     positions = np.arange(shape[1] if len(shape) == 3 else 3)
     return Assembled(tuple(range(shape[0])), positions, dtype, convert(values, "float32", dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_values_that_are_not_finite_are_no_warning(dtype: Any) -> None:
+    """A mean of infinities, and signalling NaNs, of whose cast some chips warn: warnings are errors here."""
+    signalling = np.full((2, 1, 1), 0x7F800001, np.uint32).view(np.float32)
+    infinite = np.array([np.inf, -np.inf], np.float32).reshape(2, 1, 1)
+    part = StatesPart(np.arange(2), np.concatenate([signalling, infinite], axis=2))
+    made = ChoiceStates(0, (0,), np.arange(2), "mean", dtype, 2, (0,), "float32", (part,))
+    assert np.isnan(as_float32(made.assemble(), dtype)).all()
+    assert np.isnan(as_float32(convert(signalling, "float32", dtype), dtype)).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,0 +1,184 @@
+"""Scoring: how likely each of some suffixes is behind one prompt. Nothing is sampled, and all of them share the prompt.
+
+The leader computes the prompt, or inherits it. Each suffix is a candidate, a sequence of its own that forks the
+prompt's blocks and computes the last prompt token and the suffix without its last token:
+
+    leader       [ prompt .................... )
+    candidate                               [ p | s0 | s1 ) s2        p tells of s0, s0 of s1, s1 of s2
+
+So where the prompt is there, all suffixes that fit a step are scored in one. Candidates leave nothing behind; what
+others may continue from is the prompt. One that has to give way begins again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from bequest.engine._C import TokenList
+from bequest.engine.errors import InternalError
+from bequest.engine.state.prompt_logprobs import logprob_of
+from bequest.engine.state.sequence import Applied, Begin, Group, Outcome, Room, Sequence, Status, Wish
+from bequest.engine.state.step import Stretch
+from bequest.engine.types import ChoiceDelta, Request, StepResult, TokenLogprob
+from bequest.engine.work.desk import Desk
+from bequest.engine.work.reading import Reading
+
+
+class Scoring(Reading):
+    def __init__(self, group: Group, desk: Desk) -> None:
+        super().__init__(group, desk)
+        self._suffixes = group.request.suffixes
+        self._waiting = deque(range(len(self._suffixes)))  # numbers of those that have not begun
+        self._scores: list[list[TokenLogprob]] = [[] for _ in self._suffixes]
+        self._num_left = len(self._suffixes)
+        self._is_read = False  # the prompt is computed
+
+    @classmethod
+    def takes(cls, request: Request) -> bool:
+        return bool(request.suffixes)
+
+    @property
+    def leader(self) -> Sequence:
+        return self.group.sequences[0]
+
+    def slots(self, sequence: Sequence) -> int:
+        return int(sequence is self.leader)
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def num_ready(self, sequence: Sequence) -> int:
+        pending = sequence.planned_len - sequence.num_computed
+        if pending == 0 and sequence is self.leader and self._waiting:
+            return 1  # it has suffixes to begin
+        return pending
+
+    def wishes(self, sequence: Sequence, room: Room) -> Iterator[Wish]:
+        if sequence is self.leader:
+            # Before the leader writes: a block that it copies in this step cannot be copied on in the same step.
+            yield from self._begin_candidates(sequence, room)
+        yield from super().wishes(sequence, room)
+
+    def _begin_candidates(self, leader: Sequence, room: Room) -> Iterator[Wish]:
+        """Those that fit, once all that they share was computed by steps before this one."""
+        if leader.num_computed < leader.num_prompt - 1:
+            return
+        while self._waiting and room.budget > 0 and room.chunks_left > 1:
+            candidate = self._candidate(leader, self._waiting.popleft())
+            self.group.sequences.append(candidate)
+            yield Begin(candidate)
+            if candidate.num_computed < leader.num_prompt:
+                return  # it found no room: no other will in this step
+
+    def _candidate(self, leader: Sequence, number: int) -> Sequence:
+        shared = leader.num_prompt - 1
+        table = leader.table.fork()
+        table.truncate(shared)
+        tokens = TokenList((*self.group.request.prompt_token_ids, *self._suffixes[number]))
+        output = leader.output.sibling(number)
+        candidate = Sequence(self.group, number + 1, tokens, table, output, self, shared, Status.RUNNING)
+        candidate.planned_len = len(tokens) - 1  # nothing follows its last token
+        return candidate
+
+    def gives_way(self, sequence: Sequence) -> bool:
+        if sequence is self.leader:
+            return False
+        self._scores[sequence.choice - 1].clear()
+        self._waiting.appendleft(sequence.choice - 1)
+        self._drop(sequence)
+        return True
+
+    def conclude(self, outcome: Outcome, sequence: Sequence, stretch: Stretch, start: int) -> None:
+        end = stretch.begin + stretch.count
+        if sequence is self.leader:
+            if end == sequence.planned_len:
+                outcome.expect(_PromptRead(self))
+            return
+        request, top = self.group.request, self.group.request.params.logprobs or 0
+        targets = np.asarray(sequence.tokens[stretch.begin + 1 : end + 1], np.int32)
+        number = outcome.score(request.id, start, targets, top)
+        outcome.expect(_Scores(self, sequence, number, targets.tolist(), is_last=end == sequence.planned_len))
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def take_scores(self, candidate: Sequence, scores: list[TokenLogprob], is_last: bool, applied: Applied) -> None:
+        self._scores[candidate.choice - 1] += scores
+        if is_last:
+            self._num_left -= 1
+            self._drop(candidate)
+            self._end_if_done(applied)
+
+    def note_read(self, applied: Applied) -> None:
+        self._is_read = True
+        self._end_if_done(applied)
+
+    def _end_if_done(self, applied: Applied) -> None:
+        if self._num_left == 0 and self._is_read and self.leader.status is not Status.FINISHED:
+            self.leader.output.finish("length", None)
+            self._desk.finish(self.leader)
+            applied.moved[self.group] = None
+
+    def _drop(self, candidate: Sequence) -> None:
+        self._desk.leave(candidate)
+        self.group.sequences.remove(candidate)
+
+    def abandon(self) -> None:
+        for candidate in self.group.sequences[1:]:
+            self._drop(candidate)
+
+    # --- its answer ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return super().num_prompt_tokens + sum(map(len, self._suffixes))
+
+    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+        """One choice for each suffix, when all are there."""
+        if self.leader.status is not Status.FINISHED:
+            return ()
+        texts = self.leader.output.texts_of([list(suffix) for suffix in self._suffixes])
+        return tuple(
+            ChoiceDelta(
+                number,
+                text,
+                suffix,
+                tuple(scores),
+                "length",
+                cumulative_logprob=sum(score.logprob for score in scores),
+            )
+            for number, (text, suffix, scores) in enumerate(zip(texts, self._suffixes, self._scores, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptRead:
+    scoring: Scoring
+
+    def apply(self, result: StepResult, applied: Applied) -> None:
+        if not self.scoring.group.closed and self.scoring.group not in applied.failed:
+            self.scoring.note_read(applied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """A step tells log-probabilities of a candidate's tokens."""
+
+    scoring: Scoring
+    candidate: Sequence
+    number: int  # in the result
+    targets: list[int]
+    is_last: bool
+
+    def apply(self, result: StepResult, applied: Applied) -> None:
+        group, arrays = self.scoring.group, result.prompt_logprobs[self.number]
+        if group.closed or group in applied.failed or self.candidate.status is Status.FINISHED:
+            return  # it gave way since, and begins again
+        if np.isnan(arrays.chosen).any():
+            applied.failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
+            return
+        top = group.request.params.logprobs or 0
+        scores = [logprob_of(arrays, i, token, top) for i, token in enumerate(self.targets)]
+        self.scoring.take_scores(self.candidate, scores, self.is_last, applied)

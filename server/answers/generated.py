@@ -1,0 +1,61 @@
+"""The answer to a generation, whole or streamed: what completions and chats have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from bequest.server.answers.generated_states import GeneratedStates, generated_states
+from bequest.server.answers.report import Report, report_of
+from bequest.server.answers.running import Collector, collect
+from bequest.server.answers.streams import open_stream, send_stream
+from bequest.server.answers.usage import usage_object
+from bequest.server.answers.whole import made_response
+from bequest.server.asks.ask import Ask
+from bequest.server.asks.call import Call
+from bequest.server.transport.sse import ChunkFormat
+from bequest.server.wire.bodies import SampledBody
+
+Head = dict[str, Any]
+
+
+class Shape(Protocol):
+    """What the choices of an endpoint look like."""
+
+    def chunks(self, head: Head, index: int, report: Report) -> ChunkFormat:
+        """The events of the request with this index; `head` is what each of them begins with."""
+
+    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]]:
+        """Of a whole answer."""
+
+    def extras(self, results: Sequence[Collector]) -> dict[str, Any]:
+        """What stands beside them."""
+
+
+async def answered(call: Call[SampledBody], ask: Ask, head: Head, shape: Shape) -> web.StreamResponse:
+    """Runs what is asked for and sends what comes of it."""
+    states = generated_states(call.context, ask)
+    if call.body.stream:
+        return await _streamed(call, ask, head, shape, states)
+    results = await collect(call.context.engine, ask.requests)
+
+    def answer() -> dict[str, Any]:
+        # Only a single prompt may have a parent or a lease.
+        report, delivery = report_of(ask), results[0].delivery
+        usage = usage_object([result.usage for result in results if result.usage is not None])
+        beside = {**shape.extras(results), **report.continuation(delivery), **report.retained(delivery)}
+        return {**head, "choices": shape.choices(results), "usage": usage, **beside}
+
+    if states is not None:
+        return await states.send_whole(call.http, answer(), [result.delivery for result in results], call.headers)
+    return await made_response(call.context, results, answer, call.headers)
+
+
+async def _streamed(
+    call: Call[SampledBody], ask: Ask, head: Head, shape: Shape, states: GeneratedStates | None
+) -> web.StreamResponse:
+    stream, chunk_head, report = open_stream(call.context, call.body, head, report_of(ask), states)
+    sources = [stream.add_source(shape.chunks(chunk_head, index, report)) for index in range(len(ask.requests))]
+    return await send_stream(call.context.engine, call.http, ask.requests, sources, stream, call.headers)

@@ -1,0 +1,143 @@
+"""Conversations → tokens, through a chat template: the model's own, or one that the client brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bequest.engine.errors import EngineError
+from bequest.engine.text import ChatTemplate
+from bequest.server.asks.extension import Conversation
+from bequest.server.asks.messages import conversation, text_length
+from bequest.server.asks.prompt import Truncation
+from bequest.server.asks.prompts import check_length
+from bequest.server.asks.tools import Tools
+from bequest.server.context import Context
+from bequest.server.interfaces import ChatTemplateLike
+from bequest.server.transport.work import INLINE_CHARS, off_loop
+from bequest.server.wire.errors import ApiError, from_engine, invalid
+
+MESSAGE_CHARS = 20  # that reading a message takes as long as
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSource:
+    """What a body says of its conversation."""
+
+    given: list[dict[str, Any]] | None
+    field: str = "messages"  # where it is given
+    template: str | None = None  # the client's own; None: the model's
+    template_kwargs: Mapping[str, Any] | None = None
+    opens: bool | None = None  # `add_generation_prompt`; None: unless the last message goes on
+    continues: bool = False  # `continue_final_message`
+    tools: Tools | None = None  # None: nothing is said of them
+    special: bool = False  # whether the tokenizer adds its special tokens: the template writes its own
+    truncation: Truncation = Truncation()
+    only_counts: bool = False  # tokens are counted, for whatever model: it need not converse, nor must they fit
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateUse:
+    """How messages become text: a template, and what the client said about its use."""
+
+    template: ChatTemplateLike
+    source: str | None  # the client's own template
+    kwargs: Mapping[str, Any]
+    opened: bool  # the answer's turn is opened after the last message
+    continued: bool  # the last message is the beginning of the answer
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        text = self.template.render(
+            messages,
+            add_generation_prompt=self.opened,
+            continue_final_message=self.continued,
+            tools=self.tools,
+            template=self.source,
+            **self.kwargs,
+        )
+        return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
+
+
+def template_use(
+    context: Context, source: ChatSource, last_role: str, before: Conversation | None = None
+) -> TemplateUse:
+    """How the messages are to be rendered, the last of which is `last_role`'s. A conversation that goes on is rendered
+    as it was `before`, unless the client says otherwise."""
+    if not source.only_counts:
+        check_converses(context, "messages")
+    written, kwargs = source.template, template_kwargs(source.template_kwargs)
+    tools: Sequence[Mapping[str, Any]] | None = None if source.tools is None else source.tools.for_template()
+    if before is not None:
+        tools = before.tools if source.tools is None else tools
+        written, kwargs = written or before.template, {**before.template_kwargs, **kwargs}
+    template = context.text.chat_template
+    if template is None:
+        if written is None:
+            raise _no_template()
+        template = ChatTemplate("")
+    opened = not source.continues if source.opens is None else source.opens
+    _check_last(source.continues, opened, last_role)
+    return TemplateUse(template, written, kwargs, opened, source.continues, tools)
+
+
+def _check_last(continued: bool, opened: bool, last_role: str) -> None:
+    if continued and opened:
+        raise invalid(
+            "`continue_final_message` and `add_generation_prompt` exclude each other: the last message is either "
+            "continued or followed by a new one.",
+            "continue_final_message",
+        )
+    if continued and last_role != "assistant":
+        raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
+
+
+def _no_template() -> ApiError:
+    message = "this model has no chat template: send chat_template with the request, or use /v1/completions"
+    return invalid(message, "messages")
+
+
+def check_converses(context: Context, param: str) -> None:
+    """Refuses a conversation, in the field `param`, with a model that reads one input."""
+    encoder = context.engine.info.encoder
+    if encoder is not None:
+        audio = encoder.takes == "audio"
+        where = "a recording to /v1/audio/transcriptions" if audio else "its input as `prompt` to /v1/completions"
+        raise invalid(f"`{param}` cannot be used with an encoder-decoder model: send {where}.", param)
+
+
+async def rendered_chat(context: Context, source: ChatSource) -> tuple[Conversation, list[int]]:
+    """The messages through the chat template, and their tokens."""
+    given = source.given
+    messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
+    use = template_use(context, source, messages[-1]["role"])
+
+    def work() -> tuple[Conversation, list[int]]:
+        rendered = use.render(messages)
+        if not source.only_counts and source.truncation.keep is None:
+            check_length(context, rendered.prompt_text)
+        return rendered, context.text.tokenizer.encode(rendered.prompt_text, source.special)
+
+    return await off_loop_rendering(context, use, messages, work)
+
+
+async def off_loop_rendering(
+    context: Context, use: TemplateUse, messages: Sequence[Mapping[str, Any]], work: Callable[[], _Result]
+) -> _Result:
+    """Runs `work`, which renders `messages`. A template of the client's may loop for long, however short they are."""
+    chars = INLINE_CHARS + 1 if use.source else text_length(messages)
+    try:
+        return await off_loop(context, chars, work)
+    except EngineError as error:
+        raise from_engine(error) from error
+
+
+def template_kwargs(kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Extra variables for the template; those that have fields of their own are not set this way."""
+    own = {"messages", "tools", "template", "add_generation_prompt", "continue_final_message", "self"}
+    for name in kwargs or {}:
+        if name in own:
+            raise invalid(f"`chat_template_kwargs` must not set `{name}`.", f"chat_template_kwargs.{name}")
+    return kwargs or {}

@@ -1,0 +1,207 @@
+"""The terms of inheritance: what the `continuation_*` fields mean. Which parent, and how much of it.
+
+A continuation's prompt is the first `at` tokens of a choice of its parent, as they are, and the tokens of a suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bequest.engine.errors import ParentFailed, ParentNotFound
+from bequest.engine.types import Lineage, Parent, ParentChoice
+from bequest.server.asks.extension import Conversation
+from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.prompt_forms import read_forms
+from bequest.server.asks.prompts import TextSource
+from bequest.server.asks.terms import Terms
+from bequest.server.context import Context
+from bequest.server.wire.bodies import ChatBody, CompletionBody, HiddenStatesBody
+from bequest.server.wire.errors import ApiError, from_engine, invalid
+from bequest.server.wire.names import part_id
+from bequest.server.wire.reading import shorten
+
+_PLACES = ("end", "last", "now")
+_LONGEST_REFERENCE = 200  # of an id or a name, far above what can be one
+# Fields that speak of the whole prompt, which a continuation does not send.
+_WHOLE_PROMPT = ("echo", "prompt_logprobs", "suffix", "truncate_prompt_tokens")
+_SUFFIX = ("continuation_suffix", "continuation_token_ids")
+_Continuing = CompletionBody | ChatBody | HiddenStatesBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inheriting:
+    """Of a request that continues a parent."""
+
+    reference: str  # the parent, as the client names it
+    place: int | str | None  # `continuation_at`
+    choice: int
+    suffix: str | list[int]  # what comes next, unless it is messages
+    suffix_field: str  # where that is given
+    falls_back: bool  # there is a whole prompt for the case that the parent is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The beginning of a prompt: the first `at` tokens of a choice of `parent`."""
+
+    reference: str  # the parent, as the client named it
+    parent: Parent
+    index: int
+    choice: ParentChoice  # of this index
+    at: int
+    branch: bool  # at a token the client chose, rather than where the answer ended
+
+    @property
+    def answer_at(self) -> int:
+        """Tokens before the parent's answer, which may have begun in the prompt of a parent of its own."""
+        origin = self.parent.origin
+        started = origin.answer_at if isinstance(origin, Conversation) else None
+        return self.choice.num_prompt if started is None else started
+
+    def prompt(self, at: int, suffix_ids: Sequence[int], origin: object) -> Prompt:
+        """REQUIRES: at ≤ self.at"""
+        return Prompt(
+            (*self.choice.token_ids[:at], *suffix_ids),
+            lineage=Lineage(self.parent.id, self.index, at),
+            cache_salt=self.parent.cache_salt,
+            origin=origin,
+            encoder=self.parent.encoder,
+        )
+
+
+def text_inheriting(body: CompletionBody | HiddenStatesBody, source: TextSource) -> Inheriting | None:
+    """Of a request whose prompt is text or tokens: behind a parent it is what comes next."""
+    if not _continues(body):
+        return None
+    prompt = _single_prompt(source)
+    return _inheriting(body, {source.field: prompt} if prompt else {}, source.field)
+
+
+def chat_inheriting(body: ChatBody) -> Inheriting | None:
+    if not _continues(body):
+        return None
+    if not body.messages:
+        return _inheriting(body, {}, "messages")
+    for name in _SUFFIX:
+        if getattr(body, name):
+            raise _two_follow(name, "messages")
+    return _inheriting(body, {}, "messages")
+
+
+def _inheriting(body: _Continuing, prompt: dict[str, str | list[int]], field: str) -> Inheriting:
+    given = {name: value for name in _SUFFIX if (value := getattr(body, name))} | prompt
+    if len(given) > 1:
+        raise _two_follow(*list(given)[:2])
+    suffix_field, suffix = next(iter(given.items()), (field, ""))
+    assert body.continuation_of is not None
+    return Inheriting(
+        reference=body.continuation_of,
+        place=body.continuation_at,
+        choice=body.continuation_choice or 0,
+        suffix=suffix,
+        suffix_field=suffix_field,
+        falls_back=bool(body.continuation_fallback),
+    )
+
+
+def _two_follow(one: str, other: str) -> ApiError:
+    return invalid(f"`{one}` and `{other}` both say what comes next: send one of them.", one)
+
+
+def _continues(body: _Continuing) -> bool:
+    """Whether the body continues from a parent, once its fields are known to agree with that."""
+    if body.continuation_of is None:
+        for name in (*_SUFFIX, "continuation_fallback", "continuation_choice"):
+            if getattr(body, name):
+                raise invalid(f"`{name}` needs `continuation_of`: the id or request_id of a parent.", name)
+        if body.continuation_at not in (None, "end"):
+            raise invalid("`continuation_at` needs `continuation_of`: a place in a parent.", "continuation_at")
+        return False
+    if not 0 < len(body.continuation_of) <= _LONGEST_REFERENCE:
+        fault = "it is too long" if body.continuation_of else "it is empty"
+        message = f"`continuation_of` must be the id of an answer, or a request_id: {fault}."
+        raise invalid(message, "continuation_of")
+    for name in _WHOLE_PROMPT:
+        value = getattr(body, name, None)
+        if value is not None and value is not False and value != "":
+            raise invalid(f"`{name}` cannot be used with `continuation_of`, which sends no whole prompt.", name)
+    if isinstance(body.continuation_at, str) and body.continuation_at not in _PLACES:
+        raise invalid(
+            f'`continuation_at` must be "end", "last", "now" or a number of tokens, not '
+            f"{shorten(repr(body.continuation_at))}.",
+            "continuation_at",
+        )
+    return True
+
+
+def _single_prompt(source: TextSource) -> str | list[int]:
+    """A prompt as a suffix: a string or a list of token ids, or a list of one of them."""
+    prompt, name = source.given, source.field
+    if not prompt:
+        return ""
+    if not isinstance(prompt, str | dict) and len(prompt) > 1 and not all(isinstance(item, int) for item in prompt):
+        raise invalid(f"`{name}` must be one string or one list of token ids where it continues a parent.", name)
+    [form] = read_forms(prompt, name)
+    if form.is_pair:
+        raise invalid(
+            f"`{name}` must be one string or one list of token ids where it continues a parent, whose encoder input "
+            "it inherits.",
+            f"{name}.encoder_prompt",
+        )
+    return form.prompt.given
+
+
+async def cut(context: Context, terms: Terms, wanted: Inheriting) -> Cut | None:
+    """Finds the parent, waiting for its end where that is asked for. None: it is gone, and there is a fallback."""
+    reference, place, index = wanted.reference, wanted.place, wanted.choice
+    try:
+        parent = await _parent(context, terms, reference, place)
+    except (ParentNotFound, ParentFailed) as error:
+        if wanted.falls_back:
+            return None
+        raise from_engine(error, "continuation_of") from error
+    if terms.cache_salt and terms.cache_salt != parent.cache_salt:
+        message = "`cache_salt` must be the parent's own, whose cache this request inherits; leave it out."
+        raise ApiError(400, "continuation_mismatch", message, param="cache_salt")
+    if index >= (n := len(parent.choices)):  # those of a list's later prompts are requests of their own
+        with suppress(ParentNotFound, ParentFailed):
+            parent = await _parent(context, terms, part_id(parent.id, index // n), place)
+            index %= n
+    if not 0 <= index < len(parent.choices):
+        raise ApiError(
+            400,
+            "continuation_choice_out_of_range",
+            f"`continuation_choice` is {shorten(str(index))}, but the parent '{reference}' has {len(parent.choices)} "
+            "choice(s), counted from 0.",
+            param="continuation_choice",
+            details={"choices": len(parent.choices)},
+        )
+    choice = parent.choices[index]
+    at = _place(parent, choice, place, reference)
+    return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
+
+
+async def _parent(context: Context, terms: Terms, reference: str, place: int | str | None) -> Parent:
+    if place in (None, "end", "last"):
+        return await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
+    return context.engine.parent(terms.tenant, reference)
+
+
+def _place(parent: Parent, choice: ParentChoice, place: int | str | None, reference: str) -> int:
+    """How many tokens of the choice are meant. `now` in a parent that has ended is its end."""
+    length = len(choice.token_ids)
+    if isinstance(place, int):
+        if not 0 < place <= length:
+            so_far = " so far" if parent.running else ""
+            raise ApiError(
+                400,
+                "continuation_index_out_of_range",
+                f"`continuation_at` is {shorten(str(place))}, but must be from 1 to {length}: the parent '{reference}' "
+                f"has {length} tokens{so_far}, its prompt included.",
+                param="continuation_at",
+                details={"parent_tokens": length},
+            )
+        return place
+    return length if place == "last" or (place == "now" and parent.running) else choice.shown_len

@@ -1,0 +1,71 @@
+"""How long an answer may become, and how long a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bequest.engine.errors import ContextLengthExceeded
+from bequest.server.wire.bodies import GenerationBody
+from bequest.server.wire.errors import invalid
+
+_MOST_TOKENS = 2**31  # far beyond any window; larger numbers need not be told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """What the client asked for, in the field of that name, or what its endpoint takes instead."""
+
+    asked: int | None
+    field: str = "max_tokens"
+    least: int = 0  # `min_tokens`
+    default: int | None = None  # None: all the room there is
+
+    @property
+    def open_ended(self) -> bool:
+        return self.asked is None and self.default is None
+
+    def within(self, prompt_len: int, max_model_len: int, shortest: int) -> int:
+        """The most tokens behind a prompt. An answer that is not told how long to be has `shortest` tokens at least."""
+        room = max_model_len - prompt_len
+        if self.asked is None:
+            needed, limit = shortest, room if self.default is None else min(self.default, room)
+        else:
+            needed = limit = self.asked
+        if needed > room:
+            raise context_exceeded(max_model_len, prompt_len, needed)
+        if not 0 <= self.least <= limit:
+            raise invalid(f"`min_tokens` must be from 0 to `max_tokens` ({limit}), not {self.least}.", "min_tokens")
+        return limit
+
+
+def generation_length(body: GenerationBody, default: int | None) -> Length:
+    """Of completions and chat. Of the two names for it the younger one wins."""
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return length_of(asked, field, body.min_tokens, default)
+
+
+def length_of(asked: int | None, field: str, least: int | None, default: int | None) -> Length:
+    if asked is not None and asked < 0:
+        raise invalid(f"`{field}` must be at least 0, not {asked}; leave it out for the default.", field)
+    return Length(None if asked is None else min(asked, _MOST_TOKENS), field, least or 0, default)
+
+
+def context_exceeded(max_model_len: int, prompt_len: int, completion: int) -> ContextLengthExceeded:
+    """As the engine would say it, but before it is asked."""
+    return ContextLengthExceeded(
+        "The prompt is too long.",
+        reason="context_length",
+        details={"max_model_len": max_model_len, "prompt_tokens": prompt_len, "max_tokens": completion},
+        total=prompt_len + completion,
+    )
+
+
+def check_prompt_len(prompt_len: int, keys: int | None) -> None:
+    """The key's own limit, told as the model's is."""
+    if keys is not None and prompt_len > keys:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {keys} prompt tokens with this key; the prompt is too long: "
+            f"{prompt_len} tokens.",
+            details={"max_prompt_tokens": keys, "prompt_tokens": prompt_len},
+        )

@@ -1,0 +1,149 @@
+"""What completions and chats ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from bequest.engine.constraints.grammar import Grammar
+from bequest.engine.types import OutputMode
+from bequest.server.asks.ask import Ask, ask_of, check_stream_options
+from bequest.server.asks.call import Call
+from bequest.server.asks.chats import ChatSource
+from bequest.server.asks.constraints import check_alone, constraint_of
+from bequest.server.asks.continued import chat_prompt, text_prompts
+from bequest.server.asks.inheriting import chat_inheriting, text_inheriting
+from bequest.server.asks.lengths import Length, generation_length
+from bequest.server.asks.prompt import Prompt, Truncation
+from bequest.server.asks.prompts import TextSource
+from bequest.server.asks.sampling import Chosen, Sampling, check_logprobs, chosen_by, default_tokens
+from bequest.server.asks.terms import Terms, record_terms
+from bequest.server.asks.tool_use import Calls
+from bequest.server.asks.wish import StatesWish, completion_states
+from bequest.server.stores.catalogues import StoredCatalogue
+from bequest.server.stores.grammars import Constraint
+from bequest.server.transport.opening import in_time
+from bequest.server.transport.sse import Done
+from bequest.server.wire.bodies import ChatBody, CompletionBody, GenerationBody, SampledBody
+from bequest.server.wire.errors import invalid
+
+COMPLETION_DEFAULT_TOKENS = 16
+_Result = TypeVar("_Result")
+
+
+async def completion_ask(call: Call[CompletionBody]) -> Ask:
+    body = call.body
+    check_stream_options(body)
+    catalogue = _catalogue(call)
+    logprobs = check_logprobs(body.logprobs, "logprobs")
+    chosen = chosen_by(
+        call.context,
+        body,
+        logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(body, logprobs if body.echo else None),
+        catalogue=catalogue,
+    )
+    grammar = await _grammar(call, constraint_of(body))
+    length = generation_length(body, default_tokens(catalogue, COMPLETION_DEFAULT_TOKENS))
+    sampling = _sampling(body, chosen, length, grammar, copies=chosen["n"])
+    terms, wish = _admitted(call, length)
+    prompts = await _in_time(call, _text_prompts(call, terms, length))
+    return ask_of(call.context, call.id, prompts, sampling, terms, wish, _output(body))
+
+
+async def chat_ask(call: Call[ChatBody], calls: Calls) -> Ask:
+    """`calls` are those that its answers may hold."""
+    body = call.body
+    check_stream_options(body)
+    catalogue = _catalogue(call)
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
+    chosen = chosen_by(
+        call.context,
+        body,
+        logprobs=check_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None,
+        prompt_logprobs=_prompt_logprobs(body, None),
+        catalogue=catalogue,
+        shows_special=calls.shows_special,
+    )
+    grammar = await _grammar(call, calls.constraint(constraint_of(body)))
+    length = generation_length(body, default_tokens(catalogue, None))
+    sampling = _sampling(body, chosen, length, grammar, copies=1)
+    terms, wish = _admitted(call, length)
+    prompt = await _in_time(call, _chat_prompt(call, calls, terms, length))
+    return ask_of(call.context, call.id, [prompt], sampling, terms, wish, _output(body))
+
+
+def _catalogue(call: Call[GenerationBody]) -> StoredCatalogue | None:
+    return call.context.catalogues.named(call.tenant, call.body.catalogue)
+
+
+async def _grammar(call: Call[GenerationBody], constraint: Constraint | None) -> Grammar | None:
+    if constraint is None:
+        return None
+    check_alone(call.body, constraint.param)
+    return await call.context.grammars.compiled(constraint)
+
+
+def _prompt_logprobs(body: GenerationBody, echoed: int | None) -> int | None:
+    """`echo` with `logprobs` shows the prompt's log-probabilities too."""
+    asked = check_logprobs(body.prompt_logprobs, "prompt_logprobs")
+    return max((count for count in (asked, echoed) if count is not None), default=None)
+
+
+def _sampling(body: GenerationBody, chosen: Chosen, length: Length, grammar: Grammar | None, copies: int) -> Sampling:
+    field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    return Sampling(chosen=chosen, length=length, grammar=grammar, prompt_copies=copies, prompt_field=field)
+
+
+def _admitted(call: Call[GenerationBody], length: Length) -> tuple[Terms, StatesWish | None]:
+    """Raises QueueFull before anything is tokenised in vain."""
+    terms = record_terms(call, length.open_ended)
+    wish = completion_states(call.body.return_hidden_states, call.context.engine.info)
+    if wish is None:
+        call.context.engine.check_room(terms.tenant)
+    return terms, wish
+
+
+async def _text_prompts(call: Call[CompletionBody], terms: Terms, length: Length) -> list[Prompt]:
+    body = call.body
+    source = TextSource(
+        given=body.prompt,
+        special=body.add_special_tokens,
+        truncation=_truncation(body, length),
+        after=body.suffix or "",
+        echo=body.echo,
+    )
+    wanted = text_inheriting(body, source)
+    return await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)
+
+
+async def _chat_prompt(call: Call[ChatBody], calls: Calls, terms: Terms, length: Length) -> Prompt:
+    body = call.body
+    source = ChatSource(
+        given=body.messages,
+        template=body.chat_template,
+        template_kwargs=body.chat_template_kwargs,
+        opens=body.add_generation_prompt,
+        continues=body.continue_final_message,
+        tools=None if body.tools is None else calls.tools,
+        special=bool(body.add_special_tokens),
+        truncation=_truncation(body, length),
+    )
+    return await chat_prompt(call.context, terms, source, chat_inheriting(body), body.continuation_fallback)
+
+
+def _truncation(body: GenerationBody, length: Length) -> Truncation:
+    return Truncation(body.truncate_prompt_tokens, 1 if length.asked is None else length.asked)
+
+
+async def _in_time(call: Call[GenerationBody], finding: Awaitable[_Result]) -> _Result:
+    """A stream whose parent still runs is kept open meanwhile."""
+    if not call.body.stream or not call.body.continuation_of:
+        return await finding
+    interval = call.context.config.sse_keep_alive_interval
+    return await in_time(call.http, interval, call.headers, Done.failed, finding)
+
+
+def _output(body: SampledBody) -> OutputMode:
+    return OutputMode.DELTA if body.stream else OutputMode.FINAL

@@ -1,0 +1,53 @@
+"""What a response asks for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bequest.engine.types import OutputMode
+from bequest.server.asks.ask import Ask, ask_of, check_stream_options
+from bequest.server.asks.call import Call
+from bequest.server.asks.lengths import Length, length_of
+from bequest.server.asks.sampling import Sampling, chosen_by
+from bequest.server.asks.terms import record_terms
+from bequest.server.asks.tool_use import Calls
+from bequest.server.responses import document
+from bequest.server.responses.body import logprobs_of, response_constraint
+from bequest.server.responses.events import failed_at_once
+from bequest.server.responses.prompt import ResponsePrompt, response_prompt
+from bequest.server.transport.opening import in_time
+from bequest.server.wire.bodies import ResponseBody
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAsk:
+    ask: Ask
+    prompt: ResponsePrompt  # of the ask, with what has to be stored of it
+    head: dict[str, Any]  # the object as it stands before anything is known of the answer
+
+
+async def response_ask(call: Call[ResponseBody], calls: Calls) -> ResponseAsk:
+    """`calls` are those that the answer may hold."""
+    context, body = call.context, call.body
+    check_stream_options(body)
+    chosen = chosen_by(context, body, logprobs=logprobs_of(body), shows_special=calls.shows_special)
+    constraint = calls.constraint(response_constraint(body))
+    grammar = None if constraint is None else await context.grammars.compiled(constraint)
+    sampling = Sampling(chosen=chosen, length=response_length(body), grammar=grammar)
+    terms = record_terms(call, sampling.length.open_ended)
+    head = document.in_progress(body, call.id, int(time.time()), call.model, chosen, calls.tools)
+    context.engine.check_room(terms.tenant)
+    finding = response_prompt(context, terms.tenant, body, calls.tools, terms.deadline)
+    if body.stream and body.previous_response_id:
+        interval = context.config.sse_keep_alive_interval
+        finding = in_time(call.http, interval, call.headers, partial(failed_at_once, head), finding)
+    prompt = await finding
+    output = OutputMode.DELTA if body.stream else OutputMode.FINAL
+    return ResponseAsk(ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output), prompt, head)
+
+
+def response_length(body: ResponseBody) -> Length:
+    return length_of(body.max_output_tokens, "max_output_tokens", body.min_tokens, None)

@@ -1,0 +1,73 @@
+"""The folders of server/ lie in layers: each imports what lies below it, and nothing imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SERVER = Path(__file__).parents[2] / "server"
+PREFIX = "bequest.server."
+# From the ground up; families of endpoints lie side by side, and `about` may describe the others.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("wire", "interfaces"),
+    ("access",),
+    ("operation",),
+    ("stores",),
+    ("context",),
+    ("transport",),
+    ("asks",),
+    ("answers",),
+    ("generation", "states", "responses", "audio", "keeping"),
+    ("about",),
+    ("middleware",),
+    ("app",),
+    ("process",),
+    ("__main__",),
+)
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """(module, module it imports), by their names inside the package; what is imported for types counts too."""
+    for path in SERVER.rglob("*.py"):
+        module = ".".join(path.relative_to(SERVER).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(PREFIX):
+                for alias in node.names:
+                    yield module, f"{node.module}.{alias.name}".removeprefix(PREFIX)
+
+
+def test_every_folder_has_its_layer() -> None:
+    folders = {path.name for path in SERVER.iterdir() if (path / "__init__.py").exists()}
+    files = {path.stem for path in SERVER.glob("*.py")} - {"__init__"}
+    assert folders | files == set(LEVELS)
+
+
+def test_each_imports_what_lies_below() -> None:
+    wrong = {
+        f"{module} imports {name}"
+        for module, name in imports()
+        if (mine := module.split(".")[0]) != (other := name.split(".")[0]) and LEVELS[mine] <= LEVELS[other]
+    }
+    assert not wrong
+
+
+def test_no_files_import_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, name in imports():
+        target = name if (SERVER / f"{name.replace('.', '/')}.py").exists() else name.rpartition(".")[0]
+        graph.setdefault(module, set()).add(target)
+    while leaves := {module for module in graph if not graph[module] & graph.keys()}:
+        graph = {module: names for module, names in graph.items() if module not in leaves}
+    assert not graph
+
+
+@pytest.mark.parametrize("path", sorted(SERVER.rglob("*.py")), ids=lambda path: str(path.relative_to(SERVER)))
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 500
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert not [f.name for f in functions if (f.end_lineno or 0) - f.lineno >= 60]
