@@ -33,7 +33,7 @@ from benchmarks.model_shapes import SHAPES, write_model
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.types import Delta, Lineage, OutputMode, Request, Retain, SamplingParams
+from bequest.engine.types import Delta, Lineage, OutputMode, Request, Retain, SamplingParams, Terms
 from bequest.engine.types.hidden import HiddenStatesParams
 
 PARENT_TOKENS = 700
@@ -84,13 +84,13 @@ async def of_a_parent(engine: AsyncEngine, draw: random.Random, rounds: int) -> 
     for _ in range(rounds):
         params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
         prompt = some_tokens(draw, engine.info.vocab_size, PARENT_TOKENS - 10)
-        parent = request(prompt, params, retain=Retain(600))
+        parent = request(prompt, params, terms=Terms(retain=Retain(600)))
         tokens = list(prompt)
         async for delta in engine.generate(parent):
             tokens += delta.choices[0].token_ids
         assert len(tokens) == PARENT_TOKENS
-        lineage = Lineage(parent.id, 0, PARENT_TOKENS)
-        asked = request(tokens, EXTRACT, hidden_states=last, lineage=lineage, cache_salt=parent.cache_salt)
+        terms = Terms(lineage=Lineage(parent.id, 0, PARENT_TOKENS))
+        asked = request(tokens, EXTRACT, hidden_states=last, terms=terms, cache_salt=parent.cache_salt)
         times = await run(engine, asked)
         inherited.append(times.total)
         assert times.last.hidden_states is not None
@@ -160,7 +160,7 @@ async def beside_generations(engine: AsyncEngine, draw: random.Random, rounds: i
         nonlocal extracted
         while True:
             tokens = some_tokens(draw, engine.info.vocab_size, 256)
-            await run(engine, request(tokens, EXTRACT, hidden_states=everything, keep_record=False))
+            await run(engine, request(tokens, EXTRACT, hidden_states=everything, terms=Terms(keep_record=False)))
             extracted += len(tokens)
 
     for _ in range(rounds):

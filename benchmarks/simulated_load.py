@@ -24,7 +24,7 @@ from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.results import Samples
 from bequest.engine.state.launch import Launch
-from bequest.engine.types import Request, SamplingParams, StepResult
+from bequest.engine.types import Request, SamplingParams, StepResult, Terms
 
 DEPTH = 2
 PROMPT, OUTPUT = (16, 120), (16, 80)  # tokens; from, to
@@ -125,7 +125,7 @@ class Simulation:
                 figures.refused += 1
                 continue
             params = SamplingParams(max_tokens=answer, temperature=0)
-            request = Request(f"r{number}", tenant, prompt, params, keep_record=False)
+            request = Request(f"r{number}", tenant, prompt, params, terms=Terms(keep_record=False))
             group = self._scheduler.new_group(request, lambda _: None, seed=0, arrival_number=number, now=self.now)
             self._scheduler.retention.open(group)
             self._scheduler.add(group, ChoiceOutput(request, 0, None))

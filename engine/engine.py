@@ -379,7 +379,7 @@ class AsyncEngine:
             usage,
             inheritance=group.ties.inheritance if first else None,
             retained=settlement.retained,
-            retention_lost=settlement.lost if group.request.retain is not None else None,
+            retention_lost=settlement.lost if group.request.terms.retain is not None else None,
             hidden_states=states,
         )
         self._send(group, delta)

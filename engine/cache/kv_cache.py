@@ -278,7 +278,7 @@ class KvCache:
 
     def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
         """What a continuation's client is told. Without a token of its parent it is a prompt like any other."""
-        lineage = sequence.group.request.lineage
+        lineage = sequence.group.request.terms.lineage
         if lineage is None:
             return None
         return Inheritance(
@@ -298,7 +298,7 @@ class KvCache:
         placement.release_lender()
         placement.computed = whole
         placement.missing = self._missing(placement.table, whole, sequence.work.goal_len(sequence))
-        if sequence.group.request.lineage is not None:
+        if sequence.group.request.terms.lineage is not None:
             placement.source = "recompute"
         return True
 
@@ -309,7 +309,7 @@ class KvCache:
 
     def _inherit(self, sequence: Sequence) -> Placement | None:
         """What its parent still has."""
-        parent, lineage = sequence.group.ties.parent, sequence.group.request.lineage
+        parent, lineage = sequence.group.ties.parent, sequence.group.request.terms.lineage
         held = None if parent is None or lineage is None else parent.choice(lineage.choice)
         if lineage is None or held is None:
             return None
@@ -356,7 +356,7 @@ class KvCache:
 
     def _expected(self, sequence: Sequence) -> int:
         """Tokens that a child inherits when nothing was lost; 0 for anybody else."""
-        lineage, parent = sequence.group.request.lineage, sequence.group.ties.parent
+        lineage, parent = sequence.group.request.terms.lineage, sequence.group.ties.parent
         if lineage is None:
             return 0
         most = min(lineage.at, sequence.work.most_inherited(sequence))

@@ -262,13 +262,13 @@ class Leases:
         return own + self._cross.num_blocks(group.request.encoder)
 
     def _shared_blocks(self, request: Request, creditor: Record | None) -> int:
-        if creditor is None or request.lineage is None or not creditor.leased:
+        if creditor is None or request.terms.lineage is None or not creditor.leased:
             return 0
-        held = creditor.choice(request.lineage.choice)
+        held = creditor.choice(request.terms.lineage.choice)
         if held is None:
             return 0
         alike = held.tokens.common_prefix(TokenList(request.prompt_token_ids))
-        most = min(request.lineage.at, held.computed, len(request.prompt_token_ids) - 1, alike)
+        most = min(request.terms.lineage.at, held.computed, len(request.prompt_token_ids) - 1, alike)
         return most // self._pool.block_size
 
     def _shared_cross(self, record: Record, creditor: Record | None) -> int:

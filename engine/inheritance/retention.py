@@ -93,14 +93,14 @@ class Retention:
         Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed.
         """
         request = group.request
-        parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
-        if request.keep_record and group.kind.keeps_record:
-            self._check_name(request.tenant, request.name)
+        parent = None if request.terms.lineage is None else self.get(request.tenant, request.terms.lineage.parent)
+        if request.terms.keep_record and group.kind.keeps_record:
+            self._check_name(request.tenant, request.terms.name)
             record = Record(self._identify(group), group)
-            if request.retain is not None:
-                if request.retain.open_ended:
+            if request.terms.retain is not None:
+                if request.terms.retain.open_ended:
                     group.ties.charged_output = OPEN_ENDED_TOKENS
-                self.leases.promise(record, group, request.retain.ttl, parent)
+                self.leases.promise(record, group, request.terms.retain.ttl, parent)
             group.ties.record = record
             self._list(record)
         if parent is not None:
@@ -220,12 +220,12 @@ class Retention:
         return Identity(
             id=request.id,
             tenant=request.tenant,
-            name=request.name,
+            name=request.terms.name,
             salt=group.salt,
             cache_salt=request.cache_salt,
             created_at=self.wall(),
-            origin=request.origin,
-            lineage=request.lineage,
+            origin=request.terms.origin,
+            lineage=request.terms.lineage,
             num_choices=request.params.n,
             encoder=request.encoder,
         )
@@ -233,7 +233,7 @@ class Retention:
     def _give_parent_more(self, sequence: Sequence) -> None:
         """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
         whoever continues from there does not compute it again."""
-        group, lineage = sequence.group, sequence.group.request.lineage
+        group, lineage = sequence.group, sequence.group.request.terms.lineage
         if group.parent is None or lineage is None or group.parent.gone or not group.kind.hands_over:
             return
         kept = group.parent.kept.get(lineage.choice)

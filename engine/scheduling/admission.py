@@ -45,7 +45,7 @@ def check_admissible(
 def _check_tokens(request: Request, info: ModelInfo) -> None:
     """A tokenizer may know tokens that its model has no row for: computing one would be the end of everybody's step.
     Those of a parent were looked at when it came, or were sampled."""
-    new = request.prompt_token_ids[0 if request.lineage is None else request.lineage.at :]
+    new = request.prompt_token_ids[0 if request.terms.lineage is None else request.terms.lineage.at :]
     encoded = () if request.encoder is None else request.encoder.token_ids
     wrong = max(max(part, default=0) for part in (new, encoded, *request.suffixes))
     if wrong >= info.vocab_size:

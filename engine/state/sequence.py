@@ -441,7 +441,7 @@ class Group:
     @property
     def urgency(self) -> tuple[int, int, int]:
         """Its sequences have it in common."""
-        lineage = self.request.lineage
+        lineage = self.request.terms.lineage
         cheap = lineage is not None and self.num_prompt - lineage.at <= _CHEAP_TOKENS
         below = _BELOW if self.kind.lane is Lane.EXTRACTION else 0
         number = self.arrival_number

@@ -33,7 +33,7 @@ from bequest.engine.types.plan import (
     StepSamples,
 )
 from bequest.engine.types.record import ChoiceEntry, Grade, GradeLoad, Parent, ParentChoice, RecordEntry
-from bequest.engine.types.request import Lineage, OutputMode, Request, Retain
+from bequest.engine.types.request import Lineage, OutputMode, Request, Retain, Terms
 from bequest.engine.types.result import BeamCandidates, LogprobArrays, StepResult
 from bequest.engine.types.row import CatalogueSpec, DrawParams, Penalties, RowSpec, TimestampSpec, TokenBounds
 from bequest.engine.types.sampling import (
@@ -98,6 +98,7 @@ __all__ = [
     "StepRows",
     "StepSamples",
     "StopReason",
+    "Terms",
     "TimestampSpec",
     "TokenBounds",
     "TokenLogprob",

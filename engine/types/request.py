@@ -38,6 +38,20 @@ class Retain:
     open_ended: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The terms of inheritance: whose heir a request is, and what it leaves to its own."""
+
+    lineage: Lineage | None = None
+    name: str | None = None  # the client's own, unique among the tenant's records
+    keep_record: bool = True  # whether others may continue from it
+    retain: Retain | None = None
+    origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
+
+    def __post_init__(self) -> None:
+        assert self.keep_record or self.retain is None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for, tokenised. `id` is unique in the process and made by the server."""
@@ -50,21 +64,17 @@ class Request:
     deadline: float | None = None  # on the engine's clock (time.monotonic)
     cache_salt: str = ""  # divides the prefix cache inside a tenant
     output: OutputMode = OutputMode.DELTA
-    name: str | None = None  # the client's own, unique among the tenant's records
-    lineage: Lineage | None = None
-    retain: Retain | None = None
-    keep_record: bool = True  # whether others may continue from it
-    origin: object = None  # the server's own notes, kept with the record: what the prompt was made from
+    terms: Terms = Terms()
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
     hidden_states: HiddenStatesParams | None = None
     suffixes: tuple[tuple[int, ...], ...] = ()  # each is scored behind the prompt, alone; nothing is sampled
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "a prompt has at least one token"
-        assert self.keep_record or self.retain is None
-        assert self.lineage is None or 0 <= self.lineage.at <= len(self.prompt_token_ids)
+        lineage = self.terms.lineage
+        assert lineage is None or 0 <= lineage.at <= len(self.prompt_token_ids)
         assert self.encoder is not None or not self.states_of_encoder
-        assert self.retain is None or not self.encodes_only, "it leaves nothing that could be leased"
+        assert self.terms.retain is None or not self.encodes_only, "it leaves nothing that could be leased"
         assert all(self.suffixes), "a suffix has at least one token"
         assert not self.suffixes or self._scores_alone, "scores are told as log-probabilities, and of nothing else"
 

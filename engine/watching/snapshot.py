@@ -91,7 +91,7 @@ def _open_request(group: Group, now: float) -> OpenRequest:
     request, sequences = group.request, group.sequences
     return OpenRequest(
         id=request.id,
-        name=request.name,
+        name=request.terms.name,
         tenant=request.tenant,
         status="waiting" if group.times.admitted is None else "running",
         seconds=now - group.times.arrived,

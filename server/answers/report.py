@@ -41,4 +41,4 @@ class Report:
 
 
 def report_of(ask: Ask) -> Report:
-    return Report(leased=ask.terms.retain is not None)
+    return Report(leased=ask.terms.record.retain is not None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bequest.engine.errors import EngineError
 from bequest.engine.types import OutputMode, Request, SamplingParams
 from bequest.server.asks.lengths import check_prompt_len
 from bequest.server.asks.prompt import Prompt
 from bequest.server.asks.sampling import Sampling
-from bequest.server.asks.terms import Terms
+from bequest.server.asks.terms import AskTerms
 from bequest.server.asks.wish import StatesWish, check_states
 from bequest.server.context import Context
 from bequest.server.wire.bodies import SampledBody
@@ -25,7 +25,7 @@ class Ask:
     id: str  # of the answer
     prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]  # one for each prompt
-    terms: Terms
+    terms: AskTerms
     states: StatesWish | None = None
     suffixes: tuple[tuple[int, ...], ...] = ()  # to be scored behind the prompt, which is then a single one
     output: OutputMode = OutputMode.DELTA
@@ -33,7 +33,7 @@ class Ask:
 
     def __post_init__(self) -> None:
         assert self.prompts, "at least one prompt"
-        assert self.terms.retain is None or len(self.prompts) == 1, "a lease is of one prompt"
+        assert self.terms.record.retain is None or len(self.prompts) == 1, "a lease is of one prompt"
         assert not self.suffixes or len(self.prompts) == 1, "suffixes are of one prompt"
         pairs = enumerate(zip(self.prompts, self.params, strict=True))
         object.__setattr__(self, "requests", tuple(self._request(index, *pair) for index, pair in pairs))
@@ -55,11 +55,12 @@ class Ask:
             deadline=terms.deadline,
             cache_salt=terms.cache_salt or prompt.cache_salt,
             output=self.output,
-            name=terms.name if index == 0 else None,
-            lineage=prompt.lineage,
-            retain=terms.retain,
-            keep_record=terms.keep_record,
-            origin=prompt.origin,
+            terms=replace(
+                terms.record,
+                lineage=prompt.lineage,
+                name=terms.record.name if index == 0 else None,
+                origin=prompt.origin,
+            ),
             encoder=prompt.encoder,
             hidden_states=None if self.states is None else self.states.params,
             suffixes=self.suffixes,
@@ -71,16 +72,16 @@ def ask_of(
     answer_id: str,
     prompts: Sequence[Prompt],
     sampling: Sampling,
-    terms: Terms,
+    terms: AskTerms,
     states: StatesWish | None = None,
     output: OutputMode = OutputMode.DELTA,
 ) -> Ask:
     """Raises for what cannot be done with these prompts, or would not fit into an answer."""
-    if terms.retain is not None and len(prompts) > 1:
+    if terms.record.retain is not None and len(prompts) > 1:
         raise invalid("`retain` needs a single prompt: send each prompt in a request of its own.", "retain")
     params = tuple(params_of(context, prompt, sampling, terms) for prompt in prompts)
     encodes = states is not None and states.params.stack == "encoder" and params[0].max_tokens == 0
-    if terms.retain is not None and encodes:
+    if terms.record.retain is not None and encodes:
         raise invalid("`retain` is of the decoder, which does not run for the encoder's states alone.", "retain")
     ask = Ask(id=answer_id, prompts=tuple(prompts), params=params, terms=terms, states=states, output=output)
     sampling.check_size(ask.requests)
@@ -94,7 +95,7 @@ def check_stream_options(body: SampledBody) -> None:
         raise invalid("`stream_options` needs `stream: true`.", "stream_options")
 
 
-def params_of(context: Context, prompt: Prompt, sampling: Sampling, terms: Terms) -> SamplingParams:
+def params_of(context: Context, prompt: Prompt, sampling: Sampling, terms: AskTerms) -> SamplingParams:
     """Behind one prompt, which must not be too long."""
     try:
         check_prompt_len(len(prompt.token_ids), terms.max_prompt_tokens)

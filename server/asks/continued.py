@@ -14,13 +14,13 @@ from bequest.server.asks.messages import conversation
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import TextSource, check_length, encode, plain_prompts
 from bequest.server.asks.ranges import check_ids
-from bequest.server.asks.terms import Terms
+from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
 from bequest.server.wire.errors import ApiError, invalid
 
 
 async def text_prompts(
-    context: Context, terms: Terms, source: TextSource, wanted: Inheriting | None, fallback: str | list[int] | None
+    context: Context, terms: AskTerms, source: TextSource, wanted: Inheriting | None, fallback: str | list[int] | None
 ) -> list[Prompt]:
     """The prompts of a request, or the single one of a continuation. `fallback` is for a parent that is gone."""
     if wanted is None:
@@ -36,7 +36,7 @@ async def text_prompts(
 
 async def chat_prompt(
     context: Context,
-    terms: Terms,
+    terms: AskTerms,
     source: ChatSource,
     wanted: Inheriting | None,
     fallback: list[dict[str, Any]] | None,

@@ -20,7 +20,7 @@ from bequest.server.interfaces import TokenizerLike
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the prompt of a chat was made of: kept with its record, as `Request.origin`."""
+    """What the prompt of a chat was made of: kept with its record, as `Terms.origin`."""
 
     messages: tuple[Mapping[str, Any], ...]  # as rendered, without the answer
     prompt_text: str  # the messages through the template, up to where the answer begins

@@ -15,7 +15,7 @@ from bequest.server.asks.extension import Conversation
 from bequest.server.asks.prompt import Prompt
 from bequest.server.asks.prompt_forms import read_forms
 from bequest.server.asks.prompts import TextSource
-from bequest.server.asks.terms import Terms
+from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
 from bequest.server.wire.bodies import ChatBody, CompletionBody, HiddenStatesBody
 from bequest.server.wire.errors import ApiError, from_engine, invalid
@@ -153,7 +153,7 @@ def _single_prompt(source: TextSource) -> str | list[int]:
     return form.prompt.given
 
 
-async def cut(context: Context, terms: Terms, wanted: Inheriting) -> Cut | None:
+async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | None:
     """Finds the parent, waiting for its end where that is asked for. None: it is gone, and there is a fallback."""
     reference, place, index = wanted.reference, wanted.place, wanted.choice
     try:
@@ -183,7 +183,7 @@ async def cut(context: Context, terms: Terms, wanted: Inheriting) -> Cut | None:
     return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
 
 
-async def _parent(context: Context, terms: Terms, reference: str, place: int | str | None) -> Parent:
+async def _parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:
     if place in (None, "end", "last"):
         return await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
     return context.engine.parent(terms.tenant, reference)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bequest.engine.types import Retain
+from bequest.engine.types import Terms
 from bequest.server.access.marks import ARRIVED
 from bequest.server.asks import leases, ranges
 from bequest.server.asks.call import Call
@@ -15,42 +15,41 @@ from bequest.server.wire.names import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class AskTerms:
     tenant: str
     priority: int
     deadline: float | None  # on the engine's clock
     max_prompt_tokens: int | None  # of the key
     cache_salt: str = ""
-    name: str | None = None
-    retain: Retain | None = None
-    keep_record: bool = False
+    record: Terms = Terms(keep_record=False)  # what each of its prompts adds its own lineage to
 
 
-def record_terms(call: Call[SampledBody | HiddenStatesBody], open_ended: bool) -> Terms:
+def record_terms(call: Call[SampledBody | HiddenStatesBody], open_ended: bool) -> AskTerms:
     """Of a request that others may continue from. `open_ended`: nothing says how long its answer may become."""
     body = call.body
     deadline = _deadline(call, body.timeout)
-    return Terms(
+    name = None if body.request_id is None else check_name(body.request_id)
+    priority = ranges.priority(body.priority, call.limits.lowest_priority)
+    retain = leases.retain(body.retain, body.store, call.context.leases, open_ended)
+    return AskTerms(
         tenant=call.tenant,
-        name=None if body.request_id is None else check_name(body.request_id),
-        priority=ranges.priority(body.priority, call.limits.lowest_priority),
+        priority=priority,
         deadline=deadline,
         cache_salt=body.cache_salt or "",
-        retain=leases.retain(body.retain, body.store, call.context.leases, open_ended),
-        keep_record=body.store is not False,
+        record=Terms(name=name, retain=retain, keep_record=body.store is not False),
         max_prompt_tokens=call.limits.max_prompt_tokens,
     )
 
 
-def input_terms(call: Call[InputBody]) -> Terms:
+def input_terms(call: Call[InputBody]) -> AskTerms:
     """Of a request that leaves no record."""
     return passing_terms(call, call.body.timeout, call.body.priority, call.body.cache_salt or "")
 
 
 def passing_terms(
     call: Call[msgspec.Struct], timeout: float | None, priority: int | None = None, cache_salt: str = ""
-) -> Terms:
-    return Terms(
+) -> AskTerms:
+    return AskTerms(
         tenant=call.tenant,
         deadline=_deadline(call, timeout),
         priority=ranges.priority(priority, call.limits.lowest_priority),

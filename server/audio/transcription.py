@@ -23,7 +23,7 @@ from bequest.engine.types.encoder import EncoderInput, TimestampRule, TokenRules
 from bequest.server.answers.running import Job, collect
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.prompt import Prompt
-from bequest.server.asks.terms import Terms
+from bequest.server.asks.terms import AskTerms
 from bequest.server.audio.hearing import ALTERNATIVES, Ear, Heard, Voice
 from bequest.server.audio.subtitles import Segment, TokenUsage, Transcript
 from bequest.server.interfaces import EngineLike, TokenizerLike
@@ -39,7 +39,7 @@ class Order:
     """What a client wants of its audio."""
 
     answer_id: str
-    terms: Terms
+    terms: AskTerms
     task: Task
     language: str | None  # code; None: to be found out
     prompt: tuple[int, ...]  # tokens of what was said before, as it were: it sets style and spelling

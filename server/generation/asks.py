@@ -17,7 +17,7 @@ from bequest.server.asks.lengths import Length, generation_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import TextSource
 from bequest.server.asks.sampling import Chosen, Sampling, check_logprobs, chosen_by, default_tokens
-from bequest.server.asks.terms import Terms, record_terms
+from bequest.server.asks.terms import AskTerms, record_terms
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.wish import StatesWish, completion_states
 from bequest.server.stores.catalogues import StoredCatalogue
@@ -96,7 +96,7 @@ def _sampling(body: GenerationBody, chosen: Chosen, length: Length, grammar: Gra
     return Sampling(chosen=chosen, length=length, grammar=grammar, prompt_copies=copies, prompt_field=field)
 
 
-def _admitted(call: Call[GenerationBody], length: Length) -> tuple[Terms, StatesWish | None]:
+def _admitted(call: Call[GenerationBody], length: Length) -> tuple[AskTerms, StatesWish | None]:
     """Raises QueueFull before anything is tokenised in vain."""
     terms = record_terms(call, length.open_ended)
     wish = completion_states(call.body.return_hidden_states, call.context.engine.info)
@@ -105,7 +105,7 @@ def _admitted(call: Call[GenerationBody], length: Length) -> tuple[Terms, States
     return terms, wish
 
 
-async def _text_prompts(call: Call[CompletionBody], terms: Terms, length: Length) -> list[Prompt]:
+async def _text_prompts(call: Call[CompletionBody], terms: AskTerms, length: Length) -> list[Prompt]:
     body = call.body
     source = TextSource(
         given=body.prompt,
@@ -118,7 +118,7 @@ async def _text_prompts(call: Call[CompletionBody], terms: Terms, length: Length
     return await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)
 
 
-async def _chat_prompt(call: Call[ChatBody], calls: Calls, terms: Terms, length: Length) -> Prompt:
+async def _chat_prompt(call: Call[ChatBody], calls: Calls, terms: AskTerms, length: Length) -> Prompt:
     body = call.body
     source = ChatSource(
         given=body.messages,

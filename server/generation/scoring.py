@@ -23,7 +23,7 @@ from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import TextSource, check_length, encode
 from bequest.server.asks.ranges import check_ids
 from bequest.server.asks.sampling import Sampling, check_answer_size, check_logprobs, chosen_by
-from bequest.server.asks.terms import Terms, record_terms
+from bequest.server.asks.terms import AskTerms, record_terms
 from bequest.server.context import Context
 from bequest.server.wire.bodies import CompletionBody
 from bequest.server.wire.errors import from_engine, invalid, missing, unsupported
@@ -92,7 +92,7 @@ def _check(body: CompletionBody, given: list[str | list[int]]) -> Length:
     return length
 
 
-async def _prompt(call: Call[CompletionBody], terms: Terms) -> Prompt:
+async def _prompt(call: Call[CompletionBody], terms: AskTerms) -> Prompt:
     body = call.body
     truncation = Truncation(body.truncate_prompt_tokens)
     source = TextSource(given=body.prompt, special=body.add_special_tokens, truncation=truncation)

@@ -78,9 +78,9 @@ class _Making:
     def registered(self) -> AbstractContextManager[None]:
         """While it runs it can be found, if it will be stored."""
         request = self.request
-        if not request.keep_record:
+        if not request.terms.keep_record:
             return nullcontext()
-        return self.context.running.begin(request.tenant, request.name, self.running)
+        return self.context.running.begin(request.tenant, request.terms.name, self.running)
 
     async def whole(self) -> bytes:
         """The finished object as JSON."""
@@ -104,7 +104,7 @@ class _Making:
         """The object, as such and as JSON. It is stored first: the client may come back at once."""
         response = self.answer.finish(ending)
         body = orjson.dumps(response)
-        if self.request.keep_record and self.running.keep:
+        if self.request.terms.keep_record and self.running.keep:
             self.context.stored.put(self._stored(response, body))
         return response, body
 
@@ -113,7 +113,7 @@ class _Making:
         items = orjson.dumps([*prompt.items, *map(without_logprobs, response["output"])])
         return StoredResponse(
             id=request.id,
-            name=request.name,
+            name=request.terms.name,
             tenant=request.tenant,
             body=body,
             turn=Turn(None if parent is None else parent.turn, items, len(prompt.items)),

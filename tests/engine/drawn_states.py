@@ -22,4 +22,5 @@ def with_states(draw: random.Random, asked: Request) -> Request:
     if asked.encoder is None or draw.random() < 0.5:
         return replace(asked, hidden_states=draw_states(draw, len(asked.prompt_token_ids)))
     states = replace(draw_states(draw, asked.encoder.length, NUM_ENCODER_LAYERS), include_prompt=False, stack="encoder")
-    return replace(asked, hidden_states=states, retain=asked.retain if asked.params.max_tokens else None)
+    terms = asked.terms if asked.params.max_tokens else replace(asked.terms, retain=None)
+    return replace(asked, hidden_states=states, terms=terms)

@@ -7,12 +7,12 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
-from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Usage
+from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Terms, Usage
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.work.desk import Drafter
@@ -111,9 +111,14 @@ async def running(setup: Setup) -> AsyncIterator[tuple[AsyncEngine, PagedFakeRun
     assert runner.closed
 
 
-def request(prompt: Sequence[int], params: SamplingParams | None = None, **fields: object) -> Request:
+_OF_TERMS = frozenset(field.name for field in fields(Terms))
+
+
+def request(prompt: Sequence[int], params: SamplingParams | None = None, **asked: object) -> Request:
+    """With fields of a Request, and of its terms of inheritance."""
     params = params or SamplingParams(max_tokens=8, temperature=0)
-    return Request(f"r{next(_ids)}", str(fields.pop("tenant", "t")), tuple(prompt), params, **fields)  # type: ignore[arg-type]
+    terms = Terms(**{name: asked.pop(name) for name in _OF_TERMS & asked.keys()})  # type: ignore[arg-type]
+    return Request(f"r{next(_ids)}", str(asked.pop("tenant", "t")), tuple(prompt), params, terms=terms, **asked)  # type: ignore[arg-type]
 
 
 async def ask(engine: AsyncEngine, asked: Request) -> Answer:

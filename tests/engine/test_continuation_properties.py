@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.types import Inheritance, Lineage, ParentChoice, Request, Retain, SamplingParams
+from bequest.engine.types import Inheritance, Lineage, ParentChoice, Request, Retain, SamplingParams, Terms
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
 
@@ -126,7 +126,7 @@ class Line:
     def quickly(child: Request) -> Request:
         """The same with two tokens, so that it can be asked again as a generation of its own."""
         params = replace(child.params, max_tokens=min(2, child.params.max_tokens), n=1)
-        return replace(child, id=child.id + "-early", params=params, retain=None)
+        return replace(child, id=child.id + "-early", params=params, terms=replace(child.terms, retain=None))
 
     async def check_answer(self, asked: Request) -> None:
         guaranteed = self.expected_inheritance(asked)
@@ -135,8 +135,8 @@ class Line:
         ran = await self.tokens_run() - before
         params = asked.params
         tokens = check_tokens(asked, answer)
-        assert answer.retained is not None or asked.retain is None
-        again = replace(asked, id=asked.id + "-fresh", tenant="fresh", lineage=None, retain=None, keep_record=False)
+        assert answer.retained is not None or asked.terms.retain is None
+        again = replace(asked, id=asked.id + "-fresh", tenant="fresh", terms=Terms(keep_record=False))
         fresh = await ask(self.engine, again)
         assert (fresh.token_ids, fresh.logprobs, fresh.finish) == (answer.token_ids, answer.logprobs, answer.finish)
         assert answer.usage is not None
@@ -144,7 +144,7 @@ class Line:
         decoded = sum(max(0, len(choice) - 1) for choice in tokens)
         past_the_end = params.n if self.setup.pipelined and params.stop_token_ids else 0
         assert computed + decoded <= ran <= computed + decoded + past_the_end
-        if asked.lineage is None:
+        if asked.terms.lineage is None:
             assert answer.inheritance is None
             return
         told = check_report(asked, answer.inheritance)
@@ -163,7 +163,7 @@ class Line:
 
     def expected_inheritance(self, asked: Request) -> int | None:
         """What a lease, or room for all, guarantees; None where nothing does."""
-        lineage = asked.lineage
+        lineage = asked.terms.lineage
         if lineage is None:
             return None
         record = self.engine.retention.find("t", lineage.parent)
@@ -187,8 +187,8 @@ def check_tokens(asked: Request, answer: Answer) -> list[list[int]]:
 
 
 def check_report(asked: Request, told: Inheritance | None) -> Inheritance:
-    assert asked.lineage is not None and told is not None
-    assert (told.parent, told.at) == (asked.lineage.parent, asked.lineage.at)
+    assert asked.terms.lineage is not None and told is not None
+    assert (told.parent, told.at) == (asked.terms.lineage.parent, asked.terms.lineage.at)
     assert told.inherited_tokens + told.computed_tokens == len(asked.prompt_token_ids)
     assert told.computed_tokens >= 1
     return told

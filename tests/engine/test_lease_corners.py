@@ -257,7 +257,7 @@ async def test_log_probabilities_of_an_inherited_prompt_are_all_there() -> None:
     async with running(BASE) as (engine, _):
         first = await ask(engine, request(range(40, 61), params(4), retain=Retain(60)))
         child = child_of(engine, first.id, [3, 4])
-        wants = request(child.prompt_token_ids, params(2, prompt_logprobs=1), lineage=child.lineage)
+        wants = request(child.prompt_token_ids, params(2, prompt_logprobs=1), lineage=child.terms.lineage)
         (delta, *_) = [delta async for delta in engine.generate(wants)]
         assert delta.prompt_logprobs is not None
         assert [p.token_id for p in delta.prompt_logprobs[1:] if p] == list(child.prompt_token_ids[1:])

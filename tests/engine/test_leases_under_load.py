@@ -191,7 +191,7 @@ class Client:
         budget = self.engine.retention.leases.budget
         assert budget.used <= budget.capacity
         self.seen["full"] += budget.used > 0.9 * budget.capacity
-        if asked.retain is not None:
+        if asked.terms.retain is not None:
             assert answer.retained is not None and answer.retention_lost is None
             self.mine.append(asked.id)
         if answer.inheritance is not None:

@@ -141,20 +141,20 @@ class World:
         group = self.scheduler.new_group(asked, lambda _: None, seed=seed, arrival_number=number, now=self.now)
         budget = self.retention.leases.budget
         before = budget.used
-        parent = None if asked.lineage is None else self.retention.get(asked.tenant, asked.lineage.parent)
+        parent = None if asked.terms.lineage is None else self.retention.get(asked.tenant, asked.terms.lineage.parent)
         try:
             self.retention.open(group)
         except (RetentionTooLarge, InsufficientRetention):
-            assert asked.retain is not None and budget.used == before
+            assert asked.terms.retain is not None and budget.used == before
             self.seen["refused"] += 1
             return
-        if parent is not None and parent.leased and asked.lineage is not None and parent.encoder == asked.encoder:
-            estate = parent.choice(asked.lineage.choice)
+        if parent is not None and parent.leased and asked.terms.lineage is not None and parent.encoder == asked.encoder:
+            estate = parent.choice(asked.terms.lineage.choice)
             assert isinstance(estate, KeptChoice)
             most = len(asked.prompt_token_ids) - 1
             if (capture := capture_of(asked)) is not None and asked.extracts:
                 most = capture.goal_len
-            self.promises[group] = Promise(min(asked.lineage.at, estate.computed, most))
+            self.promises[group] = Promise(min(asked.terms.lineage.at, estate.computed, most))
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         self.open.append(group)
         if not asked.encodes_only:

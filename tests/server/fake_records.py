@@ -45,15 +45,15 @@ class Record:
         ]
         running = not self.ended.is_set()
         request = self.request
-        return Parent(request.id, running, request.cache_salt, tuple(choices), request.origin, request.encoder)
+        return Parent(request.id, running, request.cache_salt, tuple(choices), request.terms.origin, request.encoder)
 
     def entry(self) -> RecordEntry:
         grade: Grade = "warm" if self.expires_at is None else "leased"
-        lineage = self.request.lineage
+        lineage = self.request.terms.lineage
         lengths = [len(choice.token_ids) for choice in self.parent().choices]
         return RecordEntry(
             self.request.id,
-            self.request.name,
+            self.request.terms.name,
             self.created_at,
             self.expires_at,
             grade if self.ended.is_set() else "running",
@@ -77,19 +77,19 @@ class FakeRecords:
     # --- called by the fake engine
 
     def begin(self, request: Request) -> None:
-        taken = self.found.get((request.tenant, request.name)) if request.name else None
+        taken = self.found.get((request.tenant, request.terms.name)) if request.terms.name else None
         if taken is not None and taken.named:
             status = "retained" if taken.ended.is_set() else "running"
             details = {"id": taken.request.id, "status": status}
             raise NameInUse("The name is taken.", field="name", details=details)
-        if request.lineage is not None and (parent := self._by_id(request.tenant, request.lineage.parent)):
+        if request.terms.lineage is not None and (parent := self._by_id(request.tenant, request.terms.lineage.parent)):
             parent.children += 1
         n = request.params.n
-        if request.keep_record:
+        if request.terms.keep_record:
             record = Record(request, [[] for _ in range(n)], [0] * n, created_at=1000.75 + len(self.found))
             self.found[request.tenant, request.id] = record
-            if request.name:
-                self.found[request.tenant, request.name] = record
+            if request.terms.name:
+                self.found[request.tenant, request.terms.name] = record
 
     def follow(self, request: Request, delta: Delta, first: bool) -> Delta:
         """What the engine adds to a delivery."""
@@ -102,16 +102,16 @@ class FakeRecords:
             if delta.finished:
                 record.ended.set()
                 record.failed = delta.error is not None
-        lineage, length = request.lineage, len(request.prompt_token_ids)
+        lineage, length = request.terms.lineage, len(request.prompt_token_ids)
         if first and lineage is not None:
             inherited = min(lineage.at, length - 1)
             source: Source = "blocks" if lineage.at else "recompute"
             taken = Inheritance(lineage.parent, lineage.at, inherited, length - inherited, source)
             delta = structs.replace(delta, inheritance=taken)
-        if delta.usage is not None and request.retain is not None and record is not None:
+        if delta.usage is not None and request.terms.retain is not None and record is not None:
             if self.outgrown is not None:
                 return structs.replace(delta, retention_lost=self.outgrown)
-            record.expires_at = time.time() + request.retain.ttl
+            record.expires_at = time.time() + request.terms.retain.ttl
             tokens = sum(length + len(ids) for ids in record.sampled)
             return structs.replace(delta, retained=Retained(request.id, record.expires_at, tokens, -(-tokens // BLOCK)))
         return delta

@@ -49,7 +49,7 @@ class FakeStates:
         self.held += 1
         self.most_held = max(self.most_held, self.held)
         computed = request.states_lens[0] if request.extracts else 1
-        if request.lineage is not None:
+        if request.terms.lineage is not None:
             computed = len(choices[0].positions)
         return structs.replace(delta, hidden_states=ExtractedStates(choices, computed, self._on_release))
 

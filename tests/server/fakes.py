@@ -164,7 +164,7 @@ class FakeEngine(FakeRecords):
     def snapshot(self) -> Snapshot:
         empty = np.zeros(3, np.uint8)
         requests = tuple(
-            OpenRequest(r.id, r.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
+            OpenRequest(r.id, r.terms.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
             for r in (run.request for run in self.runs.values())
         )
         return Snapshot(16, empty, empty, requests)

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
-from bequest.engine.types import OutputMode, Retain, SamplingParams
+from bequest.engine.types import OutputMode, Retain, SamplingParams, Terms
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.lengths import Length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.sampling import NOTHING_CHOSEN, NOTHING_SAMPLED, Chosen
-from bequest.server.asks.terms import Terms
+from bequest.server.asks.terms import AskTerms
 from bequest.server.wire.errors import ApiError
 from tests.server.front import Front
 
-TERMS = Terms(tenant="t", priority=3, deadline=9.0, max_prompt_tokens=None, name="mine", keep_record=True)
+TERMS = AskTerms(
+    tenant="t", priority=3, deadline=9.0, max_prompt_tokens=None, record=Terms(name="mine", keep_record=True)
+)
 PARAMS = SamplingParams(max_tokens=0)
 
 
@@ -27,8 +29,8 @@ def ask(*tokens: int, **fields: Any) -> Ask:
 
 def test_a_request_for_each_prompt() -> None:
     first, second = ask(5, 6, output=OutputMode.FINAL).requests
-    assert (first.id, first.name, first.prompt_token_ids) == ("cmpl-1", "mine", (5,))
-    assert (second.id, second.name, second.prompt_token_ids) == ("cmpl-1-1", None, (6,))
+    assert (first.id, first.terms.name, first.prompt_token_ids) == ("cmpl-1", "mine", (5,))
+    assert (second.id, second.terms.name, second.prompt_token_ids) == ("cmpl-1-1", None, (6,))
     assert {r.tenant for r in (first, second)} == {"t"} and {r.output for r in (first, second)} == {OutputMode.FINAL}
 
 
@@ -41,7 +43,7 @@ def test_it_does_not_change() -> None:
     "fields",
     [
         {"params": ()},
-        {"terms": dataclasses.replace(TERMS, retain=Retain(5.0))},
+        {"terms": dataclasses.replace(TERMS, record=Terms(retain=Retain(5.0)))},
         {"suffixes": ((1,),)},
     ],
 )

@@ -63,7 +63,7 @@ async def test_json(hear: Any) -> None:
     assert answer.text == "Hello, wörld."
     assert answer.usage.type == "duration" and answer.usage.seconds == 2
     [request] = front.engine.submitted
-    assert request.prompt_token_ids == (START, NO_TIMES) and request.params.greedy and not request.keep_record
+    assert request.prompt_token_ids == (START, NO_TIMES) and request.params.greedy and not request.terms.keep_record
     assert request.encoder.features.shape == (80, 3000) and request.encoder.length == 1500
     assert request.params.rules.never == (40,) and request.params.rules.not_first == (32, END)
     assert request.params.max_tokens == 224

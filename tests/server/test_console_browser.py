@@ -51,7 +51,7 @@ async def test_chat_branch_and_watch(start: Starter, tab: Any, tmp_path: Path) -
     await playwright.expect(tab.locator("#tree circle")).to_have_count(2)
     child = front.engine.submitted[1]
     prompt_len = len(front.engine.submitted[0].prompt_token_ids)
-    assert child.lineage is not None and child.lineage.at == prompt_len + 3
+    assert child.terms.lineage is not None and child.terms.lineage.at == prompt_len + 3
     await playwright.expect(tab.locator("#tree text").filter(has_text=f"@{prompt_len + 3}")).to_have_count(1)
     await playwright.expect(tab.locator(".turn.assistant")).to_have_count(1)
     await playwright.expect(tab.locator(".turn.assistant .token")).to_have_count(3 + len(PIECES))

@@ -68,7 +68,7 @@ async def test_suffixes(front: Front, fields: dict[str, Any], suffix: bytes) -> 
     child = await complete(front, continuation_of=parent["id"], **fields)
     request, at = last(front), len(PROMPT) + len(SAMPLED)
     assert request.prompt_token_ids == (*PROMPT, *SAMPLED, *suffix)
-    assert request.lineage == Lineage(parent["id"], 0, at)
+    assert request.terms.lineage == Lineage(parent["id"], 0, at)
     assert child["continuation"] == {
         "parent": parent["id"],
         "at": at,
@@ -94,7 +94,7 @@ async def test_choices_and_depth(front: Front) -> None:
     parent = await complete(front, n=3)
     child = await complete(front, prompt="x", continuation_of=parent["id"], continuation_choice=2, max_tokens=1)
     assert last(front).prompt_token_ids == (*PROMPT, *SAMPLED[2:], *b"x")
-    assert last(front).lineage == Lineage(parent["id"], 2, 9)
+    assert last(front).terms.lineage == Lineage(parent["id"], 2, 9)
     await complete(front, prompt="y", continuation_of=child["id"])
     assert last(front).prompt_token_ids == (*PROMPT, *SAMPLED[2:], *b"x", SAMPLED[0], *b"y")
 
@@ -135,9 +135,9 @@ async def test_the_parents_salt_is_the_childs(front: Front) -> None:
 
 async def test_records_and_names_reach_the_engine(front: Front) -> None:
     await complete(front, store=False)
-    assert not last(front).keep_record and last(front).name is None and last(front).retain is None
+    assert not last(front).terms.keep_record and last(front).terms.name is None and last(front).terms.retain is None
     await complete(front, store=True, request_id="mine", prompt=["a", "b"])
-    assert [(request.name, request.keep_record) for request in front.engine.submitted[1:]] == [
+    assert [(request.terms.name, request.terms.keep_record) for request in front.engine.submitted[1:]] == [
         ("mine", True),
         (None, True),
     ]
@@ -232,12 +232,12 @@ async def test_next_turn(front: Front) -> None:
     child = await chat(front, messages=MORE, continuation_of=parent["id"])
     history = f"user: hello\nassistant: {ANSWER}"
     assert text_of(last(front)) == f"{history}\nuser: more\nassistant: "
-    assert last(front).lineage == Lineage(parent["id"], 0, len(history))
+    assert last(front).terms.lineage == Lineage(parent["id"], 0, len(history))
     grandchild = await chat(front, messages=HELLO, continuation_of=child["id"])
     whole = f"{history}\nuser: more\nassistant: {ANSWER}"
     assert text_of(last(front)) == f"{whole}\nuser: hello\nassistant: "
     assert grandchild["continuation"]["at"] == len(whole)
-    origin = last(front).origin
+    origin = last(front).terms.origin
     assert isinstance(origin, Conversation) and [m["content"] for m in origin.messages] == [
         "hello", ANSWER, "more", ANSWER, "hello",
     ]  # fmt: skip
@@ -249,7 +249,7 @@ async def test_a_turn_from_a_part_of_the_answer(front: Front) -> None:
     for place, kept in ((start + 3, ANSWER[:3]), ("last", ANSWER)):
         await chat(front, messages=MORE, continuation_of=parent["id"], continuation_at=place)
         assert text_of(last(front)) == f"user: hello\nassistant: {kept}\nuser: more\nassistant: "
-        assert last(front).lineage == Lineage(parent["id"], 0, start + len(kept))
+        assert last(front).terms.lineage == Lineage(parent["id"], 0, start + len(kept))
     await chat(front, messages=MORE, continuation_of=parent["id"], continuation_at=start)
     assert text_of(last(front)) == "user: hello\nuser: more\nassistant: ", "no answer was kept"
 
@@ -258,7 +258,7 @@ async def test_many_turns_from_one_leased_prompt(front: Front) -> None:
     parent = await chat(front, max_tokens=0, retain={"ttl": 5})
     await chat(front, messages=MORE, continuation_of=parent["id"])
     assert text_of(last(front)) == "user: hello\nuser: more\nassistant: "
-    assert last(front).lineage == Lineage(parent["id"], 0, len("user: hello\n"))
+    assert last(front).terms.lineage == Lineage(parent["id"], 0, len("user: hello\n"))
 
 
 async def test_an_answer_that_ended_at_once_is_an_empty_message(front: Front) -> None:
@@ -349,7 +349,7 @@ async def test_nothing_in_common_is_a_recompute(front: Front) -> None:
     assert template is not None
     template.render = lambda *_, **__: "Something else"  # type: ignore[method-assign]
     child = await chat(front, messages=MORE, continuation_of=parent["id"])
-    assert last(front).lineage == Lineage(parent["id"], 0, 0) and text_of(last(front)) == "Something else"
+    assert last(front).terms.lineage == Lineage(parent["id"], 0, 0) and text_of(last(front)) == "Something else"
     assert child["continuation"] == {
         "parent": parent["id"], "at": 0, "inherited_tokens": 0, "computed_tokens": 14, "source": "recompute",
     }  # fmt: skip
@@ -372,7 +372,7 @@ async def test_fallback_when_the_parent_is_gone(front: Front) -> None:
     front.engine.find("anonymous", failed["id"]).failed = True
     for gone in ("cmpl-unknown", "old", failed["id"]):
         answer = await complete(front, prompt="x", continuation_of=gone, continuation_fallback="abcx")
-        assert last(front).prompt_token_ids == (BOS, *b"abcx") and last(front).lineage == Lineage(gone, 0, 0)
+        assert last(front).prompt_token_ids == (BOS, *b"abcx") and last(front).terms.lineage == Lineage(gone, 0, 0)
         assert answer["continuation"] == {
             "parent": gone, "at": 0, "inherited_tokens": 0, "computed_tokens": 5, "source": "recompute",
         }  # fmt: skip
@@ -398,7 +398,7 @@ async def test_a_fallback_is_not_used_while_the_parent_is_there(front: Front) ->
 async def test_leases(front: Front, retain: Any, ttl: float) -> None:
     before = time.time()
     answer = await complete(front, retain=retain, n=2, max_tokens=2)
-    assert last(front).retain == Retain(ttl)
+    assert last(front).terms.retain == Retain(ttl)
     assert answer["retained"] == {
         "id": answer["id"],
         "expires_at": answer["retained"]["expires_at"],
@@ -411,11 +411,11 @@ async def test_leases(front: Front, retain: Any, ttl: float) -> None:
 
 async def test_a_lease_without_max_tokens_is_open_ended(front: Front) -> None:
     await chat(front, retain=True)
-    assert last(front).retain == Retain(300.0, open_ended=True)
+    assert last(front).terms.retain == Retain(300.0, open_ended=True)
     await chat(front, retain=True, max_completion_tokens=5)
-    assert last(front).retain == Retain(300.0)
+    assert last(front).terms.retain == Retain(300.0)
     await complete(front, retain=True)
-    assert last(front).retain == Retain(300.0), "completions end after 16 tokens"
+    assert last(front).terms.retain == Retain(300.0), "completions end after 16 tokens"
 
 
 @pytest.mark.parametrize("call", [complete, chat])

@@ -34,7 +34,7 @@ async def test_the_official_client_asks_for_base64_and_reads_floats(front: Front
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (6, 6)
     request = front.engine.submitted[0]
     assert request.hidden_states == HiddenStatesParams((NUM_LAYERS,), "last", "last", "float32")
-    assert request.extracts and not request.keep_record and front.engine.states.held == 0
+    assert request.extracts and not request.terms.keep_record and front.engine.states.held == 0
 
 
 async def test_the_strict_client_reads_floats(front: Front) -> None:

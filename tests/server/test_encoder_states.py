@@ -49,7 +49,7 @@ async def test_a_plain_input_is_the_encoders(model: Front) -> None:
     [entry] = content["data"]
     assert entry["layers"] == [0, ENCODER_LAYERS] and entry["positions"] == [0, 1, 2]
     assert np.array_equal(numbers(entry), states_of(HI, [0, ENCODER_LAYERS], range(3)))
-    assert request.encodes_only and request.lineage is None
+    assert request.encodes_only and request.terms.lineage is None
     assert request.hidden_states == HiddenStatesParams((0, ENCODER_LAYERS), "all", stack="encoder")
 
 
@@ -98,7 +98,7 @@ async def test_of_a_parent(model: Front) -> None:
     """The decoder's, or on demand what its encoder read."""
     _, parent = await model.post(COMPLETIONS, {"prompt": "hi", "max_tokens": 2})
     content, request = await ask(model, input=None, continuation_of=parent["id"])
-    assert content["stack"] == "decoder" and request.lineage is not None
+    assert content["stack"] == "decoder" and request.terms.lineage is not None
     content, request = await ask(model, input=None, continuation_of=parent["id"], stack="encoder", positions="all")
     assert np.array_equal(numbers(content["data"][0]), states_of(HI, [ENCODER_LAYERS], range(3)))
     assert request.encodes_only and "continuation" not in content

@@ -58,7 +58,7 @@ def set_dtype(front: Front, dtype: Any) -> None:
 async def test_the_defaults(front: Front) -> None:
     answer, content = await front.post(PATH, {"input": "abcdef"})
     request = last(front)
-    assert request.prompt_token_ids == PROMPT and request.extracts and request.keep_record
+    assert request.prompt_token_ids == PROMPT and request.extracts and request.terms.keep_record
     assert request.hidden_states == HiddenStatesParams((NUM_LAYERS,))
     assert request.id == content["id"] == answer.headers["X-Request-Id"] and content["id"].startswith("hs-")
     [entry] = content.pop("data")
@@ -223,10 +223,10 @@ async def test_other_fields_are_honoured(front: Front) -> None:
     content = await ask(front, **fields, request_id="mine", store=True, retain={"ttl": 20})
     request = last(front)
     assert request.prompt_token_ids == tuple(b"def") and (request.cache_salt, request.priority) == ("s", 3)
-    assert request.name == "mine" and request.deadline is not None and request.retain == Retain(20)
+    assert request.terms.name == "mine" and request.deadline is not None and request.terms.retain == Retain(20)
     assert content["retained"]["id"] == request.id
     await ask(front, store=False)
-    assert not last(front).keep_record
+    assert not last(front).terms.keep_record
 
 
 async def test_what_is_not_finite(front: Front) -> None:
@@ -268,7 +268,7 @@ async def test_of_a_parent(front: Front, place: Any, at: int) -> None:
         PATH, {"continuation_of": parent["id"], "continuation_at": place, "positions": [1, -1]}
     )
     request, ids = last(front), (*PROMPT, *SAMPLED)[:at]
-    assert request.prompt_token_ids == ids and request.lineage == Lineage(parent["id"], 0, at)
+    assert request.prompt_token_ids == ids and request.terms.lineage == Lineage(parent["id"], 0, at)
     [entry] = content["data"]
     assert entry["positions"] == [1, at - 1] and content["computed_tokens"] == 2
     assert np.array_equal(numbers(entry), states_of(ids, [NUM_LAYERS], [1, at - 1]))

@@ -59,7 +59,7 @@ async def test_a_whole_response(front: Front) -> None:
     assert usage.input_tokens_details.cache_write_tokens == usage.input_tokens - 1
     assert usage.output_tokens_details.reasoning_tokens == 0
     assert bytes(request.prompt_token_ids) == b"system: be brief\nuser: hi\nassistant: "
-    assert request.id == response.id and request.keep_record and request.lineage is None
+    assert request.id == response.id and request.terms.keep_record and request.terms.lineage is None
     _, body = await front.post(PATH, {"input": "hi"})
     assert isinstance(body["created_at"], int) and isinstance(body["completed_at"], int)
 
@@ -200,7 +200,7 @@ async def test_bodies_of_coding_agents(front: Front) -> None:
     messages = front.text.chat_template.seen[-1]["messages"]  # type: ignore[union-attr]
     assert [message["role"] for message in messages] == ["system", "developer", "user", "assistant", "tool"]
     [request] = front.engine.submitted
-    assert not request.keep_record
+    assert not request.terms.keep_record
     answer, error = await front.get(f"{PATH}/{last['id']}")
     assert answer.status == 404 and error["error"]["code"] == "response_not_found"
 

@@ -159,7 +159,7 @@ async def test_input_items(front: Front) -> None:
 async def test_store_false_leaves_nothing(front: Front) -> None:
     client = front.strict()
     made = await client.responses.create(model="fake/model", input="hi", store=False)
-    assert made.output_text == WHOLE and not front.engine.submitted[0].keep_record
+    assert made.output_text == WHOLE and not front.engine.submitted[0].terms.keep_record
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(made.id)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -210,7 +210,7 @@ async def test_a_conversation_goes_on(start: Starter) -> None:
     parent, child = front.engine.submitted
     assert prompt_text(child) == "user: hi\nassistant: Hellö.\nuser: more\nassistant: "
     at = len(b"user: hi\nassistant: Hell\xc3\xb6.")
-    assert child.lineage is not None and (child.lineage.parent, child.lineage.at) == (first.id, at)
+    assert child.terms.lineage is not None and (child.terms.lineage.parent, child.terms.lineage.at) == (first.id, at)
     assert child.prompt_token_ids[:at] == (*parent.prompt_token_ids, *"Hellö.".encode())
     suffix = len("\nuser: more\nassistant: ")
     assert second.continuation == {  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ async def test_tokens_stay_as_sampled(start: Starter) -> None:
     _, first = await front.post(PATH, {"input": "x"})
     await front.post(PATH, {"input": "b", "previous_response_id": first["id"]})
     child = front.engine.submitted[1]
-    assert child.lineage is not None and child.prompt_token_ids[child.lineage.at - 1] == merged
+    assert child.terms.lineage is not None and child.prompt_token_ids[child.terms.lineage.at - 1] == merged
     assert bytes(child.prompt_token_ids) == b"user: x\nassistant: ab\nuser: B\nassistant: "
 
 
@@ -256,13 +256,13 @@ async def test_changed_instructions(start: Starter) -> None:
     _, second = await front.post(PATH, {"input": "x", "previous_response_id": first["id"], "instructions": "be bold"})
     changed = front.engine.submitted[1]
     assert prompt_text(changed) == "system: be bold\nuser: hi\nassistant: one\nuser: x\nassistant: "
-    assert changed.lineage is not None and changed.lineage.at == len("system: be b")
-    assert second["continuation"]["at"] == changed.lineage.at
+    assert changed.terms.lineage is not None and changed.terms.lineage.at == len("system: be b")
+    assert second["continuation"]["at"] == changed.terms.lineage.at
     _, third = await front.post(PATH, {"input": "y", "previous_response_id": second["id"]})
     without = front.engine.submitted[2]
     text = "user: hi\nassistant: one\nuser: x\nassistant: two\nuser: y\nassistant: "
     assert prompt_text(without) == text, "earlier instructions are not carried over"
-    assert without.lineage is not None and without.lineage.at == 0 and third["continuation"]["at"] == 0
+    assert without.terms.lineage is not None and without.terms.lineage.at == 0 and third["continuation"]["at"] == 0
     assert third["continuation"]["parent"] == second["id"] and third["continuation"]["source"] == "recompute"
 
 
@@ -282,7 +282,7 @@ async def test_a_template_that_drops_reasoning(start: Starter) -> None:
     _, second = await front.post(PATH, {"input": "x", "previous_response_id": first["id"]})
     child = front.engine.submitted[1]
     assert prompt_text(child) == "user: hi\nassistant: Yes.\nuser: x\nassistant: "
-    assert child.lineage is not None and child.lineage.at == len("user: hi\nassistant: ")
+    assert child.terms.lineage is not None and child.terms.lineage.at == len("user: hi\nassistant: ")
     assert second["status"] == "completed"
 
 
@@ -336,8 +336,8 @@ async def test_the_salt_goes_with_the_conversation(start: Starter) -> None:
     await front.post(PATH, {"input": "x", "previous_response_id": first["id"]})
     await front.post(PATH, {"input": "x", "previous_response_id": first["id"], "cache_salt": "other"})
     same, other = front.engine.submitted[1:]
-    assert same.cache_salt == "s" and same.lineage is not None
-    assert other.cache_salt == "other" and other.lineage is not None and other.lineage.at == 0
+    assert same.cache_salt == "s" and same.terms.lineage is not None
+    assert other.cache_salt == "other" and other.terms.lineage is not None and other.terms.lineage.at == 0
 
 
 async def test_a_name_works_as_an_id(start: Starter) -> None:
@@ -351,7 +351,7 @@ async def test_a_name_works_as_an_id(start: Starter) -> None:
 
 async def test_what_a_chat_needs_to_go_on_from_here(front: Front) -> None:
     await front.post(PATH, {"input": "hi", "instructions": "be brief", "chat_template_kwargs": {"thinking": False}})
-    origin = front.engine.submitted[0].origin
+    origin = front.engine.submitted[0].terms.origin
     assert isinstance(origin, Conversation)
     assert origin.prompt_text == "system: be brief\nuser: hi\nassistant: "
     assert origin.messages == ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"})
@@ -375,7 +375,7 @@ async def test_a_chat_goes_on_from_a_response(start: Starter) -> None:
 async def test_a_lease_is_told(front: Front) -> None:
     client = front.strict()
     made = await client.responses.create(model="fake/model", input="hi", extra_body={"retain": {"ttl": 60}})
-    assert front.engine.submitted[0].retain is not None and front.engine.submitted[0].retain.ttl == 60
+    assert front.engine.submitted[0].terms.retain is not None and front.engine.submitted[0].terms.retain.ttl == 60
     assert made.retained["id"] == made.id and made.retained["tokens"] > 0  # type: ignore[attr-defined]
     created, *_, last = await streamed(front, {"input": "hi", "retain": True})
     assert last["response"]["retained"]["id"] == last["response"]["id"] and "retained" not in created["response"]

@@ -58,7 +58,7 @@ async def test_what_the_engine_is_asked(front: Front) -> None:
     assert request.prompt_token_ids == (BOS, *b"abc")
     assert request.suffixes == ((120, 121), (1, 2, 3))
     assert (request.params.max_tokens, request.params.n, request.params.logprobs) == (0, 1, 2)
-    assert request.retain == Retain(9.0) and request.output is OutputMode.FINAL
+    assert request.terms.retain == Retain(9.0) and request.output is OutputMode.FINAL
 
 
 async def test_alternatives(front: Front) -> None:
@@ -72,7 +72,7 @@ async def test_behind_a_parent(front: Front, prompt: Any) -> None:
     body = await score(front, prompt=prompt, continuation_of="p", retain=True, request_id="scored")
     request = front.engine.submitted[-1]
     assert body["continuation"]["parent"] == parent["id"]
-    assert request.lineage is not None and request.lineage.at == len(request.prompt_token_ids)
+    assert request.terms.lineage is not None and request.terms.lineage.at == len(request.prompt_token_ids)
     assert len(body["choices"]) == 2
     # The lease is of the parent's tokens, not of what was scored behind them.
     assert body["retained"]["tokens"] == len(request.prompt_token_ids)
