@@ -117,8 +117,7 @@ class AsyncEngine:
             raise EngineDead("The engine has failed.", reason="dead")
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
-        pace = self._paces[Lane.EXTRACTION if request.extracts else Lane.GENERATION]
-        check_admissible(request, self.info, self.scheduler, self._max_queued, pace, self._clock())
+        check_admissible(request, self.info, self.scheduler, self._max_queued, self._paces, self._clock())
         self._arrivals += 1
         seed, number = seed_of(request, self._seed), self._arrivals
         group = self.scheduler.new_group(request, sink, seed=seed, arrival_number=number, now=self._clock())
@@ -237,7 +236,8 @@ class AsyncEngine:
 
     def check_room(self, tenant: str) -> None:
         """Raises QueueFull if a generation of the tenant would not be let into the queue now."""
-        check_room(tenant, self.scheduler, self._max_queued, self._paces[Lane.GENERATION], self._clock())
+        lane = Lane.GENERATION
+        check_room(tenant, lane, self.scheduler, self._max_queued, self._paces[lane], self._clock())
 
     def load(self) -> EngineLoad:
         return load_of(self.scheduler)

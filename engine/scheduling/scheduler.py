@@ -53,7 +53,7 @@ from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import Request, Sink, StepResult
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
-from bequest.engine.work.kinds import KINDS, KindClass, make_kind
+from bequest.engine.work.kinds import KINDS, KindClass, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +123,21 @@ class Scheduler:
         """Device blocks that a request can count on when it is alone."""
         return self.pool.num_blocks - 1 - self.cache.device_budget
 
+    def kind_of(self, request: Request) -> KindClass:
+        return kind_of(request, self._kinds)
+
+    def queue_of(self, lane: Lane) -> FairQueue:
+        return self.waiting if lane is Lane.GENERATION else self.extractions.waiting
+
     def new_group(self, request: Request, sink: Sink, *, seed: int, arrival_number: int, now: float) -> Group:
         """The state of a request that has come. It does not wait yet."""
         group = Group(request, sink, seed, salt_of(request), Times(arrived=now), arrival_number)
-        group.kind = make_kind(group, self, self._kinds)
+        group.kind = self.kind_of(request)(group, self)
         return group
 
     def add(self, group: Group, output: Output) -> None:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone."""
-        group.account = self._queue_of(group).account(group.request.tenant)
+        group.account = self.queue_of(group.kind.lane).account(group.request.tenant)
         group.kind.begin(output)
         for sequence in group.sequences:
             self._enqueue(sequence)
@@ -207,7 +213,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self._running.pop(sequence, None)  # an engine that died in the middle of a plan must close it too
         else:
-            self._queue_of(sequence.group).drop(sequence)
+            self.queue_of(sequence.group.kind.lane).drop(sequence)
             self._placer.forget(sequence)
         self._rows.release(sequence)
         self.retention.keep(sequence)
@@ -390,10 +396,7 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        self._queue_of(sequence.group).push(sequence)
-
-    def _queue_of(self, group: Group) -> FairQueue:
-        return self.waiting if group.kind.lane is Lane.GENERATION else self.extractions.waiting
+        self.queue_of(sequence.group.kind.lane).push(sequence)
 
     def _admit_due(self, draft: Draft, due: Sequence | None) -> None:
         if due is not None and not draft.short and draft.budget > 0:
@@ -472,7 +475,7 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence, ticket: Ticket) -> None:
         """Its bytes are on their way: it waits for them, and others pass it."""
-        queue = self._queue_of(sequence.group)
+        queue = self.queue_of(sequence.group.kind.lane)
         queue.set_aside(sequence)
 
         def bring_back() -> None:
@@ -482,7 +485,7 @@ class Scheduler:
         ticket.then(bring_back)
 
     def _enter(self, sequence: Sequence, now: float) -> None:
-        self._queue_of(sequence.group).pop(sequence)
+        self.queue_of(sequence.group.kind.lane).pop(sequence)
         self._placer.forget(sequence)
         sequence.status = Status.RUNNING
         self._running[sequence] = None

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from bequest.engine._C import BlockTable, TokenList
+from bequest.engine.errors import InvalidRequest
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.output import Output
 from bequest.engine.state.sequence import Group, Kind, Lane, Sequence
-from bequest.engine.types import Request
+from bequest.engine.types import ModelInfo, Request
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import Owed, OwedEncoderStates, OwedStates, owe
+from bequest.engine.work.wanted_states import check_layers, check_positions
 
 
 class _ForStates(Owed, Kind):
     """A request of one choice, which samples nothing."""
 
     lane = Lane.EXTRACTION
+
+    @classmethod
+    def check(cls, request: Request, info: ModelInfo, desk: Desk) -> None:
+        wanted = request.hidden_states
+        assert wanted is not None
+        check_layers(wanted, info)
+        if request.params.n > 1:
+            raise InvalidRequest("Without tokens to generate there is one choice.", reason="one_choice", field="n")
+        check_positions(request, wanted)
 
     def __init__(self, group: Group, desk: Desk) -> None:
         self.group = group

@@ -17,9 +17,10 @@ from bequest.engine.state.output import Output
 from bequest.engine.state.prompt_logprobs import logprob_of
 from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status, Wish
 from bequest.engine.state.step import Stretch
-from bequest.engine.types import FinishReason, Request, SamplingParams, StopReason, TokenLogprob
+from bequest.engine.types import FinishReason, ModelInfo, Request, SamplingParams, StopReason, TokenLogprob
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
+from bequest.engine.work.wanted_states import check_states
 
 
 class Generation(Kind):
@@ -36,6 +37,10 @@ class Generation(Kind):
     @classmethod
     def takes(cls, request: Request) -> bool:
         return request.params.max_tokens > 0
+
+    @classmethod
+    def check(cls, request: Request, info: ModelInfo, desk: Desk) -> None:
+        check_states(request, info)
 
     # --- its choices ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from bequest.engine._C import BlockTable, TokenList
 from bequest.engine.state.output import Output
 from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sequence, Status, Wish
 from bequest.engine.state.step import Stretch
-from bequest.engine.types import Request, StepResult
+from bequest.engine.types import ModelInfo, Request, StepResult
 from bequest.engine.work.desk import Desk
 
 
@@ -24,6 +24,10 @@ class Reading(Kind):
     @classmethod
     def takes(cls, request: Request) -> bool:
         return request.params.max_tokens == 0 and request.hidden_states is None
+
+    @classmethod
+    def check(cls, request: Request, info: ModelInfo, desk: Desk) -> None:
+        """A prompt that fits the model can be read."""
 
     def begin(self, output: Output) -> None:
         tokens = TokenList(self.group.request.prompt_token_ids)

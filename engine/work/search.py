@@ -27,16 +27,20 @@ from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Applied, Copies, Group, Kind, Outcome, Room, Sequence, Status, Wish
 from bequest.engine.state.step import Stretch
 from bequest.engine.types import (
+    MAX_BEAM_CANDIDATES,
     BeamCandidates,
+    BeamParams,
     BeamSpec,
     CatalogueSpec,
     ChoiceDelta,
     LogprobArrays,
+    ModelInfo,
     Request,
     StepResult,
 )
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
+from bequest.engine.work.wanted_states import check_states
 
 
 class Search(Kind):
@@ -50,6 +54,33 @@ class Search(Kind):
     @classmethod
     def takes(cls, request: Request) -> bool:
         return request.params.beams is not None
+
+    @classmethod
+    def check(cls, request: Request, info: ModelInfo, desk: Desk) -> None:
+        """All beams of a group run at once, so that it must fit the cache by itself."""
+        width = _beams_of(request).width
+        ends = len({*request.params.stop_token_ids, *info.eos_token_ids})
+        if width * max(2, 1 + ends) > MAX_BEAM_CANDIDATES:
+            raise InvalidRequest(
+                f"{width} beams × (1 + {ends} end tokens) may be {MAX_BEAM_CANDIDATES} at most.",
+                reason="too_many_ends",
+                field="stop_token_ids",
+                details={"limit": MAX_BEAM_CANDIDATES},
+                width=width,
+                ends=ends,
+            )
+        needed, most = most_blocks(request, desk.pool.block_size), desk.blocks_beside_leases
+        if needed > most:
+            raise InvalidRequest(
+                f"{width} beams may take {needed} cache blocks, but there are {most}.",
+                reason="beams_too_large",
+                field="beams.width",
+                details={"needed_blocks": needed, "blocks": most},
+                width=width,
+                max_tokens=request.params.max_tokens,
+                prompt_tokens=len(request.prompt_token_ids),
+            )
+        check_states(request, info)
 
     # --- its beginning -------------------------------------------------------------------------------------------
 
@@ -75,9 +106,7 @@ class Search(Kind):
 
     @property
     def num_slots(self) -> int:
-        beams = self.group.request.params.beams
-        assert beams is not None
-        return beams.width
+        return _beams_of(self.group.request).width
 
     @property
     def num_to_enter(self) -> int:
@@ -325,6 +354,20 @@ class Search(Kind):
         if self.answer is None:
             return super().take_deltas(first)
         return self.answer.deltas(self.group.sequences[0].output)
+
+
+def _beams_of(request: Request) -> BeamParams:
+    assert request.params.beams is not None
+    return request.params.beams
+
+
+def most_blocks(request: Request, block_size: int) -> int:
+    """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
+    prompt, width, encoder = len(request.prompt_token_ids), _beams_of(request).width, request.encoder
+    shared = prompt // block_size
+    tail = -(-(prompt + request.params.max_tokens) // block_size) - shared
+    cross = 0 if encoder is None else -(-encoder.length // block_size)
+    return shared + 2 * width * tail + width + cross
 
 
 @dataclass(slots=True)

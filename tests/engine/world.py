@@ -18,7 +18,6 @@ from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
-from bequest.engine.scheduling.admission import most_blocks_of_beams
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.launch import Launch
@@ -38,7 +37,7 @@ from bequest.engine.types import (
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
 from bequest.engine.work.owed import Owed
-from bequest.engine.work.search import Search
+from bequest.engine.work.search import Search, most_blocks
 from tests.engine.beam_oracle import expected_beams
 from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request
@@ -214,7 +213,7 @@ class World:
         )
         asked = request(prompt, params, output=OutputMode.FINAL, **fields)
         asked = with_states(draw, asked) if draw.random() < 0.2 else asked
-        if most_blocks_of_beams(asked, beams, self.scheduler.cache) > self.scheduler.blocks_beside_leases:
+        if most_blocks(asked, self.pool.block_size) > self.scheduler.blocks_beside_leases:
             return None
         return asked
 
@@ -426,8 +425,7 @@ class World:
             assert isinstance(kind, Search) and kind.search is not None and group.request.params.beams is not None
             own = blocks_of_beams(group)
             distinct = {block for table in own for block in table}
-            beams = group.request.params.beams
-            assert len(distinct) <= most_blocks_of_beams(group.request, beams, self.scheduler.cache)
+            assert len(distinct) <= most_blocks(group.request, self.pool.block_size)
             if kind.beams is None:
                 continue
             assert len(kind.beams) == kind.search.num_running

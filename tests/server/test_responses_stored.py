@@ -344,7 +344,7 @@ async def test_a_name_works_as_an_id(start: Starter) -> None:
     front = await start(FakeEngine(saying("one", "two")))
     _, first = await front.post(PATH, {"input": "hi", "request_id": "mine"})
     _, second = await front.post(PATH, {"input": "x", "previous_response_id": "mine"})
-    assert front.engine.submitted[0].name == "mine"
+    assert front.engine.submitted[0].terms.name == "mine"
     assert second["continuation"]["parent"] == first["id"]
     assert (await front.get(f"{PATH}/mine"))[1]["id"] == first["id"]
 
