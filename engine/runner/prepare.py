@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,6 +38,9 @@ from bequest.engine.runner.memory import (
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
 from bequest.engine.types.encoder import EncoderInfo
+
+if TYPE_CHECKING:
+    from bequest.engine.runner.cuda import RunnerLimits
 
 log = logging.getLogger("bequest.start")
 
@@ -159,61 +163,25 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
-    from bequest.engine.models.cuda_backend import CudaBackend
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
 
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS
     with phase("device"):
-        free, total = torch.cuda.mem_get_info(device)
-        others = total - free
+        memory = _DeviceMemory.measure(device)
     with phase("weights"):
-        try:
-            loaded = load_model(
-                path,
-                config.dtype,
-                config.max_model_len,
-                backend=CudaBackend(device),
-                dummy=config.load_format == "dummy",
-                kv_cache_dtype=config.kv_cache_dtype,
-            )
-        except torch.cuda.OutOfMemoryError:
-            shares = [Share("total", total), Share("others", others), Share("free before the weights", free)]
-            raise ModelError(
-                f"The weights of {path.name} do not fit this GPU ({table(shares)}). Take a smaller model, "
-                "dtype=bfloat16 if it was float32, or device=cpu."
-            ) from None
-        torch.cuda.synchronize(device)
+        loaded = _load_cuda(config, path, device, memory)
     wish = _wish(config, loaded)
     shape = loaded.config.kv_shape(config.block_size)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
     limits = RunnerLimits(config.max_num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
     with phase("activations"):
-        # One step of the largest size beside a cache of one block tells what the steps need.
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
-        probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits)
-        probe.run_padding(tokens)
-        probe.run_encoder_padding()
-        activations = torch.cuda.max_memory_allocated(device) - before
-        probe.close()
-        del probe, two_blocks
-        torch.cuda.empty_cache()
+        activations = _measure_activations(loaded, shape, device, limits)
     with phase("cache"):
-        free, total = torch.cuda.mem_get_info(device)
-        graphs = 0 if config.enforce_eager else activations + _GRAPH_BYTES
-        available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs
-        shares = [
-            Share("total", total),
-            Share("others", others),
-            Share("weights", loaded.weight_bytes),
-            Share("activations", activations),
-            Share("graphs", graphs),
-            Share("left for the cache", max(0, available)),
-        ]
-        plan = plan_cache(wish, max(0, available), max(0, available), shares)
+        shares = _cuda_shares(config, loaded, device, memory.others, activations)
+        available = shares[-1].num_bytes
+        plan = plan_cache(wish, available, available, shares)
         # Not empty: rows of padding read the null block, and NaN there would be spread by nobody but is hard to debug.
         kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.kv_dtype, device=device)
     num_host = 1 + plan_host_blocks(wish, host_memory() // 2)
@@ -224,11 +192,10 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         with phase("graphs"):
             count = runner.capture()
         log.info("graphs: %d sizes", count)
-    info = _info(config, path, loaded, plan, loaded.dtype)
     extracting = _tokens_extracting(loaded, tokens)
     return Prepared(
         runner,
-        info,
+        _info(config, path, loaded, plan, loaded.dtype),
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
@@ -239,6 +206,82 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         short_extractions=tuple(size for size in mixed_ladder(tokens) if size < extracting),
         max_num_encoder_tokens=encoder_tokens,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceMemory:
+    """Of a GPU, before anything of ours is in it."""
+
+    free: int
+    total: int
+
+    @classmethod
+    def measure(cls, device: torch.device) -> _DeviceMemory:
+        return cls(*torch.cuda.mem_get_info(device))
+
+    @property
+    def others(self) -> int:
+        return self.total - self.free
+
+
+def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _DeviceMemory) -> LoadedModel:
+    from bequest.engine.models.cuda_backend import CudaBackend
+
+    try:
+        loaded = load_model(
+            path,
+            config.dtype,
+            config.max_model_len,
+            backend=CudaBackend(device),
+            dummy=config.load_format == "dummy",
+            kv_cache_dtype=config.kv_cache_dtype,
+        )
+    except torch.cuda.OutOfMemoryError:
+        shares = [
+            Share("total", memory.total),
+            Share("others", memory.others),
+            Share("free before the weights", memory.free),
+        ]
+        raise ModelError(
+            f"The weights of {path.name} do not fit this GPU ({table(shares)}). Take a smaller model, "
+            "dtype=bfloat16 if it was float32, or device=cpu."
+        ) from None
+    torch.cuda.synchronize(device)
+    return loaded
+
+
+def _measure_activations(loaded: LoadedModel, shape: torch.Size, device: torch.device, limits: RunnerLimits) -> int:
+    """Bytes. One step of the largest size beside a cache of one block tells what the steps need."""
+    from bequest.engine.runner.cuda import CudaRunner
+
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
+    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits)
+    probe.run_padding(limits.max_num_batched_tokens)
+    probe.run_encoder_padding()
+    activations = torch.cuda.max_memory_allocated(device) - before
+    probe.close()
+    del probe, two_blocks
+    torch.cuda.empty_cache()
+    return activations
+
+
+def _cuda_shares(
+    config: EngineConfig, loaded: LoadedModel, device: torch.device, others: int, activations: int
+) -> list[Share]:
+    """What the memory of the GPU goes to; what is left for the cache comes last."""
+    free, total = torch.cuda.mem_get_info(device)
+    graphs = 0 if config.enforce_eager else activations + _GRAPH_BYTES
+    available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs
+    return [
+        Share("total", total),
+        Share("others", others),
+        Share("weights", loaded.weight_bytes),
+        Share("activations", activations),
+        Share("graphs", graphs),
+        Share("left for the cache", max(0, available)),
+    ]
 
 
 def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
