@@ -16,6 +16,7 @@ from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Re
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.work.desk import Drafter
+from bequest.engine.work.kinds import KINDS, KindClass
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, NUM_LAYERS, VOCAB, PagedFakeRunner
 
 EOS = 5
@@ -41,6 +42,7 @@ class Setup:
     encoder_len: int | None = None  # of the longest encoder input; None: a decoder-only model
     encoder_tokens: int = 1 << 30  # of a step
     drafter: Drafter | None = None
+    kinds: tuple[KindClass, ...] = KINDS
 
 
 @dataclass
@@ -86,9 +88,10 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         hidden_size=HIDDEN,
         encoder=encoder,
     )
+    kinds, drafter = setup.kinds, setup.drafter
     engine = AsyncEngine(
         info,
-        make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records, drafter=setup.drafter),
+        make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records, kinds=kinds, drafter=drafter),
         runner,
         None,
         pipelined=setup.pipelined,
