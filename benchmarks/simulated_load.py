@@ -22,8 +22,7 @@ import numpy as np
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import SchedulerLimits
-from bequest.engine.scheduling.policy.clock import Foresight
-from bequest.engine.scheduling.results import Samples, apply_result
+from bequest.engine.scheduling.results import Samples
 from bequest.engine.state.launch import Launch
 from bequest.engine.types import Request, SamplingParams, StepResult
 
@@ -79,7 +78,6 @@ class Simulation:
             wall=lambda: self.now,
         )
         self._launched: deque[tuple[Launch, float]] = deque()  # with the time at which the device is done
-        self._foresight = Foresight()
         self._arrivals: list[tuple[float, int, str, tuple[int, ...], int]] = []  # heap; number, tenant, prompt, answer
         self._numbers = itertools.count(1)
         self._free_at = 0.0  # when the device has done what is launched
@@ -104,17 +102,17 @@ class Simulation:
             done = self._launched[0][1] if self._launched else end
             self.now = min(coming, done, due, end)
             if self._launched and done <= self.now:
-                self._foresight.computed(self.now)
+                self._scheduler.clock.computed(self.now)
                 self._apply(self._launched.popleft()[0])
 
     def _launch_steps(self) -> float:
         """Returns when the next one is to be planned, if nothing happens before."""
         while len(self._launched) < DEPTH:
-            if (seconds := self._foresight.seconds_until_due(self.now)) > 0:
+            if (seconds := self._scheduler.clock.seconds_until_due(self.now)) > 0:
                 return self.now + seconds
             if (launch := self._scheduler.plan(self.now)) is None:
                 break
-            self._foresight.launched(launch.plan, self.now)
+            self._scheduler.clock.launched(launch.plan, self.now)
             self._free_at = max(self._free_at, self.now) + self._device.seconds(launch.plan.num_tokens)
             self._launched.append((launch, self._free_at))
         return math.inf
@@ -137,8 +135,7 @@ class Simulation:
         [samples] = [part for part in launch.expected if isinstance(part, Samples)]
         before = {s: s.output.last_token_at for s in samples.sequences}
         result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
-        self._scheduler.extractions.ran(launch, result.device_seconds)
-        applied = apply_result(launch, result, self.now)
+        applied = self._scheduler.apply(launch, result, self.now)
         for sequence, last in before.items():
             figures = self.figures[sequence.group.request.tenant]
             if sequence.output.last_token_at == self.now:

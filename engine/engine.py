@@ -25,12 +25,10 @@ from bequest.engine.inheritance.retention import Retention, Settlement
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import check_admissible, check_room
 from bequest.engine.scheduling.limits import ExtractionLimits
-from bequest.engine.scheduling.policy.clock import Foresight
 from bequest.engine.scheduling.policy.pace import Pace
-from bequest.engine.scheduling.results import apply_result
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.launch import Launch
-from bequest.engine.state.sequence import Applied, Group, Lane
+from bequest.engine.state.sequence import Group, Lane
 from bequest.engine.states.memory import StatesMemory
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import (
@@ -87,13 +85,12 @@ class AsyncEngine:
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
-        self._foresight = Foresight()
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
         self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
         self._groups: dict[str, Group] = {}
         self._arrivals = 0
-        self._paces = {lane: Pace() for lane in Lane}
+        self._paces = {lane: Pace(scheduler.limits.tuning) for lane in Lane}
         self._deadlines: list[tuple[float, str]] = []  # heap
         self._timer: asyncio.TimerHandle | None = None
         self._pump_pending = False
@@ -284,7 +281,7 @@ class AsyncEngine:
     def _launch_steps(self) -> None:
         while len(self._launched) < self._depth:
             now = self._clock()
-            if (seconds := self._foresight.seconds_until_due(now)) > 0:
+            if (seconds := self.scheduler.clock.seconds_until_due(now)) > 0:
                 self._plan_later(now + seconds)
                 return
             launch = self.scheduler.plan(now, behind=len(self._launched) > self._num_computed)
@@ -293,13 +290,13 @@ class AsyncEngine:
             idle = not self._launched
             self._launched.append(launch)
             self._masks.add(launch.plan, launch.masked)
-            self._foresight.launched(launch.plan, now)
+            self.scheduler.clock.launched(launch.plan, now)
             self._device.launch(launch.plan, idle, launch.changes)
             self._watchdog.launched()
 
     def _plan_later(self, due: float) -> None:
         def wake() -> None:
-            self._foresight.woken(self._clock() - due)
+            self.scheduler.clock.woken(self._clock() - due)
             self._pump()
 
         if self._wake_up is not None:
@@ -308,7 +305,7 @@ class AsyncEngine:
 
     def _on_computed(self, _: None) -> None:
         self._num_computed += 1
-        self._foresight.computed(self._clock())
+        self.scheduler.clock.computed(self._clock())
         self._pump()
 
     def _on_result(self, result: StepResult) -> None:
@@ -320,11 +317,11 @@ class AsyncEngine:
             if self._num_computed:
                 self._num_computed -= 1
             else:
-                self._foresight.computed(now)
+                self.scheduler.clock.computed(now)
             self._watchdog.returned(len(self._launched))
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
-            applied = self._apply(launch, result, now)
+            applied = self.scheduler.apply(launch, result, now)
             self._launch_steps()
             for group, error in applied.failed.items():
                 self._fail(group, error)
@@ -335,10 +332,6 @@ class AsyncEngine:
                 self.observer.on_step(stats_of_step(launch, result, applied))
         except Exception as error:
             self._die(error)
-
-    def _apply(self, launch: Launch, result: StepResult, now: float) -> Applied:
-        self.scheduler.extractions.ran(launch, result.device_seconds)
-        return apply_result(launch, result, now)
 
     def _deliver(self, group: Group) -> None:
         finished = group.finished

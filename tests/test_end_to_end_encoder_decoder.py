@@ -55,6 +55,21 @@ def test_every_form_of_a_prompt_gives_the_same_answer(server: Server) -> None:
     assert usage.prompt_tokens == len(encoder) + 2
 
 
+def test_scores_of_answers(server: Server) -> None:
+    """Suffixes stand in the decoder, behind the encoder's input or behind a parent that had it."""
+    parent = complete(server, retain={"ttl": 60})
+    answer = parent.choices[0].token_ids[:-1]
+    asked = {"continuation_suffixes": [answer, [7, 8]], "max_tokens": 0}
+    fresh = complete(server, **asked)
+    for choice, suffix in zip(fresh.choices, asked["continuation_suffixes"], strict=True):
+        pair = {"encoder_prompt": TEXT, "decoder_prompt": [2, 0, *suffix]}
+        whole = complete(server, prompt=pair, prompt_logprobs=0, max_tokens=0).choices[0]
+        expected = [e[str(t)]["logprob"] for e, t in zip(whole.prompt_logprobs[2:], suffix, strict=True)]
+        assert choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-4)
+    behind = complete(server, prompt="", continuation_of=parent.id, continuation_at=2, **asked)
+    assert [c.cumulative_logprob for c in behind.choices] == [c.cumulative_logprob for c in fresh.choices]
+
+
 def test_a_continuation_inherits_the_input(server: Server) -> None:
     parent = complete(server, ignore_eos=True, retain={"ttl": 60})
     tokens = parent.choices[0].token_ids

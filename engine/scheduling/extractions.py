@@ -10,13 +10,10 @@ from dataclasses import dataclass
 
 from bequest.engine.scheduling.fairness import FairQueue
 from bequest.engine.scheduling.limits import ExtractionLimits
-from bequest.engine.scheduling.policy.step_lengths import StepLengths
+from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.state.draft import Draft
-from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Sequence
 from bequest.engine.states.memory import StatesMemory
-
-_ANY = 1 << 30  # tokens: as many as a step has
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +52,11 @@ class ShareOfTokens:
 
 
 class Extractions:
-    def __init__(self, limits: ExtractionLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: ExtractionLimits, clock: StepClock) -> None:
+        self._clock = clock
         self.waiting = FairQueue()
         self.memory = StatesMemory(limits.max_bytes, limits.max_request_bytes)
         self._share = ShareOfTokens(limits.share)
-        self._lengths = StepLengths((*limits.short_steps, limits.max_step_tokens or _ANY))
-
-    def ran(self, launch: Launch, seconds: float) -> None:
-        """A step took the device so long; 0: nobody knows."""
-        if not seconds or launch.plan.encoders:
-            return
-        if launch.nature == "extraction":
-            self._lengths.extracted(launch.plan.num_tokens, seconds)
-        elif launch.nature == "decode":
-            self._lengths.decoded(seconds)
 
     def take_share(self, draft: Draft, fill: Callable[[], None]) -> int:
         """Their share, before generations take what they need: what they cannot use is these' again.
@@ -89,9 +76,9 @@ class Extractions:
         """All that is left of a step, if they are alone in it and on the device."""
         generated = spare.most - draft.budget - spare.extracted
         if spare.generating:
-            self._lengths.generates(draft.now)
+            self._clock.generates(draft.now)
         if generated == 0 and not spare.generating and spare.queued:
-            with draft.allowing(max(0, self._lengths.most_tokens(draft.now) - spare.extracted)):
+            with draft.allowing(max(0, self._clock.most_extracting(draft.now) - spare.extracted)):
                 fill()
             self._share.forget()  # what nobody else could have used is no debt
         else:

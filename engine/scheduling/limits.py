@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.state.draft import StepLimits
 from bequest.engine.types import MAX_BEAM_WIDTH
+
+_ANY = 1 << 30  # tokens: as many as a step has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class SchedulerLimits:
     # slots hold a prompt that is not done, and the longer are the steps that streams wait for. Below 1 it is the part
     # of the slots that stream.
     prompt_pace: float = 2.0
+    tuning: Tuning = DEFAULT
 
     @property
     def max_num_beams(self) -> int:
@@ -45,6 +49,11 @@ class SchedulerLimits:
         if streaming or self.max_num_tokens_alone is None:
             return self.max_num_batched_tokens
         return self.max_num_tokens_alone
+
+    @property
+    def extraction_sizes(self) -> tuple[int, ...]:
+        """Tokens that a step of nothing but extractions may have, ascending; the last is for when nobody generates."""
+        return (*self.extraction.short_steps, self.extraction.max_step_tokens or _ANY)
 
     @property
     def step(self) -> StepLimits:

@@ -33,9 +33,11 @@ from bequest.engine.scheduling.extractions import Extractions, Spare
 from bequest.engine.scheduling.fairness import FairQueue, turn
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.placing import Placer
+from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.scheduling.policy.flow import PromptFlow
 from bequest.engine.scheduling.policy.quota import StepQuota
 from bequest.engine.scheduling.policy.shares import SlotShares
+from bequest.engine.scheduling.results import apply_result
 from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.scheduling.step import StepMaker
 from bequest.engine.state.account import Account
@@ -44,9 +46,9 @@ from bequest.engine.state.launch import Launch
 from bequest.engine.state.output import Output
 from bequest.engine.state.parts import Times
 from bequest.engine.state.record import KeptBeams
-from bequest.engine.state.sequence import Begin, Group, Lane, Sequence, Status, Wish
+from bequest.engine.state.sequence import Applied, Begin, Group, Lane, Sequence, Status, Wish
 from bequest.engine.state.step import EncoderWish, Stretch
-from bequest.engine.types import Request, Sink
+from bequest.engine.types import Request, Sink, StepResult
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass, make_kind
@@ -84,11 +86,12 @@ class Scheduler:
         self._step_limits = limits.step
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self._rows, self, prefix_caching=limits.prefix_caching)
-        self.extractions = Extractions(limits.extraction)
+        self.clock = StepClock(limits.extraction_sizes, limits.tuning)
+        self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._placer = Placer(cache)
-        self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._block_size = cache.pool.block_size
 
     # --- what the engine calls -----------------------------------------------------------------------------------
@@ -166,6 +169,12 @@ class Scheduler:
         self.extractions.take_rest(draft, extract, self._spare(ready, most, extracted, behind))
         self.cache.end_plan()
         return self._seal(draft, ready)
+
+    def apply(self, launch: Launch, result: StepResult, now: float) -> Applied:
+        """The result of a launched step, in the order of the launches."""
+        if not launch.plan.encoders:
+            self.clock.ran(launch.nature, launch.plan.num_tokens, result.device_seconds)
+        return apply_result(launch, result, now)
 
     # --- what kinds of work call ---------------------------------------------------------------------------------
 
@@ -264,7 +273,8 @@ class Scheduler:
 
     def _count_slots(self) -> SlotShares:
         limits = self.limits
-        return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=self.waiting.several)
+        several, tuning = self.waiting.several, limits.tuning
+        return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=several, tuning=tuning)
 
     def _level_slots(self, draft: Draft, shares: SlotShares) -> Sequence | None:
         """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""

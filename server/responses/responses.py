@@ -34,7 +34,7 @@ from bequest.server.wire.bodies import ResponseBody
 
 
 async def create(http: web.Request) -> web.StreamResponse:
-    call = await _begin(http)
+    call = await _begin(http, "resp_")
     body = call.body
     tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     calls = Calls(call.context, tools, template=None)
@@ -51,7 +51,7 @@ async def create(http: web.Request) -> web.StreamResponse:
 
 async def input_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
-    call = await _begin(http)
+    call = await _begin(http, "req-")
     body = call.body
     tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     terms = record_terms(call, response_length(body).open_ended)
@@ -60,8 +60,8 @@ async def input_tokens(http: web.Request) -> web.Response:
     return json_response(count, call.headers)
 
 
-async def _begin(http: web.Request) -> Call[ResponseBody]:
-    call = await begin(http, ResponseBody, "resp_")
+async def _begin(http: web.Request, prefix: str) -> Call[ResponseBody]:
+    call = await begin(http, ResponseBody, prefix)
     return replace(call, ignored=(*call.ignored, *check_body(call.body)))
 
 

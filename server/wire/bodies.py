@@ -1,4 +1,4 @@
-"""Request bodies: bytes → JSON → typed structs, with every complaint mapped to the field it is about.
+"""Request bodies, as types. server/wire/reading.py makes them of bytes.
 
 `null` is the same as absent for every field, so every field is optional here; who needs one asks for it.
 """

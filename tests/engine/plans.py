@@ -10,7 +10,6 @@ import numpy as np
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import SchedulerLimits
-from bequest.engine.scheduling.results import apply_result
 from bequest.engine.state.launch import Launch
 from bequest.engine.types import Request, SamplingParams, StepResult
 
@@ -39,7 +38,7 @@ class Plans:
         assert launch is not None
         rows = len(launch.plan.samples)
         result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
-        apply_result(launch, result, 0.0)
+        self.scheduler.apply(launch, result, 0.0)
         return launch
 
     def steps(self, count: int) -> int:

@@ -9,8 +9,7 @@ import pytest
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
-from bequest.engine.scheduling.policy.step_lengths import StepLengths
-from bequest.engine.scheduling.results import apply_result
+from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Group
@@ -27,14 +26,14 @@ def device(fixed: float, per_token: float, num_tokens: int) -> float:
     return max(fixed, per_token * num_tokens)
 
 
-def settle(lengths: StepLengths, fixed: float, per_token: float, now: float, steps: int = 50) -> list[int]:
+def settle(clock: StepClock, fixed: float, per_token: float, now: float, steps: int = 50) -> list[int]:
     """The sizes of the next steps on such a device, with generations that have just been there."""
-    lengths.generates(now)
+    clock.generates(now)
     taken = []
     for _ in range(steps):
-        lengths.decoded(fixed)
-        taken.append(lengths.most_tokens(now))
-        lengths.extracted(taken[-1], device(fixed, per_token, taken[-1]))
+        clock.ran("decode", 1, fixed)
+        taken.append(clock.most_extracting(now))
+        clock.ran("extraction", taken[-1], device(fixed, per_token, taken[-1]))
     return taken
 
 
@@ -48,41 +47,41 @@ def settle(lengths: StepLengths, fixed: float, per_token: float, now: float, ste
     ],
 )
 def test_steps_become_as_long_as_two_of_generations(fixed: float, per_token: float, expected: int) -> None:
-    taken = settle(StepLengths(SIZES), fixed, per_token, 0.0)
+    taken = settle(StepClock(SIZES), fixed, per_token, 0.0)
     assert taken[0] == SIZES[-1] and set(taken[3:]) == {expected}
 
 
 def test_where_nobody_generates_they_are_as_long_as_ever() -> None:
-    lengths = StepLengths(SIZES)
-    assert lengths.most_tokens(0.0) == 1024, "nobody was there"
-    assert settle(lengths, 0.004, 25e-6, 10.0)[-1] == 256
-    assert lengths.most_tokens(12.0) == 256 and lengths.most_tokens(16.0) == 1024
-    lengths.generates(16.0)
-    assert lengths.most_tokens(16.1) == 256, "what was learnt is known still"
+    clock = StepClock(SIZES)
+    assert clock.most_extracting(0.0) == 1024, "nobody was there"
+    assert settle(clock, 0.004, 25e-6, 10.0)[-1] == 256
+    assert clock.most_extracting(12.0) == 256 and clock.most_extracting(16.0) == 1024
+    clock.generates(16.0)
+    assert clock.most_extracting(16.1) == 256, "what was learnt is known still"
 
 
 def test_before_a_step_of_generations_is_known_nothing_is_too_long() -> None:
-    lengths = StepLengths(SIZES)
-    lengths.generates(0.0)
-    lengths.extracted(1024, 1.0)
-    assert lengths.most_tokens(0.0) == 1024
+    clock = StepClock(SIZES)
+    clock.generates(0.0)
+    clock.ran("extraction", 1024, 1.0)
+    assert clock.most_extracting(0.0) == 1024
 
 
 def test_a_size_that_was_slow_once_gets_another_chance() -> None:
-    lengths = StepLengths(SIZES)
-    lengths.extracted(256, 0.2)  # somebody else had the machine
-    taken = settle(lengths, 0.004, 25e-6, 0.0, steps=2000)
+    clock = StepClock(SIZES)
+    clock.ran("extraction", 256, 0.2)  # somebody else had the machine
+    taken = settle(clock, 0.004, 25e-6, 0.0, steps=2000)
     assert taken[10] == 16 and taken.count(256) > 1000
 
 
 def test_steps_that_say_nothing_of_a_size() -> None:
-    lengths = StepLengths(SIZES)
-    lengths.generates(0.0)
-    lengths.decoded(0.004)
-    lengths.extracted(1024, 0.025)
-    lengths.extracted(100, 0.002)  # not the most that 256 take
-    lengths.extracted(4000, 9.0)
-    assert lengths.most_tokens(0.0) == 256
+    clock = StepClock(SIZES)
+    clock.generates(0.0)
+    clock.ran("decode", 1, 0.004)
+    clock.ran("extraction", 1024, 0.025)
+    clock.ran("extraction", 100, 0.002)  # not the most that 256 take
+    clock.ran("extraction", 4000, 9.0)
+    assert clock.most_extracting(0.0) == 256
 
 
 class Clocked:
@@ -111,8 +110,7 @@ class Clocked:
             seconds = device(0.004, 25e-6, launch.plan.num_tokens)
             result = dataclasses.replace(self.runner.launch(launch.plan), device_seconds=seconds)
             self.now += seconds
-            self.scheduler.extractions.ran(launch, result.device_seconds)
-            apply_result(launch, result, self.now)
+            self.scheduler.apply(launch, result, self.now)
         return launch
 
 

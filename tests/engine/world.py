@@ -19,7 +19,6 @@ from bequest.engine.errors import EngineError, InsufficientRetention, RetentionT
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import most_blocks_of_beams
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
-from bequest.engine.scheduling.results import apply_result
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import KeptChoice, Record
@@ -280,8 +279,7 @@ class World:
             return
         launch = self.launched.popleft()
         result = replace(self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1]))
-        self.scheduler.extractions.ran(launch, result.device_seconds)
-        applied = apply_result(launch, result, self.now)
+        applied = self.scheduler.apply(launch, result, self.now)
         for group in applied.failed:
             assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]
             self.end(group, complete=False)

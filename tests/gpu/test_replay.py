@@ -27,6 +27,7 @@ async def test_random_steps(fields: dict[str, Any], tiny_model: Callable[[str], 
 
 
 async def test_random_steps_of_an_encoder_decoder_model(tmp_path: Path) -> None:
+    (tmp_path / "bart").mkdir()
     directory = save_model("bart", tmp_path / "bart")
     fields = {"dtype": "float32", "max_model_len": 40, "max_encoder_len": 41, "num_blocks": 300}
     await check_recorded_encoder_run(config(directory, tmp_path / "recording", **fields), 300)

@@ -1,79 +1,118 @@
-"""When the next step is planned: as late as it can be without the device waiting for it.
+"""How long steps take: one history, and what is decided by it. Owned by the event-loop thread; the time is passed in.
 
-A step that is planned while another one runs is closed to whoever comes until that one ends. On a device that takes
-50 ms for a step, a request would wait for what is left of the one that runs and for all of the next. So a step behind a
-long one is planned when that is about to end, as steps of its size did before.
+**When the next step is planned.** A planned step admits nobody. If step N+1 were planned as soon as N started, a new
+request would wait for both. So where N is expected to take long, N+1 is planned just before N ends. The estimate is
+the lower eighth of recent steps of its size: a mean would say little, since some steps take far longer where the
+machine is shared.
 
-Owned by the event-loop thread; the clock is passed in.
+**How long a step of nothing but extractions may be.** Whoever comes while it runs waits for its end. So where
+generations were there a moment ago it takes no longer than a few of their steps; where nobody generates it is as long
+as extractions like it best.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict, deque
+from typing import Literal
 
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.types import StepPlan
 
-_WORTH_WAITING = 0.0125  # seconds of a step; nobody notices having waited for a shorter one
-_MARGIN = 0.003  # seconds before the end: the time that planning and the way to the device take
-_LOOK_BACK = 16  # steps of a size
-_FORGET = 1 / 8  # of the longest delay, with each that is shorter
-_SIZES_PER_DOUBLING = 4  # steps whose sizes differ by less than a fifth are expected to take as long
-
 _Size = tuple[int, int]
+_ANY = 1 << 30  # tokens: as many as a step has
 
 
-class _Durations:
-    """Of the latest steps of a size. Their mean would say little: some take far longer, where the machine is shared."""
-
-    __slots__ = ("_seen",)
-
-    def __init__(self) -> None:
-        self._seen: deque[float] = deque(maxlen=_LOOK_BACK)
-
-    def add(self, seconds: float) -> None:
-        self._seen.append(seconds)
-
-    @property
-    def least(self) -> float:
-        """One of eight took less; 0: there were too few to tell."""
-        return sorted(self._seen)[len(self._seen) // 8] if len(self._seen) * 2 >= _LOOK_BACK else 0.0
-
-
-class Foresight:
-    """Knows what runs, and how long such steps took."""
-
-    def __init__(self) -> None:
-        self._durations: defaultdict[_Size, _Durations] = defaultdict(_Durations)
+class StepClock:
+    def __init__(self, extraction_sizes: tuple[int, ...] = (_ANY,), tuning: Tuning = DEFAULT) -> None:
+        """`extraction_sizes`: tokens of steps of extractions, ascending; the last is for when nobody generates."""
+        self._tuning = tuning
+        kept = tuning.durations_kept
+        self._durations: defaultdict[_Size, deque[float]] = defaultdict(lambda: deque(maxlen=kept))
         self._launched: deque[_Size] = deque()
         self._since = 0.0  # when the oldest of the launched ones began
         self._late = 0.0  # seconds by which whoever asked to be woken was, in the worst of the latest cases
+        self._sizes = extraction_sizes
+        self._seconds: list[float | None] = [None] * len(extraction_sizes)  # of a step of each
+        self._decode: float | None = None  # seconds of a step of generations
+        self._present_until = 0.0
+
+    # --- what happens --------------------------------------------------------------------------------------------
 
     def launched(self, plan: StepPlan, now: float) -> None:
         if not self._launched:
             self._since = now
-        self._launched.append(_size(plan))
+        self._launched.append(self._size(plan))
 
     def computed(self, now: float) -> None:
         """The device is done with the oldest, and goes on to the next."""
-        self._durations[self._launched.popleft()].add(now - self._since)
+        self._durations[self._launched.popleft()].append(now - self._since)
         self._since = now
+
+    def ran(self, nature: Literal["decode", "extraction", "mixed"], num_tokens: int, seconds: float) -> None:
+        """A step without encoders took the device so long; 0: nobody knows."""
+        if not seconds:
+            return
+        if nature == "decode":
+            self._decode = self._averaged(self._decode, seconds)
+        elif nature == "extraction":
+            self._extracted(num_tokens, seconds)
+
+    def woken(self, seconds_late: float) -> None:
+        """A busy event loop comes late: it has to be asked earlier."""
+        self._late = max(seconds_late, self._late * (1 - self._tuning.delay_forgotten))
+
+    def generates(self, now: float) -> None:
+        """Somebody does, or waits to."""
+        self._present_until = now + self._tuning.present_for
+
+    # --- what follows --------------------------------------------------------------------------------------------
 
     def seconds_until_due(self, now: float) -> float:
         """How long the step behind those that are launched can still wait to be planned; 0: it is due."""
         if not self._launched:
             return 0.0
-        least = self._durations[self._launched[0]].least
-        return max(0.0, self._since + least - _MARGIN - self._late - now) if least >= _WORTH_WAITING else 0.0
+        least, tuning = self._least(self._launched[0]), self._tuning
+        if least < tuning.late_from:
+            return 0.0
+        return max(0.0, self._since + least - tuning.late_margin - self._late - now)
 
-    def woken(self, seconds_late: float) -> None:
-        """A busy event loop comes late: it has to be asked earlier."""
-        self._late = max(seconds_late, self._late * (1 - _FORGET))
+    def most_extracting(self, now: float) -> int:
+        """Tokens of the next step, if it is one of extractions alone."""
+        if now > self._present_until or self._decode is None:
+            return self._sizes[-1]
+        most = max(self._tuning.extraction_steps * self._decode, self._tuning.extraction_least)
+        least_per_token = 0.0  # of the next larger size that is known: a smaller one takes no less for each
+        for size, seconds in zip(reversed(self._sizes), reversed(self._seconds), strict=True):
+            if seconds is not None:
+                least_per_token = seconds / size
+            if (least_per_token * size if seconds is None else seconds) <= most:
+                return size
+        return self._sizes[0]
 
+    # --- inside --------------------------------------------------------------------------------------------------
 
-def _size(plan: StepPlan) -> _Size:
-    return _rounded(plan.num_tokens), _rounded(sum(encoder.input.length for encoder in plan.encoders))
+    def _least(self, size: _Size) -> float:
+        """One of eight steps of the size took less; 0: there were too few to tell."""
+        seen = self._durations[size]
+        return sorted(seen)[len(seen) // 8] if len(seen) * 2 >= self._tuning.durations_kept else 0.0
 
+    def _extracted(self, num_tokens: int, seconds: float) -> None:
+        index = bisect_left(self._sizes, num_tokens)
+        if index == len(self._sizes) or num_tokens < self._tuning.whole_part * self._sizes[index]:
+            return
+        self._seconds[index] = self._averaged(self._seconds[index], seconds)
+        for larger in range(index + 1, len(self._sizes)):
+            known = self._seconds[larger]
+            if known is not None:
+                self._seconds[larger] = known * self._tuning.retry_factor
 
-def _rounded(count: int) -> int:
-    return round(math.log2(count) * _SIZES_PER_DOUBLING) if count else -1
+    def _averaged(self, before: float | None, newest: float) -> float:
+        return newest if before is None else before + self._tuning.average_weight * (newest - before)
+
+    def _size(self, plan: StepPlan) -> _Size:
+        return self._rounded(plan.num_tokens), self._rounded(sum(run.input.length for run in plan.encoders))
+
+    def _rounded(self, count: int) -> int:
+        return round(math.log2(count) * self._tuning.sizes_per_doubling) if count else -1

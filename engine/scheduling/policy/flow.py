@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import math
 
-_WEIGHT = 1 / 128  # of the latest step in the averages
-_LEAST_PART = 16  # one of so many tokens that a step may have: fewer would hardly make it shorter
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 
 
 class PromptFlow:
-    def __init__(self, pace: float, num_slots: int, max_num_tokens: int) -> None:
+    def __init__(self, pace: float, num_slots: int, max_num_tokens: int, tuning: Tuning = DEFAULT) -> None:
         """`pace` as in SchedulerLimits.prompt_pace; `max_num_tokens` of a step."""
         self._pace, self._num_slots = pace, num_slots
-        self._least = max(1, max_num_tokens // _LEAST_PART)
+        self._weight = tuning.flow_weight
+        self._least = max(1, max_num_tokens // tuning.flow_least_part)
         self._prompts, self._streams = 0.0, 0.0  # tokens of the latest steps
 
     def let_in(self, num_tokens: int) -> None:
@@ -31,8 +31,8 @@ class PromptFlow:
 
     def planned(self, num_streams: int) -> None:
         """A step, with a token for each of these."""
-        self._prompts -= _WEIGHT * self._prompts
-        self._streams += num_streams - _WEIGHT * self._streams
+        self._prompts -= self._weight * self._prompts
+        self._streams += num_streams - self._weight * self._streams
 
     def tokens_of_step(self, most: int, num_streams: int, crowded: bool) -> int:
         """Of at most so many, beside these streams. `crowded`: more requests wait than there are slots for."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-_SAMPLE = 64  # departures that are looked back on
-_PART = 4  # a refused client should find a quarter of the queue free
-_LONGEST = 60.0  # seconds, that clients wait at most
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 
 
 class Pace:
-    def __init__(self) -> None:
-        self._departures: deque[float] = deque(maxlen=_SAMPLE)
+    def __init__(self, tuning: Tuning = DEFAULT) -> None:
+        self._tuning = tuning
+        self._departures: deque[float] = deque(maxlen=tuning.departures_kept)
 
     def departed(self, now: float) -> None:
         self._departures.append(now)
@@ -19,6 +18,6 @@ class Pace:
     def seconds_to_try_again(self, max_queued: int, now: float) -> float:
         """Until about a quarter of a full queue has left, at the latest pace; from 1 to 60."""
         if len(self._departures) < 2:
-            return 1.0 if not self._departures else min(max(1.0, now - self._departures[0]), _LONGEST)
+            return 1.0 if not self._departures else min(max(1.0, now - self._departures[0]), self._tuning.longest_wait)
         seconds_each = (now - self._departures[0]) / len(self._departures)
-        return min(max(1.0, seconds_each * max_queued / _PART), _LONGEST)
+        return min(max(1.0, seconds_each * max_queued / self._tuning.retry_part), self._tuning.longest_wait)

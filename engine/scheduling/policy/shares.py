@@ -12,25 +12,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.state.account import Account
 from bequest.engine.state.sequence import Sequence
-
-_RESERVED_PART = 8  # one slot of so many is for tenants that have less than their share,
-_LEAST_TO_RESERVE = 4  # and one at least of so many: of fewer it would be too large a part
-_PROMPT_PART = 5  # one of so many tokens of a step is for the prompts of tenants that have their share
 
 
 class SlotShares:
     """Slots of sequences, and those of beams, which are counted apart and shared by nobody."""
 
-    def __init__(self, running: Iterable[Sequence], max_num_seqs: int, max_num_beams: int, *, several: bool) -> None:
+    def __init__(
+        self,
+        running: Iterable[Sequence],
+        max_num_seqs: int,
+        max_num_beams: int,
+        *,
+        several: bool,
+        tuning: Tuning = DEFAULT,
+    ) -> None:
         """`several`: more than one tenant may come."""
+        self._tuning = tuning
         self._holders: list[Sequence] = []
         self._held: Counter[Account] = Counter()
         self._max_num_seqs, self._free = max_num_seqs, max_num_seqs
         self._max_num_beams, self._free_of_beams = max_num_beams, max_num_beams
         self._several = several
-        reserved = max(max_num_seqs // _RESERVED_PART, int(max_num_seqs >= _LEAST_TO_RESERVE))
+        reserved = max(max_num_seqs // tuning.reserved_part, int(max_num_seqs >= tuning.reserved_from))
         self._num_reserved = reserved if several else 0
         for sequence in running:
             num_slots = sequence.work.slots(sequence)
@@ -72,7 +78,7 @@ class SlotShares:
 
     def prompt_tokens(self, most: int) -> int:
         """Of a step of `most`, those that prompts of tenants with their share may take."""
-        return max(1, most // _PROMPT_PART) if self._several else most
+        return max(1, most // self._tuning.prompt_part) if self._several else most
 
     def level(self, waiting: Sequence) -> list[Sequence]:
         """Running sequences that give way to one that waits for slots: the least urgent of whoever has the most, as

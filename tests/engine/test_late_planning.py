@@ -11,7 +11,7 @@ import pytest
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.scheduling.limits import SchedulerLimits
-from bequest.engine.scheduling.policy.clock import Foresight
+from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.types import (
     ModelInfo,
     SamplingParams,
@@ -49,13 +49,13 @@ def plan_of(num_tokens: int) -> StepPlan:
 
 def after(*steps: tuple[int, float], num_tokens: int) -> float:
     """Seconds that the next step may wait behind one of `num_tokens` that has just begun, after others have run."""
-    foresight, now = Foresight(), 7.0
+    clock, now = StepClock(), 7.0
     for count, seconds in steps:
-        foresight.launched(plan_of(count), now)
+        clock.launched(plan_of(count), now)
         now += seconds
-        foresight.computed(now)
-    foresight.launched(plan_of(num_tokens), now)
-    return foresight.seconds_until_due(now)
+        clock.computed(now)
+    clock.launched(plan_of(num_tokens), now)
+    return clock.seconds_until_due(now)
 
 
 def test_it_is_due_just_before_the_end_of_a_step_like_many_before() -> None:
@@ -78,28 +78,28 @@ def test_it_is_due_the_earlier_the_more_such_steps_differ() -> None:
 
 
 def test_steps_in_a_row_are_each_measured_from_the_end_of_the_one_before() -> None:
-    foresight = Foresight()
+    clock = StepClock()
     for i in range(60):
-        foresight.launched(plan_of(8), i * STEP)
-        foresight.launched(plan_of(8), i * STEP + STEP / 2) if i == 0 else None
-        foresight.computed((i + 1) * STEP)
-    assert foresight.seconds_until_due(60 * STEP) == pytest.approx(STEP - 0.003, abs=1e-3)
-    assert foresight.seconds_until_due(60 * STEP + 0.04) == pytest.approx(STEP - 0.043, abs=1e-3)
-    assert foresight.seconds_until_due(61 * STEP) == 0
+        clock.launched(plan_of(8), i * STEP)
+        clock.launched(plan_of(8), i * STEP + STEP / 2) if i == 0 else None
+        clock.computed((i + 1) * STEP)
+    assert clock.seconds_until_due(60 * STEP) == pytest.approx(STEP - 0.003, abs=1e-3)
+    assert clock.seconds_until_due(60 * STEP + 0.04) == pytest.approx(STEP - 0.043, abs=1e-3)
+    assert clock.seconds_until_due(61 * STEP) == 0
 
 
 def test_who_comes_late_is_woken_earlier_for_a_while() -> None:
-    foresight = Foresight()
+    clock = StepClock()
     for i in range(60):
-        foresight.launched(plan_of(8), i * STEP)
-        foresight.computed((i + 1) * STEP)
-    foresight.launched(plan_of(8), 3.0)
-    usual = foresight.seconds_until_due(3.0)
-    foresight.woken(0.02)
-    assert foresight.seconds_until_due(3.0) == pytest.approx(usual - 0.02)
+        clock.launched(plan_of(8), i * STEP)
+        clock.computed((i + 1) * STEP)
+    clock.launched(plan_of(8), 3.0)
+    usual = clock.seconds_until_due(3.0)
+    clock.woken(0.02)
+    assert clock.seconds_until_due(3.0) == pytest.approx(usual - 0.02)
     for _ in range(50):
-        foresight.woken(0.0)
-    assert foresight.seconds_until_due(3.0) == pytest.approx(usual, abs=1e-3)
+        clock.woken(0.0)
+    assert clock.seconds_until_due(3.0) == pytest.approx(usual, abs=1e-3)
 
 
 class Gated(PagedFakeRunner):
