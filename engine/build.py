@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
+from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.recording import Opened, Recorder, RecordingRunner
@@ -65,7 +67,7 @@ def make_scheduler(
     from bequest.engine._C import BlockPool
 
     pool = BlockPool(sizes.num_blocks, sizes.block_size, limits.prefix_caching)
-    host = BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False)
+    host = HostTier(BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False))
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
     cache = KvCache(
@@ -92,6 +94,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         await asyncio.wait({text_loading})
         text_loading.exception()  # seen, even if the other one is what is raised
     text = text_loading.result()
+    fingerprint = await asyncio.to_thread(Fingerprint, path)
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
@@ -126,6 +129,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         seed=config.seed,
         step_timeout=config.step_timeout,
         observer=observer,
+        fingerprint=fingerprint,
     )
     return Built(engine, text)
 

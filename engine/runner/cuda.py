@@ -22,6 +22,7 @@ from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_beams import CudaBeams
+from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
 from bequest.engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
 from bequest.engine.runner.cuda_encoders import CudaEncoders
 from bequest.engine.runner.cuda_masks import DeviceMasks
@@ -40,6 +41,7 @@ from bequest.engine.types import (
     PromptLogprobSpec,
     StepPlan,
 )
+from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
@@ -92,6 +94,7 @@ class CudaRunner:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
+        self._transfers = BlockTransfers(kv_cache, self._host_cache)
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
@@ -208,6 +211,20 @@ class CudaRunner:
             return False
         catalogues = (spec.catalogue for spec in plan.beams)
         return all(catalogue is None or self._catalogues.is_placed(catalogue.handle) for catalogue in catalogues)
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        return self._transfers.layout
+
+    def read_blocks(self, read: BlockRead) -> PendingRead:
+        self._masks.settle()  # pinning memory may wait for the device
+        with self._scope:
+            return self._transfers.read(read)
+
+    def write_blocks(self, write: BlockWrite) -> PendingWrite:
+        self._masks.settle()
+        with self._scope:
+            return self._transfers.write(write)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)

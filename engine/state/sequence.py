@@ -35,7 +35,7 @@ from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.output import Output
 from bequest.engine.state.parts import StatesCharge, Ties, Times
 from bequest.engine.state.prompt_logprobs import PromptLogprobs
-from bequest.engine.state.record import Estate, Record
+from bequest.engine.state.record import Holding, Record
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import (
     NO_ROW,
@@ -378,9 +378,9 @@ class Sequence:
     def may_owe_blocks(self) -> bool:
         """Its end may be in flight, and its blocks are promised to a lease: they stay until that is known."""
         record = self.group.ties.record
-        return self.num_in_flight > 0 and record is not None and record.ttl is not None
+        return self.num_in_flight > 0 and record is not None and record.lease.ttl is not None
 
-    # --- its estate ---
+    # --- its holding ---
 
     @property
     def shown_len(self) -> int:
@@ -469,7 +469,7 @@ class Group:
     def charged_output(self) -> int:
         return self.ties.charged_output
 
-    def estate(self, choice: int) -> Estate | None:
+    def holding(self, choice: int) -> Holding | None:
         """Of a choice that runs or waits; before the choices part ways each is the first. Of beams: the best."""
         number = choice if self.kind.forked else 0
         return next((s for s in self.sequences if s.choice == number and s.status is not Status.FINISHED), None)

@@ -270,7 +270,7 @@ class Search(Kind):
     def _ends_as_one(self) -> bool:
         """Whether the answer can be kept and delivered without a sequence for each of its choices."""
         record = self.group.ties.record
-        leased = record is not None and record.ttl is not None
+        leased = record is not None and record.lease.ttl is not None
         return not leased and self.group.request.hidden_states is None
 
     def _estates(self, leader: Sequence, answer: BeamAnswer) -> KeptBeams:
