@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from benchmarks.simulated_load import NARROW, WIDE, Device, Figures, measure
 from bequest.engine.scheduling.policy.tuning import DEFAULT, OFF, Tuning
 
-WITHOUT = {
+WITHOUT = {  # by mechanism
     "late planning": replace(DEFAULT, late_from=OFF),
-    "slots kept for others, and levelling": replace(DEFAULT, reserved_part=1 << 30, reserved_from=1 << 30),
-    "a part of the step for prompts of who has its share": replace(DEFAULT, prompt_part=1),
+    "slots kept for others": replace(DEFAULT, reserved_part=1 << 30, reserved_from=1 << 30),
+    "a part of a step for prompts": replace(DEFAULT, prompt_part=1),
     "prompts spread in a crowd": replace(DEFAULT, flow_least_part=1),
 }
 
