@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
+from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.recording import Opened, Recorder, RecordingRunner
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text
 from bequest.engine.types import Runner
@@ -65,7 +68,7 @@ def make_scheduler(
     from bequest.engine._C import BlockPool
 
     pool = BlockPool(sizes.num_blocks, sizes.block_size, limits.prefix_caching)
-    host = BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False)
+    host = HostTier(BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False))
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
     cache = KvCache(
@@ -79,7 +82,7 @@ def make_scheduler(
     return Scheduler(limits, cache, retention, eos_token_ids, kinds=kinds, drafter=drafter)
 
 
-async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
+async def build_engine(config: EngineConfig, observer: Observer | None = None, *, tuning: Tuning = DEFAULT) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0001)
@@ -92,6 +95,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         await asyncio.wait({text_loading})
         text_loading.exception()  # seen, even if the other one is what is raised
     text = text_loading.result()
+    fingerprint = await asyncio.to_thread(Fingerprint, path)
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
@@ -112,6 +116,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                 ),
                 max_num_encoder_tokens=prepared.max_num_encoder_tokens,
                 prompt_pace=prepared.prompt_pace,
+                tuning=tuning,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,
@@ -126,6 +131,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
         seed=config.seed,
         step_timeout=config.step_timeout,
         observer=observer,
+        fingerprint=fingerprint,
     )
     return Built(engine, text)
 

@@ -1,8 +1,8 @@
 """The device thread: launches plans in order; results go back to the event loop. It owns everything on the device.
 
-The threads exchange StepPlan and StepResult, which are data, and registrations of what plans name by handles; so there
-are no locks. A CPU runner has computed its result when `launch` returns. A GPU runner has only queued the work: a
-second thread waits for it, so that the next plan can be queued meanwhile.
+The threads exchange StepPlan and StepResult, which are data, registrations of what plans name by handles, and the
+bytes of blocks; so there are no locks. A CPU runner has computed its result when `launch` returns. A GPU runner has
+only queued the work: a second thread waits for it, so that the next plan can be queued meanwhile.
 
 A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
 time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from bequest.engine.types import PendingStep, Registration, Release, Runner, StepPlan, StepResult
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
 
 T = TypeVar("T")
 
@@ -30,6 +33,29 @@ class Probe:
     """Goes the way of a plan and does nothing."""
 
     passed: Callable[[None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes of blocks that are read or written between two plans."""
+
+    blocks: BlockRead | BlockWrite
+    settle: Callable[[BlockBytes], None]  # on the event loop, with what was read
+
+    def begin(self, runner: Runner) -> BlockBytes | PendingBlocks:
+        if isinstance(self.blocks, BlockRead):
+            return runner.read_blocks(self.blocks)
+        pending = runner.write_blocks(self.blocks)
+        return self.blocks.content[:0] if pending is None else pending
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTransfer:
+    transfer: Transfer
+    blocks: PendingBlocks
+
+
+_Item = StepPlan | Registration | Release | Probe | Transfer
 
 
 class DeviceThread:
@@ -52,8 +78,9 @@ class DeviceThread:
         self._on_result = on_result
         self._on_computed = on_computed
         self._on_failure = on_failure
-        self._plans: queue.SimpleQueue[StepPlan | Registration | Release | Probe | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[PendingStep | Probe | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[PendingStep | PendingTransfer | Probe | None] = queue.SimpleQueue()
+        self._num_transfers = 0  # that the thread may be at, though no plan is launched
         self._watched: PendingStep | None = None  # by the event loop; nothing else is launched
         self._patient_until = 0.0
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
@@ -67,13 +94,27 @@ class DeviceThread:
         for change in changes:
             self._put(change)
             told = True
-        if told or not idle or not self._runner.is_quick(plan):
+        if told or not idle or self._num_transfers or not self._runner.is_quick(plan):
             self._put(plan)
             return
         step = self._runner.launch(plan)
         assert not isinstance(step, StepResult)
         self._watched, self._patient_until = step, self._loop.time() + _PATIENCE
         self._loop.call_soon(self._look)
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        return self._runner.block_layout
+
+    def transfer(self, blocks: BlockRead | BlockWrite, then: Callable[[BlockBytes], None]) -> None:
+        """Behind everything launched before, and before everything launched later."""
+
+        def settle(content: BlockBytes) -> None:
+            self._num_transfers -= 1
+            then(content)
+
+        self._num_transfers += 1
+        self._put(Transfer(blocks, settle))
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""
@@ -87,7 +128,7 @@ class DeviceThread:
         await asyncio.to_thread(self._thread.join, timeout)
         await asyncio.to_thread(self._waiter.join, 1.0)  # it has nothing left when the other one has ended
 
-    def _put(self, plan: StepPlan | Registration | Release | Probe | None) -> None:
+    def _put(self, plan: _Item | None) -> None:
         """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
         self._look_no_more()
         self._plans.put(plan)
@@ -123,6 +164,9 @@ class DeviceThread:
                 if isinstance(plan, Registration | Release):
                     plan.tell(self._runner)
                     continue
+                if isinstance(plan, Transfer):
+                    self._transfer(plan)
+                    continue
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):
                     self._on_arrival(step, False)
@@ -136,11 +180,21 @@ class DeviceThread:
             self._waiter.join()
             self._runner.close()
 
+    def _transfer(self, transfer: Transfer) -> None:
+        blocks = transfer.begin(self._runner)
+        if isinstance(blocks, np.ndarray):
+            self._post(transfer.settle, blocks)
+        else:
+            self._launched.put(PendingTransfer(transfer, blocks))
+
     def _wait_all(self) -> None:
         try:
             while (step := self._launched.get()) is not None:
                 if isinstance(step, Probe):
                     self._post(step.passed, None)
+                    continue
+                if isinstance(step, PendingTransfer):
+                    self._post(step.transfer.settle, step.blocks.wait())
                     continue
                 if step.slow_to_read:
                     step.wait_computed()

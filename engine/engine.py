@@ -9,7 +9,6 @@ plain (plan, run, apply), which gives the same tokens and is the oracle of the p
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import heapq
 import logging
 import time
@@ -21,9 +20,10 @@ from bequest.engine.constraints.mask_maker import MaskMaker
 from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.device import DeviceThread
 from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError, ParentFailed
+from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.retention import Retention, Settlement
 from bequest.engine.outputs import ChoiceOutput
-from bequest.engine.scheduling.admission import check_admissible, check_room
+from bequest.engine.scheduling.admission import check_admissible, check_room, seed_of
 from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
@@ -43,6 +43,7 @@ from bequest.engine.types import (
     StepResult,
     Usage,
 )
+from bequest.engine.types.estate import Estate
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step
@@ -66,9 +67,10 @@ class AsyncEngine:
         seed: int = 0,
         step_timeout: float = 0.0,
         observer: Observer | None = None,
+        fingerprint: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Must be made inside a running event loop: it starts the device thread."""
+        """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights."""
         self.info = info
         self.scheduler = scheduler
         self.state: State = "ready"
@@ -83,6 +85,8 @@ class AsyncEngine:
         runner.connect(channel)
         self._masks = MaskMaker(channel)
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
+        scheduler.wake = self._pump_soon
+        self._estates = EstateDesk(info, scheduler, self._device, fingerprint=fingerprint, clock=clock)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
         self._launched: deque[Launch] = deque()
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
@@ -116,7 +120,7 @@ class AsyncEngine:
         pace = self._paces[Lane.EXTRACTION if request.extracts else Lane.GENERATION]
         check_admissible(request, self.info, self.scheduler, self._max_queued, pace, self._clock())
         self._arrivals += 1
-        seed, number = self._seed_of(request), self._arrivals
+        seed, number = seed_of(request, self._seed), self._arrivals
         group = self.scheduler.new_group(request, sink, seed=seed, arrival_number=number, now=self._clock())
         self._states_memory.charge(group, self.info)
         try:
@@ -199,6 +203,16 @@ class AsyncEngine:
         self._pump_soon()
         return record.id
 
+    async def export_estate(self, tenant: str, reference: str) -> Estate:
+        """All that an ended request owns. Raises ParentNotFound, or InsufficientRetention if its blocks are gone."""
+        return await self._estates.take_out(tenant, reference)
+
+    async def import_estate(self, tenant: str, estate: Estate, ttl: float, origin: object = None) -> str:
+        """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
+        record_id = await self._estates.bring_in(tenant, estate, ttl, origin)
+        self._arm_timer()
+        return record_id
+
     @property
     def retention(self) -> Retention:
         return self.scheduler.retention
@@ -245,7 +259,9 @@ class AsyncEngine:
         if self.state == "ready":
             self.state = "draining"
         self._stopped = True
-        self._fail_all(EngineDraining("The engine stopped before the request was finished.", reason="stopped"))
+        stopped = EngineDraining("The engine stopped before the request was finished.", reason="stopped")
+        self._fail_all(stopped)
+        self._estates.close(stopped)
         if self._timer is not None:
             self._timer.cancel()
         self._watchdog.stop()
@@ -427,6 +443,7 @@ class AsyncEngine:
         self.state = "dead"
         self._launched.clear()
         self._masks.stop()
+        self._estates.close(EngineDead("The engine has failed.", reason="died"))
         if not self._death.done():
             self._death.set_result(error)
         for group in list(self._groups.values()):
@@ -473,12 +490,3 @@ class AsyncEngine:
         group.kind.cut()
         self._deliver(group)
         self._pump_soon()  # hidden states may be owed
-
-    # --- small things --------------------------------------------------------------------------------------------
-
-    def _seed_of(self, request: Request) -> int:
-        """64 bits: the client's seed, or one drawn from the engine's and the request's id."""
-        if request.params.seed is not None:
-            return request.params.seed & (2**64 - 1)
-        digest = hashlib.blake2b(f"{self._seed}/{request.id}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")

@@ -7,6 +7,8 @@ EngineError
 │   ├── GrammarTooLarge       more work for each token than the others can wait for
 │   ├── InvalidAudio          no audio, a format that is not read, or too long
 │   ├── RetentionTooLarge     more than the whole budget
+│   ├── InvalidEstate         cut short, changed on its way, or never one
+│   ├── EstateMismatch        of another model, cache or tenant
 │   └── AnswerTooLarge        hidden states of more bytes than this server holds for one answer
 ├── QueueFull                 try again later (429)
 ├── InsufficientRetention     leases of others fill the budget (429)
@@ -84,6 +86,16 @@ class AnswerTooLarge(InvalidRequest):
     """details: budget, needed (bytes)"""
 
     code = "answer_too_large"
+
+
+class InvalidEstate(InvalidRequest):
+    code = "invalid_estate"
+
+
+class EstateMismatch(InvalidRequest):
+    """details: differs (names of what is not the same)"""
+
+    code = "estate_mismatch"
 
 
 class InsufficientRetention(EngineError):

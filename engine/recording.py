@@ -24,13 +24,14 @@ import numpy as np
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.types import ComingMasks, IntArray, MaskSource, PendingStep, Runner, StepPlan, StepResult
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
 
 log = logging.getLogger("bequest.engine")
 
 _FORMAT = b"bequest-recording 1\n"
 _LENGTH_BYTES = 8
-_DTYPES = frozenset(["<i4", "<i8", "<u2", "<u8", "<f2", "<f4", "|b1"])  # of arrays in plans and results
+_DTYPES = frozenset(["<i4", "<i8", "<u2", "<u8", "<f2", "<f4", "|b1", "|u1"])  # of arrays in plans and results
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -67,7 +68,19 @@ class Returned(msgspec.Struct, frozen=True, tag=True):
     result: StepResult
 
 
-Record = Opened | Registered | Released | Planned | Masked | Returned
+class BlocksRead(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of blocks left the device; swaps that were planned before were carried out."""
+
+    read: BlockRead
+
+
+class BlocksWritten(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of blocks came from elsewhere."""
+
+    write: BlockWrite
+
+
+Record = Opened | Registered | Released | Planned | Masked | Returned | BlocksRead | BlocksWritten
 
 
 class RecordingError(Exception):
@@ -189,6 +202,18 @@ class RecordingRunner:
 
     def is_quick(self, plan: StepPlan) -> bool:
         return self._runner.is_quick(plan)
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        return self._runner.block_layout
+
+    def read_blocks(self, read: BlockRead) -> BlockBytes | PendingBlocks:
+        self._recorder.write(BlocksRead(read))
+        return self._runner.read_blocks(read)
+
+    def write_blocks(self, write: BlockWrite) -> PendingBlocks | None:
+        self._recorder.write(BlocksWritten(write))
+        return self._runner.write_blocks(write)
 
     def close(self) -> None:
         self._runner.close()

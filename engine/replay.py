@@ -21,6 +21,8 @@ from bequest.engine.constraints.masks import StepMasks
 from bequest.engine.errors import ModelError
 from bequest.engine.fetch import model_path
 from bequest.engine.recording import (
+    BlocksRead,
+    BlocksWritten,
     Masked,
     Opened,
     Planned,
@@ -32,6 +34,7 @@ from bequest.engine.recording import (
     Returned,
 )
 from bequest.engine.types import IntArray, Runner, StepPlan, StepResult
+from bequest.engine.types.blocks import BlockBytes, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
 
 
@@ -69,6 +72,8 @@ class Replay:
                 self._runner.register(record.handle, catalogue)
             elif isinstance(record, Released):
                 self._runner.release(record.handle)
+            elif isinstance(record, BlocksRead | BlocksWritten):
+                self._transfer(record)
             elif isinstance(record, Planned):
                 if not self._has_masks(record.plan):
                     break
@@ -78,6 +83,15 @@ class Replay:
             elif isinstance(record, Returned):
                 difference = self._compare(record.result)
         return Replayed(self._num_steps, self._num_compared, difference)
+
+    def _transfer(self, record: BlocksRead | BlocksWritten) -> None:
+        """What is read is not compared: the steps that read the same blocks are."""
+        if isinstance(record, BlocksRead):
+            pending: BlockBytes | PendingBlocks | None = self._runner.read_blocks(record.read)
+        else:
+            pending = self._runner.write_blocks(record.write)
+        if pending is not None and not isinstance(pending, np.ndarray):
+            pending.wait()
 
     def _compare(self, recorded: StepResult) -> str | None:
         replayed = self._results.pop(recorded.step, None)

@@ -1,7 +1,8 @@
-"""The blocks on the device and on the host: where a sequence's KV comes from, and who moves when room is needed.
+"""The blocks on the device and in the tier below: where a sequence's KV comes from, and who moves when room is needed.
 
 Owned by the event-loop thread. The memory follows the plans: swaps and copies noted here are carried out by the next
-step, swaps out first, so that what they free may be written by the same step.
+step, swaps out first, so that what they free may be written by the same step. Bytes that the tier has not at hand make
+a placement pending (engine/cache/tiers).
 
 Room is made in this order: free blocks (among them those of warm records), leases that move to the host, and only then,
 by the scheduler, running sequences, least urgent first, which move to the part of the host that no lease can need, or
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from collections.abc import Sequence as Tables
-from dataclasses import dataclass
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from bequest.engine.cache.cross import CrossPlace, CrossTables, write_encoder
 from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.cache.tiers.ticket import Ticket, done
+from bequest.engine.cache.tiers.tier import Moves, Tier
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Sequence, Status
 from bequest.engine.types import Inheritance, Source
@@ -66,6 +69,7 @@ class Placement:
     lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
     lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
     cross: CrossPlace | None = None  # of an encoder-decoder model
+    ticket: Ticket = field(default_factory=done)  # for its bytes; pending: whoever waits for them waits in the queue
 
     @property
     def needed(self) -> int:
@@ -96,23 +100,21 @@ class KvCache:
     def __init__(
         self,
         pool: BlockPool,
-        host: BlockPool,
+        tier: Tier,
         leases: Holders,
         cross: CrossTables,
         *,
         device_budget: int,
         prefix_caching: bool,
     ) -> None:
-        """`device_budget`: blocks of the device pool that leases may hold when the host has no room for them."""
+        """`device_budget`: blocks of the device pool that leases may hold when the tier has no room for them."""
         self.pool = pool
-        self.host = host
+        self.tier = tier
+        self.host = tier.pool
         self.cross = cross
         self._leases = leases
         self.device_budget = device_budget
         self._prefix_caching = prefix_caching
-        # Of the next step. By destination: of two swaps to one block the earlier one's content is not needed any more.
-        self._swaps_out: dict[int, int] = {}  # host block → device block
-        self._swaps_in: dict[int, int] = {}  # device block → host block
 
     def begin_plan(self) -> None:
         # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
@@ -123,13 +125,9 @@ class KvCache:
         self.pool.end_plan()
         self.host.end_plan()
 
-    def take_swaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(device, host) pairs out and (host, device) pairs in that the next step has to carry out."""
-        out = [(device, host) for host, device in self._swaps_out.items()]
-        into = [(host, device) for device, host in self._swaps_in.items()]
-        self._swaps_out.clear()
-        self._swaps_in.clear()
-        return out, into
+    def take_swaps(self) -> Moves:
+        """What the next step has to carry out."""
+        return self.tier.take_moves()
 
     def check_only_leases(self) -> None:
         """Nothing runs or waits: every block that no lease holds must be free."""
@@ -141,13 +139,63 @@ class KvCache:
         assert self.host.num_used == on_host, "host blocks lost"
         assert budget.num_promised == 0, "promised blocks lost"
 
+    def index(self, record: Record) -> None:
+        """Lets others find the full blocks of a record whose bytes came from elsewhere."""
+        for kept in record.kept.values() if self._prefix_caching else ():
+            if kept.table is not None and kept.table.resident:
+                kept.table.commit(kept.tokens, kept.computed)
+
     # --- where a sequence starts ---------------------------------------------------------------------------------
 
     def place(self, sequence: Sequence) -> Placement:
         """The cheapest beginning that is there: its own blocks, its parent's, the prefix index's, none."""
         placement = self._place_self(sequence)
+        if not placement.table.resident:
+            placement = self._reach(placement, sequence)
         placement.cross = self._place_cross(sequence)
+        if placement.cross is not None and not placement.cross.table.resident:
+            placement = self._reach_cross(placement, placement.cross, sequence)
         return placement
+
+    def _reach(self, placement: Placement, sequence: Sequence) -> Placement:
+        """The placement with a ticket for its bytes; without them, where they are lost."""
+        placement.ticket = self._read(placement.table)
+        if not placement.ticket.failed:
+            return placement
+        if placement.table is not sequence.table:
+            placement.drop()
+            return self._match(sequence)
+        self._lose_blocks([sequence])
+        placement = self._place_self(sequence)
+        return placement if placement.table.resident else self._reach(placement, sequence)
+
+    def _reach_cross(self, placement: Placement, cross: CrossPlace, sequence: Sequence) -> Placement:
+        """The same of the encoder input: where its blocks are lost, the encoder runs again, and nobody of the group
+        keeps what was computed with it."""
+        ticket = self._read(cross.table)
+        if ticket.pending:
+            placement.ticket = ticket
+        if not ticket.failed:
+            return placement
+        if cross.own is None:
+            cross.drop()
+        else:
+            resumes = placement.table is sequence.table
+            self._lose_blocks([s for s in sequence.group.sequences if s.status is Status.WAITING])
+            if resumes:
+                return self.place(sequence)
+        placement.cross = CrossPlace(cross.encoder, BlockTable(self.pool), None, self.pool.block_size)
+        return placement
+
+    def _lose_blocks(self, waiting: Several[Sequence]) -> None:
+        """Of one group."""
+        for sequence in waiting:
+            sequence.table.free()
+            sequence.num_computed = 0
+        self.release_cross(waiting[0].group)
+
+    def _read(self, table: BlockTable) -> Ticket:
+        return self.tier.read([host_block(entry) for entry in filter(is_on_host, table.blocks)])
 
     def _place_self(self, sequence: Sequence) -> Placement:
         if len(sequence.table):
@@ -203,15 +251,16 @@ class KvCache:
         return write_encoder(cross.encoder, cross.table, self.pool.block_size)
 
     def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
-        """Whether there is room for all of a lease, and no other lease shares its host blocks: those would stay there,
-        and what was paid once would be held twice."""
+        """Whether there is room for all of a lease, its bytes are at hand, and no other lease shares its host blocks:
+        those would stay there, and what was paid once would be held twice."""
         if self.pool.num_free <= placement.needed + lease.num_on_host:
             return False
         childs = set(filter(is_on_host, placement.table.blocks))
-        return all(
+        alone = all(
             self.host.ref_count(host_block(entry)) == 1 + (entry in childs)
             for entry in filter(is_on_host, lease.blocks)
         )
+        return alone and self._read(lease).state == "done"
 
     def release_cross(self, group: Group) -> None:
         """The cross table goes with the last sequence that runs or keeps blocks for when it comes back."""
@@ -222,11 +271,10 @@ class KvCache:
         self.cross.let_go(group.cross)
         group.cross = None
 
-    def _swap_in(self, tables: Tables[BlockTable]) -> None:
+    def _swap_in(self, tables: Several[BlockTable]) -> None:
         pairs = try_swap_in(tables, self.pool)
         assert pairs is not None, "the blocks were counted"
-        for host, device in pairs:
-            self._swaps_in[device] = host
+        self.tier.bring(pairs)
 
     def report(self, placement: Placement, sequence: Sequence) -> Inheritance | None:
         """What a continuation's client is told. Without a token of its parent it is a prompt like any other."""
@@ -262,27 +310,27 @@ class KvCache:
     def _inherit(self, sequence: Sequence) -> Placement | None:
         """What its parent still has."""
         parent, lineage = sequence.group.ties.parent, sequence.group.request.lineage
-        estate = None if parent is None or lineage is None else parent.choice(lineage.choice)
-        if lineage is None or estate is None:
+        held = None if parent is None or lineage is None else parent.choice(lineage.choice)
+        if lineage is None or held is None:
             return None
         if sequence.group.request.params.prompt_logprobs is not None:
             return None  # every position has to be computed
         if parent is not None and parent.encoder != sequence.group.request.encoder:
             return None  # the tokens are the same, but not what they attend to
-        table = estate.borrow(self.pool)
-        held = len(table) * self.pool.block_size
+        table = held.borrow(self.pool)
+        capacity = len(table) * self.pool.block_size
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
-        alike = estate.tokens.common_prefix(sequence.tokens)
+        alike = held.tokens.common_prefix(sequence.tokens)
         goal = sequence.work.goal_len(sequence)
-        computed = min(lineage.at, estate.computed, sequence.work.most_inherited(sequence), held, alike)
+        computed = min(lineage.at, held.computed, sequence.work.most_inherited(sequence), capacity, alike)
         table.truncate(computed)
         if computed < goal:
             computed = self._copyable(table, computed)
         if computed == 0 and goal > 1:
             return None
-        lender = None if estate.holds_blocks else table.fork()
+        lender = None if held.holds_blocks else table.fork()
         missing = self._missing(table, computed, goal)
-        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, estate.lease)
+        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, held.lease)
 
     def _copyable(self, table: BlockTable, computed: int) -> int:
         """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
@@ -312,8 +360,8 @@ class KvCache:
         if lineage is None:
             return 0
         most = min(lineage.at, sequence.work.most_inherited(sequence))
-        estate = None if parent is None else parent.choice(lineage.choice)
-        return most if estate is None else min(most, estate.full_len)
+        held = None if parent is None else parent.choice(lineage.choice)
+        return most if held is None else min(most, held.full_len)
 
     def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
         """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""
@@ -356,7 +404,7 @@ class KvCache:
         pairs = try_swap_out(tables, self.host)
         if pairs is None:
             return False
-        self._note_out(pairs)
+        self.tier.write(pairs)
         return True
 
     def _reserved_for_leases(self) -> int:
@@ -369,12 +417,8 @@ class KvCache:
         tables = [table for record in reversed(records) for table in record.tables()]
         pairs = swap_out_some(tables, self.host, num_blocks - self.pool.num_free)
         if pairs:
-            self._note_out(pairs)
+            self.tier.write(pairs)
             self._leases.note_move(records, [(device, -host) for device, host in pairs])
-
-    def _note_out(self, pairs: list[tuple[int, int]]) -> None:
-        for device, host in pairs:
-            self._swaps_out[host] = device
 
 
 def _costliest(placement: Placement) -> Source:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.cache.cross import CrossTables
@@ -22,6 +23,20 @@ from bequest.engine.types import Request, Retained
 
 # A lease without max_tokens is charged for this many tokens of completion, and again whenever they are used up.
 OPEN_ENDED_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Tables of the blocks of a whole record, with references of their own."""
+
+    tables: dict[int, BlockTable]  # by choice
+    cross: BlockTable | None  # of its encoder input
+
+    def all(self) -> list[BlockTable]:
+        return [*self.tables.values(), *([] if self.cross is None else [self.cross])]
+
+    def free(self) -> None:
+        _free(self.all())
 
 
 class Leases:
@@ -46,15 +61,15 @@ class Leases:
         cross_discount = self._shared_cross(record, creditor)
         charge = whole - discount - cross_discount
         self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry())
-        record.charge, record.ttl, record.lost = charge, ttl, None
-        record.discount, record.cross_discount = discount, cross_discount
+        record.lease.charge, record.lease.ttl, record.lease.lost = charge, ttl, None
+        record.lease.discount, record.lease.cross_discount = discount, cross_discount
 
     def extend(self, group: Group) -> None:
         """The lease of a running group has to cover more than it was charged for, or is given up."""
         record = group.ties.record
         before = self._most_blocks(group)
         group.ties.charged_output += OPEN_ENDED_TOKENS
-        if record is None or record.ttl is None:
+        if record is None or record.lease.ttl is None:
             return
         whole = self._most_blocks(group)
         more = whole - before
@@ -63,15 +78,15 @@ class Leases:
         except EngineError as error:
             self.give_up(record, f"the answer outgrew what could be leased: {error.message}")
             return
-        record.charge += more
+        record.lease.charge += more
 
     def give_up(self, record: Record, why: str) -> None:
         """A running request will not be leased after all."""
-        if record.ttl is None:
+        if record.lease.ttl is None:
             return
         self._end_promise(record)
         self.budget.close_lease(record.tenant)
-        record.ttl, record.lost = None, why
+        record.lease.ttl, record.lease.lost = None, why
         self.release_if_free(record)
 
     def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
@@ -95,21 +110,21 @@ class Leases:
 
     def grant(self, record: Record, now: float) -> Retained:
         """The request has ended: the lease counts from now."""
-        assert record.ttl is not None
+        assert record.lease.ttl is not None
         self._end_promise(record)
-        self.set_expiry(record, record.ttl, now)
-        assert record.expires_at_wall is not None
-        return Retained(record.id, record.expires_at_wall, record.num_tokens, record.num_held_blocks())
+        self.set_expiry(record, record.lease.ttl, now)
+        assert record.lease.expires_at_wall is not None
+        return Retained(record.id, record.lease.expires_at_wall, record.num_tokens, record.num_held_blocks())
 
     def set_expiry(self, record: Record, ttl: float, now: float) -> None:
-        record.ttl = ttl
-        record.expires_at = now + ttl
-        record.expires_at_wall = self._wall() + ttl
+        record.lease.ttl = ttl
+        record.lease.expires_at = now + ttl
+        record.lease.expires_at_wall = self._wall() + ttl
         self._add_holder(record)
-        heapq.heappush(self._expiries, (record.expires_at, record.id, record))
+        heapq.heappush(self._expiries, (record.lease.expires_at, record.id, record))
         if len(self._expiries) > 2 * len(self._holders) + 64:
             # Leases that were prolonged or ended early must not pile up until the time they once had.
-            self._expiries = [entry for entry in self._expiries if entry[2].expires_at == entry[0]]
+            self._expiries = [entry for entry in self._expiries if entry[2].lease.expires_at == entry[0]]
             heapq.heapify(self._expiries)
 
     def replace(self, record: Record, kept: KeptChoice, table: BlockTable, computed: int) -> None:
@@ -133,7 +148,7 @@ class Leases:
 
     def revive(self, record: Record) -> None:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
-        if record.ttl is not None:
+        if record.lease.ttl is not None:
             return
         adopted, cross = self._adopt(record)
         tables = record.tables() + [table for _, table in adopted] + ([] if cross is None else [cross])
@@ -153,16 +168,46 @@ class Leases:
             self.budget.hold(record.tenant, table)
             kept.table, kept.epochs = table, BlockEpochs()
 
+    def borrow(self, record: Record) -> Borrowed:
+        """Tables of all that an ended record has; whoever reads them frees them. Raises InsufficientRetention if some
+        of it is gone."""
+        adopted, cross = self._adopt(record)
+        tables = {index: kept.table.fork() for index, kept in record.kept.items() if kept.table is not None}
+        tables |= {i: table for i, kept in record.kept.items() for other, table in adopted if other is kept}
+        if record.cross is not None:
+            cross = record.cross.table.fork()
+        return Borrowed(tables, cross)
+
+    def open_import(self, tenant: str, num_blocks: int) -> None:
+        """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
+        self.budget.open_lease(tenant, num_blocks, num_blocks, self._earliest_expiry())
+
+    def drop_import(self, tenant: str, num_blocks: int) -> None:
+        """It does not come after all."""
+        self.budget.settle(tenant, num_blocks)
+        self.budget.close_lease(tenant)
+
+    def grant_import(self, record: Record, owned: Borrowed, num_blocks: int, ttl: float, now: float) -> None:
+        """It is there, and takes over the tables that were made for it."""
+        self.budget.settle(record.tenant, num_blocks)
+        if owned.cross is not None:
+            self.budget.hold(record.tenant, owned.cross)
+            record.cross = self._cross.hold(record.salt, owned.cross, None)
+        for index, table in owned.tables.items():
+            self.budget.hold(record.tenant, table)
+            record.kept[index].table = table
+        self.set_expiry(record, ttl, now)
+
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""
-        if record.ttl is not None:
+        if record.lease.ttl is not None:
             self.budget.close_lease(record.tenant)
-        record.ttl = record.expires_at = record.expires_at_wall = None
+        record.lease.ttl = record.lease.expires_at = record.lease.expires_at_wall = None
         self.release_if_free(record)
 
     def release_if_free(self, record: Record) -> None:
         """Gives the blocks back that neither a lease nor an open child needs."""
-        if record.ttl is not None or record.pins > 0 or record not in self._holders:
+        if record.lease.ttl is not None or record.pins > 0 or record not in self._holders:
             return
         self._holders.remove(record)
         self._on_device.pop(record, None)
@@ -183,7 +228,7 @@ class Leases:
     # --- time and room -------------------------------------------------------------------------------------------
 
     def next_expiry(self) -> float | None:
-        while self._expiries and self._expiries[0][2].expires_at != self._expiries[0][0]:
+        while self._expiries and self._expiries[0][2].lease.expires_at != self._expiries[0][0]:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
@@ -219,11 +264,11 @@ class Leases:
     def _shared_blocks(self, request: Request, creditor: Record | None) -> int:
         if creditor is None or request.lineage is None or not creditor.leased:
             return 0
-        estate = creditor.choice(request.lineage.choice)
-        if estate is None:
+        held = creditor.choice(request.lineage.choice)
+        if held is None:
             return 0
-        alike = estate.tokens.common_prefix(TokenList(request.prompt_token_ids))
-        most = min(request.lineage.at, estate.computed, len(request.prompt_token_ids) - 1, alike)
+        alike = held.tokens.common_prefix(TokenList(request.prompt_token_ids))
+        most = min(request.lineage.at, held.computed, len(request.prompt_token_ids) - 1, alike)
         return most // self._pool.block_size
 
     def _shared_cross(self, record: Record, creditor: Record | None) -> int:
@@ -237,9 +282,9 @@ class Leases:
         held = None if group is None or group.cross is None else group.cross.table.fork()
         table = held or self._cross.find(record.salt)
         assert table is not None, "a choice that ended with its blocks has its cross table"
-        if record.cross_discount and group is not None and group.parent is not None:
+        if record.lease.cross_discount and group is not None and group.parent is not None:
             assert group.parent.cross is not None, "an open child keeps the lease of its parent"
-            table.share_front(group.parent.cross.table, record.cross_discount)
+            table.share_front(group.parent.cross.table, record.lease.cross_discount)
         record.cross = self._cross.hold(record.salt, table, None)
         self._pay(record, table)
 
@@ -247,7 +292,7 @@ class Leases:
         """From what was promised to a running request."""
         fresh = self.budget.hold(record.tenant, table)
         self.budget.settle(record.tenant, fresh)
-        record.charge -= fresh
+        record.lease.charge -= fresh
 
     def _add_holder(self, record: Record) -> None:
         self._holders.add(record)
@@ -266,14 +311,16 @@ class Leases:
         siblings = record.choice_tables()
         if siblings:
             table.share_front(siblings[0], kept.num_prompt // size)
-        elif record.discount and record.group is not None and record.group.parent is not None and record.lineage:
-            estate = record.group.parent.kept[record.lineage.choice]
-            assert estate.table is not None, "an open child keeps the lease of its parent"
-            table.share_front(estate.table, record.discount)
+        elif record.lease.discount and record.group is not None and record.group.parent is not None:
+            lineage = record.identity.lineage
+            assert lineage is not None, "a discount is a child's"
+            held = record.group.parent.kept[lineage.choice]
+            assert held.table is not None, "an open child keeps the lease of its parent"
+            table.share_front(held.table, record.lease.discount)
 
     def _end_promise(self, record: Record) -> None:
-        self.budget.settle(record.tenant, record.charge)
-        record.charge = record.discount = record.cross_discount = 0
+        self.budget.settle(record.tenant, record.lease.charge)
+        record.lease.charge = record.lease.discount = record.lease.cross_discount = 0
 
     def _adopt(self, record: Record) -> tuple[list[tuple[KeptChoice, BlockTable]], BlockTable | None]:
         """Tables of the choices that hold no blocks, and of the encoder input: all must still be there."""
@@ -304,7 +351,7 @@ class Leases:
 
     def _earliest_expiry(self) -> float | None:
         self.next_expiry()
-        return self._expiries[0][2].expires_at_wall if self._expiries else None
+        return self._expiries[0][2].lease.expires_at_wall if self._expiries else None
 
 
 def _free(tables: Iterable[BlockTable]) -> None:

@@ -8,7 +8,7 @@ so that a late child hears that its parent has expired rather than that it never
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,10 +16,10 @@ from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from bequest.engine.inheritance.budget import LeaseBudget
-from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Leases
-from bequest.engine.state.record import KeptBeams, KeptChoice, Living, Record
+from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
+from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
-from bequest.engine.types import Grade, GradeLoad, RecordEntry, Request, Retained
+from bequest.engine.types import Grade, GradeLoad, RecordEntry, Retained
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 
@@ -47,7 +47,7 @@ class Retention:
         self.leases = Leases(budget, pool, self.cross, wall)
         self._limits = limits
         self._pool = pool
-        self._wall = wall
+        self.wall = wall
         self._found: dict[tuple[str, str], Record] = {}  # by (tenant, id) and (tenant, name)
         self._others: OrderedDict[Record, None] = OrderedDict()  # without a lease, least recently used first
         self._gone: OrderedDict[tuple[str, str], float] = OrderedDict()  # → when, in seconds since 1970
@@ -74,7 +74,7 @@ class Retention:
     def entries(self, tenant: str) -> list[RecordEntry]:
         """All that the tenant has, oldest first."""
         records = {record for (owner, _), record in self._found.items() if owner == tenant}
-        return [r.as_entry(self._pool) for r in sorted(records, key=lambda r: (r.created_at, r.id))]
+        return [r.as_entry(self._pool) for r in sorted(records, key=lambda r: (r.identity.created_at, r.id))]
 
     def loads(self) -> dict[Grade, GradeLoad]:
         totals: dict[Grade, list[int]] = {grade: [0, 0, 0] for grade in get_args(Grade)}
@@ -95,28 +95,14 @@ class Retention:
         request = group.request
         parent = None if request.lineage is None else self.get(request.tenant, request.lineage.parent)
         if request.keep_record and group.kind.keeps_record:
-            self._check_name(request)
-            record = Record(
-                id=request.id,
-                tenant=request.tenant,
-                name=request.name,
-                salt=group.salt,
-                cache_salt=request.cache_salt,
-                created_at=self._wall(),
-                origin=request.origin,
-                lineage=request.lineage,
-                group=group,
-                num_choices=request.params.n,
-                encoder=request.encoder,
-            )
+            self._check_name(request.tenant, request.name)
+            record = Record(self._identify(group), group)
             if request.retain is not None:
                 if request.retain.open_ended:
                     group.ties.charged_output = OPEN_ENDED_TOKENS
                 self.leases.promise(record, group, request.retain.ttl, parent)
             group.ties.record = record
-            self._found[request.tenant, request.id] = record
-            if request.name is not None:
-                self._found[request.tenant, request.name] = record
+            self._list(record)
         if parent is not None:
             self._attach(group, parent)
 
@@ -147,7 +133,7 @@ class Retention:
         complete = sequence.output.finish_reason is not None
         if complete and computed < full:
             self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
-        if complete and record.ttl is not None:
+        if complete and record.lease.ttl is not None:
             sequence.table = BlockTable(self._pool, record.salt)
             self.leases.hold(record, kept, table)
         else:
@@ -168,7 +154,7 @@ class Retention:
         record.group = None
         record.aborted = not complete
         retained = None
-        if complete and record.ttl is not None and not record.gone:
+        if complete and record.lease.ttl is not None and not record.gone:
             retained = self.leases.grant(record, now)
         else:
             self.leases.give_up(record, "the request did not finish")
@@ -178,7 +164,20 @@ class Retention:
         for wake in record.waiters:
             wake()
         record.waiters.clear()
-        return Settlement(retained, record.lost)
+        return Settlement(retained, record.lease.lost)
+
+    # --- what comes from elsewhere -------------------------------------------------------------------------------
+
+    def check_new(self, tenant: str, references: Iterable[str]) -> None:
+        """Raises NameInUse if one of the tenant's records is found by one of them."""
+        for reference in references:
+            self._check_name(tenant, reference)
+
+    def adopt(self, record: Record, owned: Borrowed, num_blocks: int, ttl: float, now: float) -> None:
+        """A record whose blocks another engine computed is leased from now on. REQUIRES: `num_blocks` were promised."""
+        self.check_new(record.tenant, record.identity.references)
+        self.leases.grant_import(record, owned, num_blocks, ttl, now)
+        self._list(record)
 
     # --- what its owner asks for ---------------------------------------------------------------------------------
 
@@ -216,6 +215,21 @@ class Retention:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _identify(self, group: Group) -> Identity:
+        request = group.request
+        return Identity(
+            id=request.id,
+            tenant=request.tenant,
+            name=request.name,
+            salt=group.salt,
+            cache_salt=request.cache_salt,
+            created_at=self.wall(),
+            origin=request.origin,
+            lineage=request.lineage,
+            num_choices=request.params.n,
+            encoder=request.encoder,
+        )
+
     def _give_parent_more(self, sequence: Sequence) -> None:
         """An extraction has computed what its parent had no KV of, its last token that is: it stays with it, and
         whoever continues from there does not compute it again."""
@@ -230,17 +244,17 @@ class Retention:
         if computed > kept.computed:
             self.leases.replace(group.parent, kept, sequence.table.slice_to(computed), computed)
 
-    def _check_name(self, request: Request) -> None:
-        taken = None if request.name is None else self.get(request.tenant, request.name)
+    def _check_name(self, tenant: str, name: str | None) -> None:
+        taken = None if name is None else self.get(tenant, name)
         if taken is None or (taken.group is None and taken.aborted):
             return
         running = taken.group is not None
         raise NameInUse(
-            f"The name '{request.name}' is that of the request {taken.id}.",
+            f"The name '{name}' is that of the request {taken.id}.",
             reason="name_of_running" if running else "name_of_retained",
             field="name",
             details={"id": taken.id, "status": "running" if running else "retained"},
-            name=request.name,
+            name=name,
         )
 
     def _attach(self, child: Group, parent: Record) -> None:
@@ -261,8 +275,8 @@ class Retention:
     def _set_ttl_of_running(self, record: Record, group: Living, ttl: float | None) -> None:
         if ttl is None:
             self.leases.give_up(record, "the lease was given back")
-        elif record.ttl is not None:
-            record.ttl = ttl
+        elif record.lease.ttl is not None:
+            record.lease.ttl = ttl
         else:
             self.leases.promise(record, group, ttl, None)
             try:
@@ -279,15 +293,19 @@ class Retention:
             self._remember_gone(oldest)
             self._unlist(oldest)
 
+    def _list(self, record: Record) -> None:
+        for reference in record.identity.references:
+            self._found[record.tenant, reference] = record
+
     def _unlist(self, record: Record) -> None:
         record.gone = True
-        for reference in (record.id, record.name):
-            if reference is not None and self._found.get((record.tenant, reference)) is record:
+        for reference in record.identity.references:
+            if self._found.get((record.tenant, reference)) is record:
                 del self._found[record.tenant, reference]
 
     def _remember_gone(self, record: Record) -> None:
-        for reference in (record.id, record.name):
-            if reference is not None and self._found.get((record.tenant, reference)) is record:
-                self._gone[record.tenant, reference] = self._wall()
+        for reference in record.identity.references:
+            if self._found.get((record.tenant, reference)) is record:
+                self._gone[record.tenant, reference] = self.wall()
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)

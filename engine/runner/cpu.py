@@ -13,6 +13,7 @@ from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.runner.beams import CpuBeams
+from bequest.engine.runner.block_bytes import bytes_of, layout_of
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.encoders import encode_on_cpu
 from bequest.engine.runner.read_rows import ReadTokens, read_tokens, samples_each
@@ -24,9 +25,11 @@ from bequest.engine.types import (
     MaskSource,
     PromptLogprobSpec,
     StepBatch,
+    StepMoves,
     StepPlan,
     StepResult,
 )
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import StepTaps
 from bequest.engine.types.states import StatesArray
@@ -70,13 +73,7 @@ class CpuRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
-        moves = plan.moves
-        if len(moves.swaps_out):
-            kernels.swap_blocks(self._kv_cache, self._host_cache, moves.swaps_out)
-        if len(moves.swaps_in):
-            kernels.swap_blocks(self._host_cache, self._kv_cache, moves.swaps_in)
-        if len(moves.copies):
-            kernels.copy_blocks(self._kv_cache, torch.from_numpy(moves.copies))
+        self._move(plan.moves)
         self._sampler.update_rows(plan.rows)
         tap = None if plan.taps is None else self._tap(plan.taps)
         if plan.encoders:
@@ -112,6 +109,26 @@ class CpuRunner:
             device_seconds=time.perf_counter() - started,
             states=states,
         )
+
+    def _move(self, moves: StepMoves) -> None:
+        if len(moves.swaps_out):
+            kernels.swap_blocks(self._kv_cache, self._host_cache, moves.swaps_out)
+        if len(moves.swaps_in):
+            kernels.swap_blocks(self._host_cache, self._kv_cache, moves.swaps_in)
+        if len(moves.copies):
+            kernels.copy_blocks(self._kv_cache, torch.from_numpy(moves.copies))
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        return layout_of(self._kv_cache)
+
+    def read_blocks(self, read: BlockRead) -> BlockBytes:
+        self._move(read.moves)
+        return np.concatenate([bytes_of(self._kv_cache)[read.device], bytes_of(self._host_cache)[read.host]])
+
+    def write_blocks(self, write: BlockWrite) -> None:
+        self._move(write.moves)
+        bytes_of(self._kv_cache)[write.blocks] = write.content
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
+from bequest.engine.runner.block_bytes import bytes_of
 from bequest.engine.types import IntArray
+from bequest.engine.types.blocks import BlockBytes
 
 _SLAB_BYTES = 256 << 20
 
@@ -33,6 +35,14 @@ class PinnedHostCache:
         """(host block, device block) pairs, on the current stream."""
         for slab, chosen in self._by_slab(pairs, column=0):
             kernels.swap_blocks(slab, self._kv_cache, chosen)
+
+    def read(self, blocks: IntArray) -> BlockBytes:
+        """The bytes of host blocks, in order. REQUIRES: the device is done with what was swapped out to them"""
+        content = np.empty((len(blocks), self._kv_cache[0].nbytes), np.uint8)
+        for i, block in enumerate(blocks.tolist()):
+            number, inside = divmod(block, self._per_slab)
+            content[i] = bytes_of(self._slab(number))[inside]
+        return content
 
     def _by_slab(self, pairs: IntArray, column: int) -> list[tuple[Tensor, IntArray]]:
         """The slabs that the host blocks in `column` lie in, and the pairs of each, with numbers inside the slab."""

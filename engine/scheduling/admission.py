@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 from bequest.engine.cache.kv_cache import KvCache
@@ -122,3 +123,11 @@ def most_blocks_of_beams(request: Request, beams: BeamParams, cache: KvCache) ->
     shared = prompt // block_size
     tail = -(-(prompt + request.params.max_tokens) // block_size) - shared
     return shared + 2 * beams.width * tail + beams.width + cache.cross.num_blocks(request.encoder)
+
+
+def seed_of(request: Request, engine_seed: int) -> int:
+    """64 bits: the client's seed, or one drawn from the engine's and the request's id."""
+    if request.params.seed is not None:
+        return request.params.seed & (2**64 - 1)
+    digest = hashlib.blake2b(f"{engine_seed}/{request.id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -90,5 +90,7 @@ class Extractions:
         """Waiting ones, as far as the budget goes."""
         while draft.budget > 0 and draft.state_rows > 0 and not draft.short:
             sequence = self.waiting.head()
-            if sequence is None or not self.memory.try_charge(sequence.group) or not admit(sequence):
+            if sequence is None or not self.memory.try_charge(sequence.group):
+                return
+            if not admit(sequence) and not self.waiting.is_aside(sequence):
                 return

@@ -34,6 +34,7 @@ class FairQueue:
         self._floor = 0  # tokens of whoever had the last turn
         self.expected_tenants = 1  # that may come, whether or not they have
         self._num_waiting = 0
+        self._aside: set[Sequence] = set()  # wait too, but for something else than their turn
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -72,7 +73,7 @@ class FairQueue:
             account.served = max(account.served, self._floor)
         account.num_waiting += 1
         self._num_waiting += 1
-        heapq.heappush(self._heaps.setdefault(sequence.group.request.tenant, []), (sequence.urgency, sequence))
+        self._put(sequence)
 
     def heads(self) -> list[Sequence]:
         """The next of each tenant, in turn."""
@@ -87,16 +88,37 @@ class FairQueue:
     def pop(self, sequence: Sequence) -> None:
         """REQUIRES: it is the next of its tenant."""
         self._floor = max(self._floor, sequence.group.account.served)
+        self._take(sequence)
+        self.drop(sequence)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Others pass it until it is brought back. REQUIRES: it is the next of its tenant."""
+        self._take(sequence)
+        self._aside.add(sequence)
+
+    def is_aside(self, sequence: Sequence) -> bool:
+        return sequence in self._aside
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """What it waited for is there; it may have ended meanwhile."""
+        if sequence in self._aside:
+            self._aside.remove(sequence)
+            self._put(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """It waits no more."""
+        self._aside.discard(sequence)
+        sequence.group.account.num_waiting -= 1
+        self._num_waiting -= 1
+
+    def _put(self, sequence: Sequence) -> None:
+        heapq.heappush(self._heaps.setdefault(sequence.group.request.tenant, []), (sequence.urgency, sequence))
+
+    def _take(self, sequence: Sequence) -> None:
         tenant = sequence.group.request.tenant
         heapq.heappop(self._heaps[tenant])
         if not self._heaps[tenant]:
             del self._heaps[tenant]
-        self.drop(sequence)
-
-    def drop(self, sequence: Sequence) -> None:
-        """It waits no more."""
-        sequence.group.account.num_waiting -= 1
-        self._num_waiting -= 1
 
     def _skip_ended(self) -> None:
         ended = []

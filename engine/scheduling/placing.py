@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bequest.engine.cache.kv_cache import KvCache, Placement
+from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.state.sequence import Sequence
 
 
@@ -32,9 +33,12 @@ class Placer:
         sequence.num_computed = 0
         self._cache.release_cross(sequence.group)
 
-    def place(self, sequence: Sequence, running: Collection[Sequence]) -> Placement | None:
-        """Where it starts from, with room for it beside those that run; None if there is none."""
+    def place(self, sequence: Sequence, running: Collection[Sequence]) -> Placement | Ticket | None:
+        """Where it starts from, with room for it beside those that run; None if there is none. A ticket: its bytes are
+        on their way, and it holds nothing new meanwhile."""
         placement = self._cache.place(sequence)
+        if placement.ticket.pending:
+            return self._await(placement, sequence)
         if self._cache.make_room(placement.needed + sum(s.work.growth(s) for s in running)):
             return placement
         if not running and self._make_room_alone(placement, sequence):
@@ -61,7 +65,12 @@ class Placer:
                     return True
         return False
 
-    def _place_anew(self, sequence: Sequence) -> Placement | None:
+    def _await(self, placement: Placement, sequence: Sequence) -> Ticket:
+        if placement.table is not sequence.table:
+            placement.drop()
+        return placement.ticket
+
+    def _place_anew(self, sequence: Sequence) -> Placement | Ticket | None:
         """What it has, or would share, is in the way of leases that should move to the host: they move first."""
         cache = self._cache
         self._swapped.pop(sequence, None)
@@ -69,6 +78,8 @@ class Placer:
         own = -(-len(sequence.tokens) // cache.pool.block_size)
         cache.make_room(own + cache.cross.num_blocks(sequence.group.request.encoder))
         placement = cache.place(sequence)
+        if placement.ticket.pending:
+            return self._await(placement, sequence)
         if cache.make_room(placement.needed):
             return placement
         if cache.trim(placement, sequence) and cache.make_room(placement.needed):

@@ -20,6 +20,7 @@ Rules of a step, within a budget of tokens:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from collections.abc import Sequence as Kinds
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from functools import partial
 from bequest.engine._C import BlockPool
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.salt import salt_of
+from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.scheduling.assembly import BlockMoves
 from bequest.engine.scheduling.extractions import Extractions, Spare
@@ -93,6 +95,7 @@ class Scheduler:
         self._placer = Placer(cache)
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._block_size = cache.pool.block_size
+        self.wake: Callable[[], None] = lambda: None  # what waited may move; the engine says how to plan again
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 
@@ -225,7 +228,7 @@ class Scheduler:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
         sequence.accept(token_id)
         if self.limits.prefix_caching and sequence.status is Status.RUNNING:
-            known = min(sequence.num_computed, sequence.num_prompt + sequence.num_output)
+            known = min(sequence.num_computed, len(sequence.tokens))
             if known % self._block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.ties.charged_output:
@@ -394,7 +397,7 @@ class Scheduler:
 
     def _admit_due(self, draft: Draft, due: Sequence | None) -> None:
         if due is not None and not draft.short and draft.budget > 0:
-            draft.short = not self._admit(draft, due)
+            draft.short = not self._admit(draft, due) and not self.waiting.is_aside(due)
 
     def _admit_waiting(self, draft: Draft, before: Sequence | None = None) -> None:
         """Lets waiting sequences in, as their turns are; only those whose turn is before that of `before`, if given."""
@@ -419,6 +422,8 @@ class Scheduler:
                 if sequence.status is not Status.WAITING:
                     return
                 shares.leave(sequence)
+                if self.waiting.is_aside(sequence):
+                    continue
                 if not self._preempt_extraction(draft):
                     return
 
@@ -443,7 +448,11 @@ class Scheduler:
                 return False
             self._enter(sequence, draft.now)
             return True
-        if (placement := self._placer.place(sequence, self._running)) is None:
+        placement = self._placer.place(sequence, self._running)
+        if isinstance(placement, Ticket):
+            self._set_aside(sequence, placement)
+            return False
+        if placement is None:
             return False
         if placement.runs_encoder and not draft.takes_encoder(group.request.encoder):
             placement.drop()
@@ -460,6 +469,17 @@ class Scheduler:
         scheduled = self._schedule_work(draft, sequence)
         placement.release_lender()
         return scheduled
+
+    def _set_aside(self, sequence: Sequence, ticket: Ticket) -> None:
+        """Its bytes are on their way: it waits for them, and others pass it."""
+        queue = self._queue_of(sequence.group)
+        queue.set_aside(sequence)
+
+        def bring_back() -> None:
+            queue.bring_back(sequence)
+            self.wake()
+
+        ticket.then(bring_back)
 
     def _enter(self, sequence: Sequence, now: float) -> None:
         self._queue_of(sequence.group).pop(sequence)

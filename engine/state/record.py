@@ -25,7 +25,7 @@ from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoi
 from bequest.engine.types.encoder import EncoderInput
 
 
-class Estate(Protocol):
+class Holding(Protocol):
     """The tokens of a choice, and how many of their KV entries its blocks hold."""
 
     @property
@@ -61,7 +61,7 @@ class Estate(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KeptChoice:
-    """The estate of a choice that has ended."""
+    """The holding of a choice that has ended."""
 
     tokens: TokenList
     num_prompt: int
@@ -105,7 +105,7 @@ class KeptChoice:
 
 @dataclass(slots=True, eq=False)
 class KeptBeams:
-    """The estates of the beams of an answer, before anybody looks at one of them."""
+    """The holdings of the beams of an answer, before anybody looks at one of them."""
 
     prompt: TokenList
     salt: bytes
@@ -150,33 +150,52 @@ class Living(Protocol):
     def charged_output(self) -> int:
         """Tokens of each choice that its lease is charged for."""
 
-    def estate(self, choice: int) -> Estate | None:
+    def holding(self, choice: int) -> Holding | None:
         """Of a choice that has not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a record is, from its request's submission on."""
+
+    id: str
+    tenant: str
+    name: str | None = None
+    salt: bytes  # divides the prefix index
+    cache_salt: str = ""
+    created_at: float  # seconds since 1970
+    origin: object = None
+    lineage: Lineage | None = None
+    num_choices: int = 1
+    encoder: EncoderInput | None = None
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """What its tenant finds it by."""
+        return (self.id,) if self.name is None else (self.id, self.name)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """How long a record keeps its blocks, and what is paid for it."""
+
+    ttl: float | None = None  # promised or granted; None: there is no lease
+    charge: int = 0  # blocks of the budget promised to it while its request runs
+    discount: int = 0  # blocks it shares with its parent, whose lease pays for them
+    cross_discount: int = 0  # the same of its cross table
+    expires_at: float | None = None  # once it is granted, on the engine's clock
+    expires_at_wall: float | None = None
+    lost: str | None = None  # why it was not granted after all
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    id: str
-    tenant: str
-    name: str | None
-    salt: bytes
-    cache_salt: str
-    created_at: float  # seconds since 1970
-    origin: object
-    lineage: Lineage | None
-    group: Living | None  # while it runs
-    num_choices: int
-    encoder: EncoderInput | None = None
-    ttl: float | None = None  # of its lease, promised or granted; None: it has none
-    charge: int = 0  # blocks of the budget promised to it while it runs
-    discount: int = 0  # blocks it shares with its parent, whose lease pays for them
-    cross_discount: int = 0  # the same of its cross table
-    lost: str | None = None  # why it was not leased after all
+    identity: Identity
+    group: Living | None = None  # while it runs
+    lease: Lease = field(default_factory=Lease)
     kept_beams: KeptBeams | None = None  # instead of kept choices, until somebody asks for those
     _kept: dict[int, KeptChoice] = field(default_factory=dict)
-    cross: CrossTable | None = None  # of a lease, for all choices
-    expires_at: float | None = None  # of a lease, on the engine's clock
-    expires_at_wall: float | None = None
+    cross: CrossTable | None = None  # that it holds for all choices
     children: int = 0
     pins: int = 0  # open children that were promised its blocks
     gone: bool = False  # nobody finds it any more
@@ -185,8 +204,24 @@ class Record:
     waiters: list[Callable[[], None]] = field(default_factory=list)  # called when it ends
 
     @property
+    def id(self) -> str:
+        return self.identity.id
+
+    @property
+    def tenant(self) -> str:
+        return self.identity.tenant
+
+    @property
+    def salt(self) -> bytes:
+        return self.identity.salt
+
+    @property
+    def encoder(self) -> EncoderInput | None:
+        return self.identity.encoder
+
+    @property
     def leased(self) -> bool:
-        return self.expires_at is not None
+        return self.lease.expires_at is not None
 
     @property
     def kept(self) -> dict[int, KeptChoice]:
@@ -218,16 +253,16 @@ class Record:
             if wake in self.waiters:
                 self.waiters.remove(wake)
 
-    def choice(self, index: int) -> Estate | None:
-        """The estate of a choice; None where it has none. Before the choices part ways each is the first."""
+    def choice(self, index: int) -> Holding | None:
+        """The holding of a choice; None where it has none. Before the choices part ways each is the first."""
         if self.failed:
             return None
         if index in self.kept:
             return self.kept[index]
-        return None if self.group is None else self.group.estate(index)
+        return None if self.group is None else self.group.holding(index)
 
-    def estates(self) -> list[Estate]:
-        return [estate for i in range(self.num_choices) if (estate := self.choice(i)) is not None]
+    def holdings(self) -> list[Holding]:
+        return [held for i in range(self.identity.num_choices) if (held := self.choice(i)) is not None]
 
     def choice_tables(self) -> list[BlockTable]:
         return [kept.table for kept in self.kept.values() if kept.table is not None]
@@ -245,10 +280,10 @@ class Record:
         """Of all choices; their common prompt counts once."""
         if self.kept_beams is not None:
             return self.kept_beams.num_tokens
-        estates = self.estates()
-        if not estates:
+        holdings = self.holdings()
+        if not holdings:
             return 0
-        return estates[0].num_prompt + sum(len(e.tokens) - e.num_prompt for e in estates)
+        return holdings[0].num_prompt + sum(len(held.tokens) - held.num_prompt for held in holdings)
 
     def grade(self, pool: BlockPool) -> Grade:
         if self.group is not None:
@@ -258,42 +293,44 @@ class Record:
         return "warm" if self.num_left_blocks(pool) else "tokens"
 
     def as_parent(self) -> Parent:
+        holdings = self.holdings()
         return Parent(
             id=self.id,
             running=self.group is not None,
-            cache_salt=self.cache_salt,
+            cache_salt=self.identity.cache_salt,
             # Those of a running one are what they are now, the others stay as they are.
-            choices=_Choices(self.estates()) if self.group is None else tuple(map(_as_choice, self.estates())),
-            origin=self.origin,
+            choices=_Choices(holdings) if self.group is None else tuple(map(_as_choice, holdings)),
+            origin=self.identity.origin,
             encoder=self.encoder,
         )
 
     def as_entry(self, pool: BlockPool) -> RecordEntry:
+        lineage = self.identity.lineage
         return RecordEntry(
             id=self.id,
-            name=self.name,
-            created_at=self.created_at,
-            expires_at=self.expires_at_wall,
+            name=self.identity.name,
+            created_at=self.identity.created_at,
+            expires_at=self.lease.expires_at_wall,
             grade=self.grade(pool),
-            parent=None if self.lineage is None else self.lineage.parent,
-            at=None if self.lineage is None else self.lineage.at,
+            parent=None if lineage is None else lineage.parent,
+            at=None if lineage is None else lineage.at,
             children=self.children,
-            choices=tuple(replace(e.as_entry(pool), index=i) for i, e in enumerate(self.estates())),
+            choices=tuple(replace(held.as_entry(pool), index=i) for i, held in enumerate(self.holdings())),
         )
 
 
-def _as_choice(estate: Estate) -> ParentChoice:
-    return ParentChoice(tuple(estate.tokens[:]), estate.num_prompt, estate.shown_len)
+def _as_choice(held: Holding) -> ParentChoice:
+    return ParentChoice(tuple(held.tokens[:]), held.num_prompt, held.shown_len)
 
 
 class _Choices(abc.Sequence[ParentChoice]):
     """Of a request that has ended, made when they are asked for: a search has many, and mostly one is wanted."""
 
-    def __init__(self, estates: list[Estate]) -> None:
-        self._estates = estates
+    def __init__(self, holdings: list[Holding]) -> None:
+        self._holdings = holdings
 
     def __len__(self) -> int:
-        return len(self._estates)
+        return len(self._holdings)
 
     @overload
     def __getitem__(self, index: int) -> ParentChoice: ...
@@ -301,5 +338,5 @@ class _Choices(abc.Sequence[ParentChoice]):
     def __getitem__(self, index: slice) -> list[ParentChoice]: ...
     def __getitem__(self, index: int | slice) -> ParentChoice | list[ParentChoice]:
         if isinstance(index, slice):
-            return list(map(_as_choice, self._estates[index]))
-        return _as_choice(self._estates[index])
+            return list(map(_as_choice, self._holdings[index]))
+        return _as_choice(self._holdings[index])

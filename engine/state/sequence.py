@@ -35,7 +35,7 @@ from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.output import Output
 from bequest.engine.state.parts import StatesCharge, Ties, Times
 from bequest.engine.state.prompt_logprobs import PromptLogprobs
-from bequest.engine.state.record import Estate, Record
+from bequest.engine.state.record import Holding, Record
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import (
     NO_ROW,
@@ -111,25 +111,20 @@ class Applied:
     first_token_seconds: list[float] = field(default_factory=list)
     inter_token_seconds: list[float] = field(default_factory=list)  # a step of a search is one token
 
+    @property
+    def num_noted(self) -> int:
+        return len(self.first_token_seconds) + len(self.inter_token_seconds)
+
     def note_token(self, sequence: Sequence, before: float) -> None:
         """A sequence got a token, the last one `before`; 0: it has none."""
-        group = sequence.group
+        sequence.output.last_token_at = self.now
         if before:
             self.inter_token_seconds.append(self.now - before)
-        else:
-            self.first_token_seconds.append(self.now - group.times.arrived)
-        sequence.output.last_token_at = self.now
-        if group.times.first_token is None:
-            group.times.first_token = self.now
-
-
-class Sample(msgspec.Struct, frozen=True, gc=False):
-    """What a step sampled for a sequence."""
-
-    token: int
-    bad: bool  # nothing could be sampled: logits held a NaN, or nothing was allowed
-    number: int  # of the sample in its step
-    logprobs: LogprobArrays | None  # of all samples of the step
+            return
+        times = sequence.group.times
+        self.first_token_seconds.append(self.now - times.arrived)
+        if times.first_token is None:
+            times.first_token = self.now
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -170,7 +165,9 @@ class Outcome(Protocol):
 class Work(ABC):
     """What a sequence is there for."""
 
-    plain: bool = False  # the next token of a sequence that needs one takes a slot and nothing else
+    # The next token of a sequence that needs one takes a slot and nothing else, and past its prompt it leads to a
+    # sample and nothing else. Most work is plain most of the time, and is spared the verbs.
+    plain: bool = False
 
     @abstractmethod
     def num_ready(self, sequence: Sequence) -> int:
@@ -189,8 +186,11 @@ class Work(ABC):
         """A stretch of it is in a step."""
         return
 
-    def take_sample(self, sequence: Sequence, sample: Sample, applied: Applied) -> None:
-        """A step sampled for it. Whatever a step that was launched past its end brings is passed over."""
+    def take_sample(
+        self, sequence: Sequence, token: int | None, number: int, logprobs: LogprobArrays | None, applied: Applied
+    ) -> None:
+        """A step sampled a token for it, as its sample `number`; None: nothing could be. Log-probabilities are those of
+        all samples. Whatever a step that was launched past its end brings is passed over."""
         return
 
     def blocks_needed(self, sequence: Sequence, stretch: Stretch) -> int:
@@ -378,9 +378,9 @@ class Sequence:
     def may_owe_blocks(self) -> bool:
         """Its end may be in flight, and its blocks are promised to a lease: they stay until that is known."""
         record = self.group.ties.record
-        return self.num_in_flight > 0 and record is not None and record.ttl is not None
+        return self.num_in_flight > 0 and record is not None and record.lease.ttl is not None
 
-    # --- its estate ---
+    # --- its holding ---
 
     @property
     def shown_len(self) -> int:
@@ -469,7 +469,7 @@ class Group:
     def charged_output(self) -> int:
         return self.ties.charged_output
 
-    def estate(self, choice: int) -> Estate | None:
+    def holding(self, choice: int) -> Holding | None:
         """Of a choice that runs or waits; before the choices part ways each is the first. Of beams: the best."""
         number = choice if self.kind.forked else 0
         return next((s for s in self.sequences if s.choice == number and s.status is not Status.FINISHED), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bequest.engine.types.arrays import IntArray
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.plan import StepPlan
 from bequest.engine.types.result import StepResult
@@ -72,6 +73,12 @@ class Runner(Protocol):
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether to launch it takes less time than to wake threads: `launch` gives a PendingStep, and soon."""
         ...
+
+    @property
+    def block_layout(self) -> BlockLayout: ...
+    def read_blocks(self, read: BlockRead) -> BlockBytes | PendingBlocks: ...
+    def write_blocks(self, write: BlockWrite) -> PendingBlocks | None:
+        """None: it is done."""
 
     def close(self) -> None: ...
 

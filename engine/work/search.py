@@ -178,6 +178,7 @@ class Search(Kind):
         self._drop(sequence)
         self._new_leader(sequence.output).capture = capture
         group.times.first_token = None  # whoever cuts it now gets nothing
+        sequence.output.last_token_at = 0.0
         self._desk.queue(group.sequences[0])
         self._desk.release_cross(group)
         return True
@@ -269,7 +270,7 @@ class Search(Kind):
     def _ends_as_one(self) -> bool:
         """Whether the answer can be kept and delivered without a sequence for each of its choices."""
         record = self.group.ties.record
-        leased = record is not None and record.ttl is not None
+        leased = record is not None and record.lease.ttl is not None
         return not leased and self.group.request.hidden_states is None
 
     def _estates(self, leader: Sequence, answer: BeamAnswer) -> KeptBeams:

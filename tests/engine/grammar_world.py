@@ -23,6 +23,7 @@ from bequest.engine.runner.sampling import RowSampler
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import Tokenizer, load_text
 from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 
 EOS = 2
@@ -88,6 +89,16 @@ class RandomRunner:
         stacked = torch.from_numpy(np.stack(logits))
         tokens, bad, logprobs = self._sampler.sample(stacked, plan.samples, self._masks)
         return StepResult(step=plan.step, tokens=tokens, bad_rows=bad, logprobs=logprobs)
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        raise AssertionError("it has no cache")
+
+    def read_blocks(self, read: BlockRead) -> BlockBytes:
+        raise AssertionError("it has no cache")
+
+    def write_blocks(self, write: BlockWrite) -> None:
+        raise AssertionError("it has no cache")
 
     def close(self) -> None:
         self.closed = True

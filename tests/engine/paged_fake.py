@@ -27,9 +27,11 @@ from bequest.engine.types import (
     MaskSource,
     PromptLogprobSpec,
     RowSpec,
+    StepMoves,
     StepPlan,
     StepResult,
 )
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import NOT_TAPPED, StepTaps
 
@@ -134,6 +136,7 @@ class PagedFakeRunner:
         self.most_encoded = 0  # in one step
         self.num_tokens = 0
         self.num_states = 0
+        self.num_read = self.num_written = 0  # blocks
         self.scored: list[tuple[tuple[int, ...], int]] = []  # histories, and the tokens behind them
         self.closed = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
@@ -161,11 +164,7 @@ class PagedFakeRunner:
         if self.fail_at is not None and self.num_steps >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
         self.num_tokens += plan.num_tokens
-        self._swap(self.slots, self.host_slots, plan.moves.swaps_out)
-        self._swap(self.host_slots, self.slots, plan.moves.swaps_in)
-        self.num_swapped_out += len(plan.moves.swaps_out)
-        self.num_swapped_in += len(plan.moves.swaps_in)
-        self._copy_blocks(plan.moves.copies)
+        self._move(plan.moves)
         for row in plan.rows.close:
             del self.rows[row]
         for spec in plan.rows.open:
@@ -196,6 +195,25 @@ class PagedFakeRunner:
             states=() if plan.taps is None else self._states(plan, plan.taps),
         )
 
+    @property
+    def block_layout(self) -> BlockLayout:
+        return BlockLayout(dtype="int64", shape=(1, 1, 1, self.block_size, 1), num_bytes=8 * self.block_size)
+
+    def read_blocks(self, read: BlockRead) -> BlockBytes:
+        self._move(read.moves)
+        self.num_read += len(read.device) + len(read.host)
+        return np.concatenate([self._blocks(self.slots)[read.device], self._blocks(self.host_slots)[read.host]])
+
+    def write_blocks(self, write: BlockWrite) -> None:
+        assert (write.blocks > 0).all() and len(set(write.blocks.tolist())) == len(write.blocks)
+        self._move(write.moves)
+        self.num_written += len(write.blocks)
+        self._blocks(self.slots)[write.blocks] = write.content
+
+    def _blocks(self, slots: np.ndarray) -> np.ndarray:
+        """[NB, bytes of a block], the same memory."""
+        return slots.reshape(-1, self.block_size).view(np.uint8)
+
     def close(self) -> None:
         self.closed = True
 
@@ -210,6 +228,13 @@ class PagedFakeRunner:
         read = sum(spec.input.length for spec in plan.encoders)
         self.num_encoded += read
         self.most_encoded = max(self.most_encoded, read)
+
+    def _move(self, moves: StepMoves) -> None:
+        self._swap(self.slots, self.host_slots, moves.swaps_out)
+        self._swap(self.host_slots, self.slots, moves.swaps_in)
+        self.num_swapped_out += len(moves.swaps_out)
+        self.num_swapped_in += len(moves.swaps_in)
+        self._copy_blocks(moves.copies)
 
     def _copy_blocks(self, pairs: np.ndarray) -> None:
         self.num_copies += len(pairs)

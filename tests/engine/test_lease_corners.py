@@ -241,7 +241,7 @@ async def test_prolonged_and_ended_leases_leave_nothing_behind() -> None:
             short = await ask(engine, request(range(9), params(1), retain=Retain(600)))
             engine.forget("t", short.id)
         assert len(leases._expiries) < 100
-        assert leases.next_expiry() == engine.retention.find("t", kept.id).expires_at
+        assert leases.next_expiry() == engine.retention.find("t", kept.id).lease.expires_at
         engine.forget("t", kept.id)
 
 

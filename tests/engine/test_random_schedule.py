@@ -13,7 +13,10 @@ STEPS_PER_RUN = 1000
 
 
 def run(seed: int, steps: int, most_encoder: int = 0) -> World:
-    world = World(seed, most_encoder)
+    return drive(World(seed, most_encoder), steps)
+
+
+def drive(world: World, steps: int) -> World:
     draw = world.draw
     for _ in range(steps):
         if draw.random() < 0.3 and len(world.open) < 30:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from bequest.engine._C import BlockTable
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import most_blocks_of_beams
@@ -474,7 +475,8 @@ class World:
         held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
         assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
         assert budget.held_on_host == sum(is_on_host(block) for _, block in held)
-        assert budget.num_promised == sum(record.charge for g in self.open if (record := g.ties.record) is not None)
+        running = [g.ties.record for g in self.open if g.ties.record is not None]
+        assert budget.num_promised == sum(record.lease.charge for record in running)
         assert budget.used <= budget.capacity, "more is leased than there may be"
         tables = {r: [block for table in r.tables() for block in table.blocks] for r in self.holders()}
         here = {r for r, blocks in tables.items() if not all(map(is_on_host, blocks))}
@@ -498,14 +500,15 @@ class World:
                 assert self.content(record.cross.table)[: len(wanted)] == wanted
 
     def content(self, table: BlockTable) -> list[int]:
-        swaps_out = self.scheduler.cache._swaps_out  # of the next step: until then the device has them
+        tier = self.scheduler.cache.tier
+        assert isinstance(tier, HostTier)
         size = self.shape.block_size
         content: list[int] = []
         for block in table.blocks:
             slots = self.runner.slots
             if is_on_host(block):
-                coming = swaps_out.get(host_block(block))
-                slots, block = (self.runner.host_slots, host_block(block)) if coming is None else (slots, coming)
+                going = tier.going_out(host_block(block))  # by the next step: until then the device has it
+                slots, block = (self.runner.host_slots, host_block(block)) if going is None else (slots, going)
             content += slots[block * size : (block + 1) * size].tolist()
         return content
 

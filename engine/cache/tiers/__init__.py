@@ -1,0 +1,1 @@
+"""Where blocks lie beside the device, behind one seam (tier.py): the host now, files and stores later."""

@@ -1,0 +1,148 @@
+"""Moves estates between this engine and whoever asks: bytes of blocks, in order with the plans. Event-loop thread.
+
+Reading and writing happens on the device thread, a piece at a time, so that steps go on between two pieces. All or
+nothing: an import that fails, is cancelled, or outlives its engine leaves neither a block nor a record behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+
+from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.cache.tiers.ticket import Ticket
+from bequest.engine.device import DeviceThread
+from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate
+from bequest.engine.inheritance.estates import Coming, Estates, Leaving
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.types import IntArray, ModelInfo, StepMoves
+from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite
+from bequest.engine.types.encoder import check_encoder
+from bequest.engine.types.estate import Deed, Estate, EstateIdentity
+
+_PIECE_BYTES = 32 << 20  # of one transfer: a step waits for no more than that
+
+
+class EstateDesk:
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        device: DeviceThread,
+        *,
+        fingerprint: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> None:
+        """`fingerprint`: of the weights; called in a worker thread, when it is needed first."""
+        self._info = info
+        self._cache = scheduler.cache
+        self._estates = Estates(scheduler.cache, scheduler.retention)
+        self._device = device
+        self._fingerprint = fingerprint
+        self._weights: str | None = None
+        self._wake = scheduler.wake
+        self._clock = clock
+        self._open: set[asyncio.Future[BlockBytes]] = set()
+        self._closed: EngineError | None = None
+        self.piece_bytes = _PIECE_BYTES
+
+    async def take_out(self, tenant: str, reference: str) -> Estate:
+        identity = await self._identity(tenant)
+        leaving = self._estates.leave(tenant, reference)
+        try:
+            await self._reach(leaving)
+            pieces = [await self._read(piece) for piece in self._pieces(leaving.entries)]
+            content = pieces[0] if len(pieces) == 1 else await asyncio.to_thread(np.concatenate, pieces)
+            return leaving.estate(identity, content)
+        finally:
+            leaving.close()
+            self._wake()
+
+    async def bring_in(self, tenant: str, estate: Estate, ttl: float, origin: object) -> str:
+        identity = await self._identity(tenant)
+        if differs := estate.deed.identity.differs(identity):
+            message = f"The estate is of another engine: {', '.join(differs)}."
+            raise EstateMismatch(message, details={"differs": differs})
+        self._check(estate.deed)
+        coming = self._estates.come(estate)
+        try:
+            await self._write(coming, estate.content)
+            return coming.grant(ttl, self._clock(), origin)
+        finally:
+            coming.close()
+            self._wake()
+
+    def close(self, error: EngineError) -> None:
+        """Nothing comes back from the device any more: those who wait are told."""
+        self._closed = error
+        for future in [future for future in self._open if not future.done()]:
+            future.set_exception(error)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _identity(self, tenant: str) -> EstateIdentity:
+        if self._weights is None:
+            self._weights = await asyncio.to_thread(self._fingerprint)
+        if self._closed is not None:
+            raise self._closed
+        return EstateIdentity(
+            weights=self._weights, dtype=self._info.dtype, cache=self._device.block_layout, tenant=tenant
+        )
+
+    def _check(self, deed: Deed) -> None:
+        """What only an engine of the same model can know."""
+        if any(max(choice.token_ids) >= self._info.vocab_size for choice in deed.choices):
+            raise InvalidEstate("The estate has tokens that the model does not know.")
+        check_encoder(None if deed.encoder is None else deed.encoder.as_input(), self._info.encoder)
+
+    async def _reach(self, leaving: Leaving) -> None:
+        """Waits until the bytes of the tier are at hand."""
+        blocks = [host_block(entry) for entry in filter(is_on_host, leaving.entries)]
+        ticket = self._cache.tier.read(blocks)
+        if ticket.pending:
+            await _settled(ticket)
+        if ticket.failed:
+            raise InsufficientRetention("The blocks of the estate are lost.")
+
+    async def _read(self, entries: list[int]) -> BlockBytes:
+        device = [entry for entry in entries if not is_on_host(entry)]
+        host = [host_block(entry) for entry in filter(is_on_host, entries)]
+        return await self._transfer(BlockRead(moves=self._moves(), device=_ints(device), host=_ints(host)))
+
+    async def _write(self, coming: Coming, content: BlockBytes) -> None:
+        for rows, blocks in zip(self._pieces(coming.rows), self._pieces(coming.blocks), strict=True):
+            piece = await asyncio.to_thread(content.__getitem__, rows)
+            await self._transfer(BlockWrite(moves=self._moves(), blocks=_ints(blocks), content=piece))
+
+    async def _transfer(self, blocks: BlockRead | BlockWrite) -> BlockBytes:
+        if self._closed is not None:
+            raise self._closed
+        future: asyncio.Future[BlockBytes] = asyncio.get_running_loop().create_future()
+        self._open.add(future)
+        self._device.transfer(blocks, lambda content: None if future.done() else future.set_result(content))
+        try:
+            return await future
+        finally:
+            self._open.discard(future)
+
+    def _moves(self) -> StepMoves:
+        """Swaps that wait for the next step come first: they empty the blocks that are written, fill those read."""
+        out, into = self._cache.take_swaps()
+        pairs = [np.asarray(moves, np.int32).reshape(-1, 2) for moves in (out, into, [])]
+        return StepMoves(swaps_out=pairs[0], swaps_in=pairs[1], copies=pairs[2])
+
+    def _pieces(self, numbers: list[int]) -> list[list[int]]:
+        size = max(1, self.piece_bytes // self._device.block_layout.num_bytes)
+        return [numbers[i : i + size] for i in range(0, len(numbers), size)]
+
+
+def _ints(numbers: list[int]) -> IntArray:
+    return np.asarray(numbers, dtype=np.int32)
+
+
+async def _settled(ticket: Ticket) -> None:
+    settled = asyncio.get_running_loop().create_future()
+    ticket.then(lambda: None if settled.done() else settled.set_result(None))
+    await settled

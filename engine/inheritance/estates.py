@@ -1,0 +1,192 @@
+"""What a record owns, on its way out of the engine and into it: which blocks, and who pays for them meanwhile.
+
+Bytes are moved by others (engine/estates.py). Between the two ends of a move the blocks are held here, so that neither
+the end of a lease nor anybody's need of memory touches them; whoever opens a move closes it, whatever happens.
+
+Owned by the event-loop thread; no asyncio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bequest.engine._C import BlockEpochs, BlockTable, TokenList
+from bequest.engine.cache.entries import is_on_host
+from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.salt import pack_salt
+from bequest.engine.errors import InsufficientRetention, InvalidRequest, ParentFailed
+from bequest.engine.inheritance.leases import Borrowed
+from bequest.engine.inheritance.retention import Retention
+from bequest.engine.state.record import Identity, KeptChoice, Record
+from bequest.engine.types.blocks import BlockBytes
+from bequest.engine.types.estate import Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity
+
+
+class Leaving:
+    """Holds the blocks of a record while they are read."""
+
+    def __init__(self, record: Record, owned: Borrowed) -> None:
+        self._record = record
+        self._owned = owned
+        entries = dict.fromkeys(entry for table in owned.all() for entry in table.blocks)
+        self.entries = sorted(entries, key=is_on_host)  # the blocks to be read, each once, those of the device first
+
+    def estate(self, identity: EstateIdentity, content: BlockBytes) -> Estate:
+        """`content`: of the entries, in order."""
+        rows = {entry: row for row, entry in enumerate(self.entries)}
+        record = self._record
+        encoder = None
+        if record.encoder is not None and self._owned.cross is not None:
+            encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.cross.blocks))
+        deed = Deed(
+            identity=identity,
+            id=record.id,
+            name=record.identity.name,
+            cache_salt=record.identity.cache_salt,
+            num_choices=record.identity.num_choices,
+            choices=tuple(
+                _choice(index, record.kept[index], tuple(rows[entry] for entry in table.blocks))
+                for index, table in sorted(self._owned.tables.items())
+            ),
+            encoder=encoder,
+        )
+        return Estate(deed, content)
+
+    def close(self) -> None:
+        self._owned.free()
+
+
+def _choice(index: int, kept: KeptChoice, rows: tuple[int, ...]) -> EstateChoice:
+    return EstateChoice(
+        index=index,
+        token_ids=tuple(kept.tokens[:]),
+        num_prompt=kept.num_prompt,
+        shown_len=kept.shown_len,
+        computed=kept.computed,
+        rows=rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """The blocks that a choice has in common with one before it, from the first on."""
+
+    choice: int  # in the order of the deed
+    num_blocks: int
+
+
+class Coming:
+    """Holds and pays for the blocks of an estate while they are written."""
+
+    def __init__(self, estate: Estate, cache: KvCache, retention: Retention, fronts: list[_Front | None]) -> None:
+        """REQUIRES: the blocks are free, and promised"""
+        self._estate, self._cache, self._retention = estate, cache, retention
+        self.rows: list[int] = []  # of the content
+        self.blocks: list[int] = []  # of the device that they go to
+        deed = estate.deed
+        encoder = None if deed.encoder is None else deed.encoder.as_input()
+        self._identity = Identity(
+            id=deed.id,
+            tenant=deed.identity.tenant,
+            name=deed.name,
+            salt=pack_salt(deed.identity.tenant, deed.cache_salt, encoder),
+            cache_salt=deed.cache_salt,
+            created_at=retention.wall(),
+            num_choices=deed.num_choices,
+            encoder=encoder,
+        )
+        tables: list[BlockTable] = []
+        for choice, front in zip(deed.choices, fronts, strict=True):
+            tables.append(self._table(choice.rows, choice.computed, front, tables))
+        cross = None
+        if deed.encoder is not None:
+            cross = self._table(deed.encoder.rows, deed.encoder.length, None, tables)
+        indices = (choice.index for choice in deed.choices)
+        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), cross)
+
+    def _table(self, rows: tuple[int, ...], length: int, front: _Front | None, before: list[BlockTable]) -> BlockTable:
+        size = self._cache.pool.block_size
+        shared = 0 if front is None else front.num_blocks
+        table = BlockTable(self._cache.pool, self._identity.salt)
+        if front is not None:
+            table = before[front.choice].slice_to(shared * size)
+        if shared < len(rows):
+            copies = table.try_prepare_write(shared * size, length)
+            assert copies == [], "the blocks were counted"
+        self.rows += rows[shared:]
+        self.blocks += table.blocks[shared:]
+        return table
+
+    def grant(self, ttl: float, now: float, origin: object) -> str:
+        """The bytes are there: the record is found and leased from now on. Raises NameInUse, with nothing changed."""
+        owned = self._owned
+        assert owned is not None
+        record = Record(replace(self._identity, origin=origin))
+        for choice in self._estate.deed.choices:
+            record.kept[choice.index] = KeptChoice(
+                tokens=TokenList(choice.token_ids),
+                num_prompt=choice.num_prompt,
+                shown_len=choice.shown_len,
+                computed=choice.computed,
+                salt=record.salt,
+                table=None,
+                epochs=BlockEpochs(),
+            )
+        self._retention.adopt(record, owned, len(self.blocks), ttl, now)
+        self._owned = None
+        self._cache.index(record)
+        return record.id
+
+    def close(self) -> None:
+        """Gives back what no record has taken over."""
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            owned.free()
+            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks))
+
+
+class Estates:
+    def __init__(self, cache: KvCache, retention: Retention) -> None:
+        self._cache = cache
+        self._retention = retention
+
+    def leave(self, tenant: str, reference: str) -> Leaving:
+        """Raises ParentNotFound, ParentFailed, or InsufficientRetention if its blocks are gone."""
+        record = self._retention.find(tenant, reference)
+        if record.group is not None:
+            raise InvalidRequest(f"The request '{reference}' still runs: its estate is not complete.")
+        if record.failed or not record.kept:
+            raise ParentFailed(f"The request '{reference}' ended before anything was computed.")
+        return Leaving(record, self._retention.leases.borrow(record))
+
+    def come(self, estate: Estate) -> Coming:
+        """Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed."""
+        deed = estate.deed
+        tenant = deed.identity.tenant
+        self._retention.check_new(tenant, (deed.id,) if deed.name is None else (deed.id, deed.name))
+        fronts = _fronts(deed)
+        num_blocks = sum(len(choice.rows) for choice in deed.choices)
+        num_blocks -= sum(front.num_blocks for front in fronts if front is not None)
+        num_blocks += 0 if deed.encoder is None else len(deed.encoder.rows)
+        self._retention.leases.open_import(tenant, num_blocks)
+        if not self._cache.make_room(num_blocks):
+            self._retention.leases.drop_import(tenant, num_blocks)
+            raise InsufficientRetention(
+                f"The estate needs {num_blocks} blocks at once, which running requests have.",
+                details=self._retention.leases.budget.details(num_blocks, None),
+            )
+        return Coming(estate, self._cache, self._retention, fronts)
+
+
+def _fronts(deed: Deed) -> list[_Front | None]:
+    """For each choice the one before it that it shares the most leading blocks with; None: it shares none."""
+    fronts: list[_Front | None] = []
+    for i, choice in enumerate(deed.choices):
+        shared = [_num_common(choice.rows, other.rows) for other in deed.choices[:i]]
+        most = max(shared, default=0)
+        fronts.append(_Front(shared.index(most), most) if most else None)
+    return fronts
+
+
+def _num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

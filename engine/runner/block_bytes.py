@@ -1,0 +1,21 @@
+"""The blocks of a cache in the host's memory as bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.types.blocks import BlockBytes, BlockLayout
+
+
+def layout_of(kv_cache: Tensor) -> BlockLayout:
+    """`kv_cache`: [NB, L, 2, NKV, BS, D]"""
+    dtype = "fp8_e4m3" if kv_cache.dtype is FP8 else str(kv_cache.dtype).removeprefix("torch.")
+    return BlockLayout(dtype=dtype, shape=tuple(kv_cache.shape[1:]), num_bytes=kv_cache[0].nbytes)
+
+
+def bytes_of(cache: Tensor) -> BlockBytes:
+    """[NB, bytes of a block], the same memory. REQUIRES: it is not on a device"""
+    content: BlockBytes = cache.view(torch.uint8).flatten(1).numpy()
+    return content

@@ -1,0 +1,92 @@
+"""Bytes of blocks from and to a GPU, on the runner's stream, through pinned memory. Device thread; waits elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bequest.engine.kernels import cuda as kernels
+from bequest.engine.kernels.streams import record
+from bequest.engine.runner.block_bytes import bytes_of, layout_of
+from bequest.engine.runner.host_cache import PinnedHostCache
+from bequest.engine.types import IntArray, StepMoves
+from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite
+
+
+class PendingRead:
+    """Blocks on their way to the host. `wait` may be called from another thread, once."""
+
+    __slots__ = ("_copied", "_host_blocks", "_host_cache", "_pinned")
+
+    def __init__(
+        self, pinned: Tensor, copied: torch.cuda.Event, host_cache: PinnedHostCache, host_blocks: IntArray
+    ) -> None:
+        self._pinned = pinned
+        self._copied = copied
+        self._host_cache = host_cache
+        self._host_blocks = host_blocks
+
+    def wait(self) -> BlockBytes:
+        """Whoever asked holds the host blocks, so that nothing else is written to them meanwhile."""
+        self._copied.synchronize()
+        return np.concatenate([bytes_of(self._pinned), self._host_cache.read(self._host_blocks)])
+
+
+class PendingWrite:
+    """Blocks on their way to the device: their pinned memory stays until they are there."""
+
+    __slots__ = ("_copied", "_pinned")
+
+    def __init__(self, pinned: Tensor, copied: torch.cuda.Event) -> None:
+        self._pinned = pinned
+        self._copied = copied
+
+    def wait(self) -> BlockBytes:
+        self._copied.synchronize()
+        return bytes_of(self._pinned)[:0].copy()
+
+
+class BlockTransfers:
+    def __init__(self, kv_cache: Tensor, host_cache: PinnedHostCache) -> None:
+        self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._host_cache = host_cache
+        self.layout = layout_of(kv_cache)
+
+    def read(self, read: BlockRead) -> PendingRead:
+        """On the current stream."""
+        self._swap(read.moves)
+        pinned = self._pin(len(read.device))
+        if len(read.device):
+            kernels.swap_blocks(self._kv_cache, pinned, _pairs(read.device, np.arange(len(read.device))))
+        return PendingRead(pinned, _recorded(), self._host_cache, read.host)
+
+    def write(self, write: BlockWrite) -> PendingWrite:
+        """On the current stream."""
+        self._swap(write.moves)
+        pinned = self._pin(len(write.blocks))
+        if len(write.blocks):
+            bytes_of(pinned)[:] = write.content
+            kernels.swap_blocks(pinned, self._kv_cache, _pairs(np.arange(len(write.blocks)), write.blocks))
+        return PendingWrite(pinned, _recorded())
+
+    def _swap(self, moves: StepMoves) -> None:
+        assert not len(moves.copies), "only a step copies"
+        if len(moves.swaps_out):
+            self._host_cache.swap_out(moves.swaps_out)
+        if len(moves.swaps_in):
+            self._host_cache.swap_in(moves.swaps_in)
+
+    def _pin(self, num_blocks: int) -> Tensor:
+        shape = (num_blocks, *self._kv_cache.shape[1:])
+        return torch.empty(shape, dtype=self._kv_cache.dtype, pin_memory=num_blocks > 0)
+
+
+def _pairs(sources: np.ndarray, destinations: np.ndarray) -> IntArray:
+    return np.ascontiguousarray(np.stack([sources, destinations], axis=1).astype(np.int32))
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    record(event)
+    return event

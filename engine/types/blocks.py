@@ -1,0 +1,53 @@
+"""The bytes of blocks on their way from and to the device: event-loop thread ↔ device thread, in order with the plans.
+
+Data (engine/types/data.py). Dims: N blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bequest.engine.types.arrays import IntArray
+from bequest.engine.types.data import Data
+from bequest.engine.types.plan import StepMoves
+
+BlockBytes = npt.NDArray[np.uint8]  # [N, bytes of a block]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """What the bytes of a block mean."""
+
+    dtype: str
+    shape: tuple[int, ...]  # [L, 2, NKV, BS, D]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockRead(Data):
+    """Asks for the bytes of blocks: those of the device, then those of the host."""
+
+    moves: StepMoves  # swaps that were planned before it
+    device: IntArray
+    host: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockWrite(Data):
+    """Replaces the bytes of blocks of the device."""
+
+    moves: StepMoves  # swaps that were planned before it
+    blocks: IntArray  # [N]
+    content: BlockBytes  # [N, bytes of a block]
+
+
+class PendingBlocks(Protocol):
+    """A read or a write that is queued on a device. Called from another thread than the one that queued it."""
+
+    def wait(self) -> BlockBytes:
+        """Blocks until it is done; of a write nothing, [0, bytes of a block]. Called once."""
+        ...
