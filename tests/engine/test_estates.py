@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import msgspec
-import numpy as np
 import pytest
 
 from bequest.engine.engine import AsyncEngine
@@ -30,7 +27,7 @@ from bequest.engine.errors import (
 )
 from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
-from bequest.engine.types.estate import Deed, Estate
+from bequest.engine.types.estate import Estate
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
 
@@ -203,6 +200,26 @@ async def test_under_load_nothing_is_mixed_up() -> None:
         await asyncio.gather(flood(here), flood(there), *map(move_and_continue, parents))
 
 
+async def test_swaps_that_wait_for_a_step_come_first() -> None:
+    """A lease makes room for an estate, whose bytes then go where the lease's were; one that was told to go is read."""
+    async with two(SETUP, replace(SETUP, num_blocks=25, num_lease_blocks=4)) as (here, there):
+        lease = request([2] * 70, params(), retain=Retain(600))
+        await ask(there, lease)
+        parent, estate = await an_estate(here, 25)
+        assert there.scheduler.pool.num_free < len(estate.content)
+        await there.import_estate("t", estate, 600)
+        assert there.load().used_host_blocks > 0
+        assert there.scheduler.cache.make_room(12), "again, and no step follows"
+        assert all((await there.export_estate("t", parent)).content.ravel() == estate.content.ravel())
+        for one in (parent, lease.id):
+            child = child_of(there, one, [5])
+            answer = await ask(there, child)
+            assert answer.token_ids[0] == expected_tokens(child.prompt_token_ids, 6)
+            assert answer.inheritance is not None and answer.inheritance.computed_tokens == 2
+        forget(parent, here, there)
+        forget(lease.id, there)
+
+
 async def test_a_lease_may_end_while_it_is_read() -> None:
     async with running(SETUP) as (here, runner):
         here._estates.piece_bytes = 1
@@ -236,90 +253,6 @@ async def check_refused(engine: AsyncEngine, estate: Estate, error: type[EngineE
     pool.check()
     assert engine.load() == load and engine.records("t") == known
     return raised.value
-
-
-async def test_cut_anywhere_it_is_no_estate() -> None:
-    async with running(ENCODING) as (engine, _):
-        parent, estate = await an_estate(engine, encoder=EncoderInput.of_tokens([8, 9]))
-        data = estate.to_bytes()
-        assert Estate.from_bytes(data).deed == estate.deed
-        for end in range(len(data)):
-            with pytest.raises(InvalidEstate):
-                Estate.from_bytes(data[:end])
-        with pytest.raises(InvalidEstate):
-            Estate.from_bytes(data + b"\0")
-        engine.forget("t", parent)
-
-
-async def test_changed_anywhere_it_is_no_estate() -> None:
-    async with running(SETUP) as (engine, _):
-        parent, estate = await an_estate(engine)
-        data = estate.to_bytes()
-        draw = random.Random(1)
-        for i in range(len(data)):
-            changed = bytearray(data)
-            changed[i] ^= 1 << draw.randrange(8)
-            with pytest.raises(InvalidEstate):
-                Estate.from_bytes(bytes(changed))
-        for _ in range(200):
-            with pytest.raises(InvalidEstate):
-                Estate.from_bytes(draw.randbytes(draw.randrange(300)))
-        engine.forget("t", parent)
-
-
-async def test_whoever_forges_a_digest_gets_an_error_or_a_whole_estate() -> None:
-    """Its deed may say anything."""
-    async with running(ENCODING) as (engine, _):
-        parent, estate = await an_estate(engine, encoder=EncoderInput.of_tokens([8, 9]))
-        engine.forget("t", parent)
-        data, draw, whole = estate.to_bytes(), random.Random(2), 0
-        num_deed = len(msgspec.msgpack.encode(estate.deed))
-        for _ in range(2000):
-            body = bytearray(data[:-32])
-            for _ in range(draw.choice([1, 1, 2, 5])):
-                body[draw.randrange(12, 32 + num_deed)] = draw.choice([draw.randrange(256), 0, 0xC0, 0xCF, 0x90])
-            try:
-                forged = Estate.from_bytes(bytes(body) + hashlib.blake2b(body, digest_size=32).digest())
-            except InvalidEstate:
-                continue
-            whole += 1
-            try:
-                engine.forget("t", await engine.import_estate("t", forged, 600))
-            except EngineError:
-                engine.scheduler.check_idle()
-        assert 0 < whole < 2000
-
-
-BROKEN: dict[str, Callable[[Deed], Deed]] = {
-    "no choices": lambda deed: replace(deed, choices=()),
-    "twice": lambda deed: replace(deed, choices=deed.choices * 2),
-    "a number too high": lambda deed: replace(deed, choices=(replace(deed.choices[0], index=1),)),
-    "no prompt": lambda deed: replace(deed, choices=(replace(deed.choices[0], num_prompt=0),)),
-    "less shown": lambda deed: replace(deed, choices=(replace(deed.choices[0], shown_len=1),)),
-    "more shown": lambda deed: replace(deed, choices=(replace(deed.choices[0], shown_len=100),)),
-    "more computed": lambda deed: replace(deed, choices=(replace(deed.choices[0], computed=100),)),
-    "nothing computed": lambda deed: replace(deed, choices=(replace(deed.choices[0], computed=0, rows=()),)),
-    "fewer tokens": lambda deed: replace(deed, choices=(replace(deed.choices[0], token_ids=(3,)),)),
-    "no token": lambda deed: replace(deed, choices=(replace(deed.choices[0], token_ids=(-1,) * 15),)),
-    "a block less": lambda deed: replace(deed, choices=(replace(deed.choices[0], rows=(0, 1, 2)),)),
-    "a block twice": lambda deed: replace(deed, choices=(replace(deed.choices[0], rows=(0, 1, 2, 2)),)),
-    "a block too high": lambda deed: replace(deed, choices=(replace(deed.choices[0], rows=(0, 1, 2, 4)),)),
-    "a block below": lambda deed: replace(deed, choices=(replace(deed.choices[0], rows=(0, 1, 2, -1)),)),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-async def test_an_estate_does_not_contradict_itself(name: str) -> None:
-    async with running(SETUP) as (engine, _):
-        parent, estate = await an_estate(engine)
-        assert estate.deed.choices[0].rows == (0, 1, 2, 3) and estate.deed.choices[0].computed == 14
-        with pytest.raises(InvalidEstate):
-            Estate(BROKEN[name](estate.deed), estate.content)
-        with pytest.raises(InvalidEstate):
-            Estate(estate.deed, estate.content[:-1])
-        with pytest.raises(InvalidEstate):
-            Estate(estate.deed, np.concatenate([estate.content, estate.content[:1]]))
-        engine.forget("t", parent)
 
 
 async def test_tokens_beyond_the_vocabulary() -> None:

@@ -14,6 +14,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineDead
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.types import BeamParams, ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.types.blocks import BlockBytes, BlockRead
 from tests.engine.harness import Answer, ask, request, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner
 
@@ -180,3 +181,45 @@ async def test_an_engine_stops_while_one_is_watched() -> None:
         assert runner.closed
         with pytest.raises(Exception, match="The engine stopped"):
             await answer
+
+
+class PendingBytes:
+    def __init__(self, content: BlockBytes, let_go: threading.Event) -> None:
+        self._content, self._let_go = content, let_go
+
+    def wait(self) -> BlockBytes:
+        self._let_go.wait()
+        return self._content
+
+
+class QueueingBlocks(QuickRunner):
+    """Queues bytes as a GPU does, and says who touched the runner at the same time as another."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.begun, self.go_on, self.arrived = threading.Event(), threading.Event(), threading.Event()
+
+    def read_blocks(self, read: BlockRead) -> PendingBytes:  # type: ignore[override]
+        self.begun.set()
+        self.go_on.wait()
+        return PendingBytes(super().read_blocks(read), self.arrived)
+
+
+async def test_a_runner_that_moves_bytes_is_not_lent() -> None:
+    runner = QueueingBlocks()
+    async with engine_over(runner) as engine:
+        await ask(engine, parent := request(PROMPT, GREEDY))
+        estate = asyncio.ensure_future(engine.export_estate("t", parent.id))
+        await asyncio.to_thread(runner.begun.wait)
+        runner.threads.clear()
+        answer = asyncio.ensure_future(ask(engine, request([*PROMPT, 99], GREEDY)))
+        await asyncio.sleep(0.02)
+        assert not runner.threads, "the device thread has the runner"
+        runner.go_on.set()
+        await until(lambda: runner.threads)
+        assert runner.threads[0] != threading.get_ident() and not estate.done()
+        runner.arrived.set()
+        assert len((await estate).content) == 6
+        assert (await answer).token_ids[0]
+        assert await engine.drain(10)
+        engine.scheduler.check_idle()
