@@ -1,6 +1,6 @@
 """What overload does to those who were let in, and to a light tenant beside a heavy one.
 
-    python -m benchmarks.overload [--seconds 30] [--timed] [--json FILE]
+    python -m benchmarks.overload [--seconds 30] [--timed] [--without MECHANISM] [--json FILE]
 
 First the capacity is measured (as many clients as slots, each asking again when it is answered). Then requests arrive
 at random times, at half of the capacity and at twice: between the two the p99 time between tokens should stay within
@@ -34,6 +34,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
+from benchmarks.policy import WITHOUT
 from benchmarks.stalls import Stalls
 
 KEYS = 'keys = [{name = "heavy", key = "heavy"}, {name = "light", key = "light"}]'
@@ -222,11 +223,11 @@ def spans_of(answers: Sequence[Answer], stages: dict[str, list[float]], stalls: 
     return spans
 
 
-def start_server(folder: Path, timed: bool, shape: Shape) -> tuple[subprocess.Popen[str], str]:
+def start_server(folder: Path, timed: bool, shape: Shape, without: str) -> tuple[subprocess.Popen[str], str]:
     (folder / "keys.toml").write_text(KEYS)
     flags = ["serve", "--port", "0", "--api-key-file", str(folder / "keys.toml"), "--max-num-seqs", str(shape.slots)]
     flags += ["--max-queued", str(shape.queue), "--max-model-len", "1024", "--log-level", "info"]
-    module = ["benchmarks.staged_server", str(int(timed)), str(folder / "stages")]
+    module = ["benchmarks.staged_server", str(int(timed)), str(folder / "stages"), without]
     process = subprocess.Popen([sys.executable, "-m", *module, *flags], stderr=(folder / "log").open("w"), text=True)
     while process.poll() is None:
         if match := re.search(r"ready on (http://\S+)", (folder / "log").read_text()):
@@ -245,11 +246,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30, help="of each load; thrice of the light tenant's")
     parser.add_argument("--timed", action="store_true", help="a device that only waits")
+    parser.add_argument("--without", choices=sorted(WITHOUT), default="", help="switches a part of the policy off")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     shape = TIMED if options.timed else REAL
     with tempfile.TemporaryDirectory() as folder:
-        process, url = start_server(Path(folder), options.timed, shape)
+        process, url = start_server(Path(folder), options.timed, shape, options.without)
         stalls = Stalls()
         try:
             with stalls:

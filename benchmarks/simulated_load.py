@@ -22,6 +22,7 @@ import numpy as np
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.results import Samples
 from bequest.engine.state.launch import Launch
 from bequest.engine.types import Request, SamplingParams, StepResult, Terms
@@ -38,6 +39,7 @@ class Device:
     step_seconds: float
     token_seconds: float
     prompt_pace: float  # as in SchedulerLimits
+    tuning: Tuning = DEFAULT
 
     def seconds(self, num_tokens: int) -> float:
         return self.step_seconds + self.token_seconds * num_tokens
@@ -72,6 +74,7 @@ class Simulation:
                 max_num_batched_tokens=device.budget,
                 prefix_caching=True,
                 prompt_pace=device.prompt_pace,
+                tuning=device.tuning,
             ),
             CacheSizes(16, 4000),
             (),

@@ -1,9 +1,10 @@
 """The server of benchmarks/overload.py: it takes down when each request reached which stage.
 
-    python -m benchmarks.staged_server TIMED STAGES serve [flags]
+    python -m benchmarks.staged_server TIMED STAGES WITHOUT serve [flags]
 
 TIMED is 1 for a device that only waits, 8 ms per step and 40 µs per token; STAGES is the file that the stages of all
-requests are written to at the end. They are on time.monotonic, which processes share.
+requests are written to at the end; WITHOUT is a mechanism of benchmarks/policy.py that is switched off, or empty. Times
+are on time.monotonic, which processes share.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.policy import WITHOUT
 from bequest.engine.build import CacheSizes, build_engine, make_scheduler
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.text import load_text
 from bequest.engine.types import Delta, MaskSource, ModelInfo, Request, Sink, StepPlan, StepResult
 from bequest.engine.types.catalogue import Catalogue
@@ -81,20 +84,22 @@ class StagedEngine:
         def first(delta: Delta) -> None:
             nonlocal deliver
             deliver = sink
-            self.stages[request.id] = [began, submitted, group.admitted_at, group.first_token_at, time.monotonic()]
+            self.stages[request.id] = [began, submitted, times.admitted, times.first_token, time.monotonic()]
             sink(delta)
 
         deliver: Callable[[Delta], None] = first
         self._engine.submit(request, lambda delta: deliver(delta))
-        group = self._engine._groups[request.id]
+        times = self._engine._groups[request.id].times
 
 
-def timed_engine(config: EngineConfig, metrics: Metrics) -> tuple[AsyncEngine, TextLike]:
+def timed_engine(config: EngineConfig, metrics: Metrics, tuning: Tuning) -> tuple[AsyncEngine, TextLike]:
     """All is real but the device."""
     sys.setswitchinterval(0.0005)
     text = load_text(embedded_model_path())
     info = ModelInfo("timed", "timed", 2048, text.tokenizer.vocab_size, (), "none", 0)
-    limits = SchedulerLimits(config.max_num_seqs, 256, prefix_caching=True)
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs, max_num_batched_tokens=256, prefix_caching=True, tuning=tuning
+    )
     runner = TimedRunner(text.tokenizer.encode("one two three four five"))
     scheduler = make_scheduler(limits, CacheSizes(16, 20_000), ())
     engine = AsyncEngine(info, scheduler, runner, text.tokenizer, max_queued=config.max_queued, observer=metrics)
@@ -102,16 +107,17 @@ def timed_engine(config: EngineConfig, metrics: Metrics) -> tuple[AsyncEngine, T
 
 
 def main() -> None:
-    timed, file, *arguments = sys.argv[1:]
+    timed, file, without, *arguments = sys.argv[1:]
+    tuning = WITHOUT[without] if without else DEFAULT
     engine_config, config = parse(arguments)
     configure_logging("info")
     staged: list[StagedEngine] = []
 
     async def load(metrics: Metrics) -> tuple[EngineLike, TextLike]:
         if timed == "1":
-            engine, text = timed_engine(engine_config, metrics)
+            engine, text = timed_engine(engine_config, metrics, tuning)
         else:
-            built = await build_engine(engine_config, metrics)
+            built = await build_engine(engine_config, metrics, tuning=tuning)
             engine, text = built.engine, built.text
         staged.append(StagedEngine(engine))
         return staged[0], text

@@ -22,6 +22,7 @@ from bequest.engine.inheritance.retention import Retention, RetentionLimits
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.recording import Opened, Recorder, RecordingRunner
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
+from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text
 from bequest.engine.types import Runner
@@ -81,7 +82,7 @@ def make_scheduler(
     return Scheduler(limits, cache, retention, eos_token_ids, kinds=kinds, drafter=drafter)
 
 
-async def build_engine(config: EngineConfig, observer: Observer | None = None) -> Built:
+async def build_engine(config: EngineConfig, observer: Observer | None = None, *, tuning: Tuning = DEFAULT) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0001)
@@ -115,6 +116,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None) -
                 ),
                 max_num_encoder_tokens=prepared.max_num_encoder_tokens,
                 prompt_pace=prepared.prompt_pace,
+                tuning=tuning,
             ),
             CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
             prepared.info.eos_token_ids,

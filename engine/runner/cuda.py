@@ -7,6 +7,7 @@ Log-probabilities and steps larger than any graph add launches of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -387,24 +388,34 @@ class CudaRunner:
         prompt: tuple[LogprobArrays, ...] = ()
         if plan.prompt_logprobs:
             with torch.inference_mode():
-                prompt = tuple(self._prompt_logprobs(outputs.hidden, spec) for spec in plan.prompt_logprobs)
+                prompt = self._prompt_logprobs(outputs.hidden, plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         states = None if plan.taps is None else self._states.send(plan.taps)
         return self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, states)
 
-    def _prompt_logprobs(self, hidden: Tensor, spec: PromptLogprobSpec) -> LogprobArrays:
-        """Synchronous: a request that asks for these pays for them."""
-        rows = hidden[spec.first_token : spec.first_token + len(spec.targets)]
-        targets = torch.from_numpy(spec.targets).to(self._device)
-        parts = []
-        for i in range(0, len(spec.targets), _LOGIT_ROWS):
-            part = slice(i, i + _LOGIT_ROWS)
-            parts.append(kernels.logprobs(self._model.logits(rows[part]), targets[part], spec.top))
-        return LogprobArrays(
-            chosen=torch.cat([p.chosen for p in parts]).cpu().numpy(),
-            rank=torch.cat([p.rank for p in parts]).cpu().numpy(),
-            top_ids=torch.cat([p.top_ids for p in parts]).cpu().numpy(),
-            top=torch.cat([p.top for p in parts]).cpu().numpy(),
+    def _prompt_logprobs(self, hidden: Tensor, specs: Sequence[PromptLogprobSpec]) -> tuple[LogprobArrays, ...]:
+        """Those of all specs at once. Synchronous: a request that asks for these pays for them."""
+        tokens = np.concatenate([np.arange(s.first_token, s.first_token + len(s.targets)) for s in specs])
+        rows = torch.from_numpy(tokens).to(self._device)
+        targets = torch.from_numpy(np.concatenate([s.targets for s in specs])).to(self._device)
+        top = max(s.top for s in specs)
+        parts = [
+            kernels.logprobs(self._model.logits(hidden[rows[i : i + _LOGIT_ROWS]]), targets[i : i + _LOGIT_ROWS], top)
+            for i in range(0, len(tokens), _LOGIT_ROWS)
+        ]
+        chosen, rank, top_ids, best = (
+            torch.cat([getattr(part, name) for part in parts]).cpu().numpy()
+            for name in ("chosen", "rank", "top_ids", "top")
+        )
+        ends = np.cumsum([len(s.targets) for s in specs]).tolist()
+        return tuple(
+            LogprobArrays(
+                chosen=chosen[end - len(s.targets) : end],
+                rank=rank[end - len(s.targets) : end],
+                top_ids=top_ids[end - len(s.targets) : end, : s.top],
+                top=best[end - len(s.targets) : end, : s.top],
+            )
+            for s, end in zip(specs, ends, strict=True)
         )
 
 

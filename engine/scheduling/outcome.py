@@ -36,7 +36,8 @@ class StepOutcome:
     def sample(self, sequence: Sequence, token: int, drafts: tuple[int, ...] = ()) -> None:
         if sequence.row == NO_ROW:
             self.opened.append(self.rows.open(sequence))
-        self._want_logprobs(sequence.group.request.params.logprobs)
+        if (num_logprobs := sequence.group.request.params.logprobs) is not None:
+            self._want_logprobs(num_logprobs)
         if drafts:
             self._sample_drafts(sequence, token, drafts)
             return
@@ -48,7 +49,8 @@ class StepOutcome:
         sequence.note_sampling()
 
     def rank(self, tokens: range, spec: Callable[[int], BeamSpec], num_logprobs: int | None) -> int:
-        self._want_logprobs(num_logprobs)
+        if num_logprobs is not None:
+            self._want_logprobs(num_logprobs)
         self.ranked.append((tokens, spec))
         return len(self.ranked) - 1
 
@@ -82,6 +84,5 @@ class StepOutcome:
         self.drafts += (*drafts, NO_DRAFT)
         sequence.note_drafting(num)
 
-    def _want_logprobs(self, num: int | None) -> None:
-        if num is not None:
-            self.num_logprobs = num if self.num_logprobs is None else max(self.num_logprobs, num)
+    def _want_logprobs(self, num: int) -> None:
+        self.num_logprobs = num if self.num_logprobs is None else max(self.num_logprobs, num)

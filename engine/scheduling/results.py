@@ -5,11 +5,12 @@ A sequence that ended or left since the launch is passed over: a step launched p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from bequest.engine.state.launch import Launch
-from bequest.engine.state.sequence import Applied, Group, Sample, Sequence, Status
+from bequest.engine.state.sequence import Applied, Group, Sequence, Status
 from bequest.engine.types import StepResult
 
 
@@ -28,18 +29,26 @@ class Samples:
     drafts: tuple[int, ...] | None  # as the sequences: the token that was guessed to follow; None: the step has none
 
     def apply(self, result: StepResult, applied: Applied) -> None:
-        tokens, bad, logprobs = result.tokens.tolist(), result.bad_rows.tolist(), result.logprobs
-        numbers = range(len(self.sequences)) if self.drafts is None else self._accepted(tokens)
-        for i in numbers:
-            sequence = self.sequences[i]
-            if self.drafts is None:
+        tokens: list[int | None] = result.tokens.tolist()
+        for i in np.flatnonzero(result.bad_rows[: len(self.sequences)]).tolist():
+            tokens[i] = None
+        if self.drafts is None:
+            for sequence in self.sequences:
                 sequence.num_in_flight -= 1
-            if sequence.status is not Status.FINISHED and sequence.group not in applied.failed:
-                sequence.work.take_sample(sequence, Sample(tokens[i], bad[i], i, logprobs), applied)
+            numbered = zip(self.sequences, range(len(self.sequences)), strict=True)
+        else:
+            numbered = zip(*self._accepted(tokens), strict=True)
+        finished, failed, logprobs = Status.FINISHED, applied.failed, result.logprobs
+        num_before = applied.num_noted
+        for sequence, i in numbered:
+            if sequence.status is not finished and sequence.group not in failed:
+                sequence.work.take_sample(sequence, tokens[i], i, logprobs, applied)
+        applied.num_generated += applied.num_noted - num_before
 
-    def _accepted(self, tokens: list[int]) -> Iterator[int]:
+    def _accepted(self, tokens: list[int | None]) -> tuple[list[Sequence], list[int]]:
         """The samples that count: those of a sequence until the first that is not what was guessed."""
         assert self.drafts is not None
+        accepted: list[int] = []
         begin = 0
         while begin < len(self.sequences):
             sequence, end = self.sequences[begin], begin + 1
@@ -47,8 +56,9 @@ class Samples:
                 end += 1
             last = next(i for i in range(begin, end) if i == end - 1 or tokens[i] != self.drafts[i])
             sequence.settle_samples(num_sampled=end - begin, num_accepted=last + 1 - begin)
-            yield from range(begin, last + 1)
+            accepted += range(begin, last + 1)
             begin = end
+        return [self.sequences[i] for i in accepted], accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class Scheduler:
         """A result names the token in flight: it joins the sequence, and full blocks become findable."""
         sequence.accept(token_id)
         if self.limits.prefix_caching and sequence.status is Status.RUNNING:
-            known = min(sequence.num_computed, sequence.num_prompt + sequence.num_output)
+            known = min(sequence.num_computed, len(sequence.tokens))
             if known % self._block_size == 0:
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.ties.charged_output:

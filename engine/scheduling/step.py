@@ -40,6 +40,10 @@ class StepMaker:
         outcome = StepOutcome(self._rows)
         start = 0
         for chunk in chunks:
+            if chunk.is_sample:  # nearly always
+                outcome.sample(chunk.sequence, start)
+                start += 1
+                continue
             if chunk.read_only:
                 batch.slot_mapping[start : start + chunk.count] = NO_SLOT
             self._conclude(outcome, chunk, start)

@@ -21,21 +21,11 @@ class Chunk(Stretch, frozen=True, eq=False, gc=False, kw_only=True):
     """A stretch of a sequence, to be computed."""
 
     sequence: Sequence
+    tables: BlockTable | BeamTables
+    tokens: TokenList  # those that it computes are among them, drafts too
+    num_tokens: int = 1  # of the step: a stretch of beams has as many for each
     tapped: Indices | None = None  # positions whose hidden states are stored
-
-    @property
-    def tokens(self) -> TokenList:
-        """Those that it computes are among them, drafts too."""
-        tokens = self.sequence.tokens
-        return tokens.fork(self.drafts) if self.drafts else tokens
-
-    @property
-    def tables(self) -> BlockTable | BeamTables:
-        return self.sequence.work.tables(self.sequence)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.count * self.sequence.work.num_rows(self.sequence)
+    is_sample: bool = False  # it leads to a sample and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +143,40 @@ class Draft:
             self.state_rows -= 0 if tapped is None else len(tapped) * capture.num_layers
         begin, count, drafts = stretch.begin, stretch.count, stretch.drafts
         sequence.work.note_planned(sequence, stretch)
-        chunk = Chunk(begin, count, stretch.read_only, drafts, sequence=sequence, tapped=tapped)
-        num_tokens = chunk.num_tokens
-        self.chunks.append(chunk)
+        work, tokens = sequence.work, sequence.tokens
+        num_tokens = count * work.num_rows(sequence)
+        self.chunks.append(
+            Chunk(
+                begin,
+                count,
+                stretch.read_only,
+                drafts,
+                sequence=sequence,
+                tables=work.tables(sequence),
+                tokens=tokens.fork(drafts) if drafts else tokens,
+                num_tokens=num_tokens,
+                tapped=tapped,
+            )
+        )
         self.used.add(sequence)
         self.budget = max(0, self.budget - num_tokens)  # a group of beams that is wider has a step to itself
         if count - len(drafts) > 1:
             self.quota.spend(count)
-        self.num_beams += sequence.work.num_beams(sequence)
+        self.num_beams += work.num_beams(sequence)
         sequence.group.account.served += num_tokens
 
     def add_token(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
         """The same of the next position of plain work: in most steps all there is."""
         self.copies += copies
-        self.chunks.append(Chunk(sequence.num_computed, 1, sequence=sequence))
+        begin, group = sequence.num_computed, sequence.group
+        is_sample = begin >= group.num_prompt
+        self.chunks.append(
+            Chunk(begin, 1, sequence=sequence, tables=sequence.table, tokens=sequence.tokens, is_sample=is_sample)
+        )
         self.used.add(sequence)
         self.budget -= 1
-        sequence.num_computed += 1
-        sequence.group.account.served += 1
+        sequence.num_computed = begin + 1
+        group.account.served += 1
 
     def add_copies(self, copies: Copies) -> None:
         """Blocks that are copied before the step."""

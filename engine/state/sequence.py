@@ -111,25 +111,20 @@ class Applied:
     first_token_seconds: list[float] = field(default_factory=list)
     inter_token_seconds: list[float] = field(default_factory=list)  # a step of a search is one token
 
+    @property
+    def num_noted(self) -> int:
+        return len(self.first_token_seconds) + len(self.inter_token_seconds)
+
     def note_token(self, sequence: Sequence, before: float) -> None:
         """A sequence got a token, the last one `before`; 0: it has none."""
-        group = sequence.group
+        sequence.output.last_token_at = self.now
         if before:
             self.inter_token_seconds.append(self.now - before)
-        else:
-            self.first_token_seconds.append(self.now - group.times.arrived)
-        sequence.output.last_token_at = self.now
-        if group.times.first_token is None:
-            group.times.first_token = self.now
-
-
-class Sample(msgspec.Struct, frozen=True, gc=False):
-    """What a step sampled for a sequence."""
-
-    token: int
-    bad: bool  # nothing could be sampled: logits held a NaN, or nothing was allowed
-    number: int  # of the sample in its step
-    logprobs: LogprobArrays | None  # of all samples of the step
+            return
+        times = sequence.group.times
+        self.first_token_seconds.append(self.now - times.arrived)
+        if times.first_token is None:
+            times.first_token = self.now
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -170,7 +165,9 @@ class Outcome(Protocol):
 class Work(ABC):
     """What a sequence is there for."""
 
-    plain: bool = False  # the next token of a sequence that needs one takes a slot and nothing else
+    # The next token of a sequence that needs one takes a slot and nothing else, and past its prompt it leads to a
+    # sample and nothing else. Most work is plain most of the time, and is spared the verbs.
+    plain: bool = False
 
     @abstractmethod
     def num_ready(self, sequence: Sequence) -> int:
@@ -189,8 +186,11 @@ class Work(ABC):
         """A stretch of it is in a step."""
         return
 
-    def take_sample(self, sequence: Sequence, sample: Sample, applied: Applied) -> None:
-        """A step sampled for it. Whatever a step that was launched past its end brings is passed over."""
+    def take_sample(
+        self, sequence: Sequence, token: int | None, number: int, logprobs: LogprobArrays | None, applied: Applied
+    ) -> None:
+        """A step sampled a token for it, as its sample `number`; None: nothing could be. Log-probabilities are those of
+        all samples. Whatever a step that was launched past its end brings is passed over."""
         return
 
     def blocks_needed(self, sequence: Sequence, stretch: Stretch) -> int:

@@ -15,9 +15,17 @@ from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, I
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.output import Output
 from bequest.engine.state.prompt_logprobs import logprob_of
-from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sample, Sequence, Status, Wish
+from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sequence, Status, Wish
 from bequest.engine.state.step import Stretch
-from bequest.engine.types import FinishReason, ModelInfo, Request, SamplingParams, StopReason, TokenLogprob
+from bequest.engine.types import (
+    FinishReason,
+    LogprobArrays,
+    ModelInfo,
+    Request,
+    SamplingParams,
+    StopReason,
+    TokenLogprob,
+)
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
 from bequest.engine.work.wanted_states import check_states
@@ -30,6 +38,9 @@ class Generation(Kind):
         self._desk = desk
         self._params = params
         self._most_len = group.num_prompt + params.max_tokens
+        self._eos = frozenset(desk.eos_token_ids if params.ends_at_eos else ())
+        self._ends = self._eos | params.stop_token_ids
+        self._num_logprobs = params.logprobs
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
         self._drafter = None if params.grammar is not None or group.request.hidden_states else desk.drafter
         self.plain = group.request.hidden_states is None and self._drafter is None
@@ -135,17 +146,18 @@ class Generation(Kind):
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def take_sample(self, sequence: Sequence, sample: Sample, applied: Applied) -> None:
-        if sample.bad:
+    def take_sample(
+        self, sequence: Sequence, token: int | None, number: int, logprobs: LogprobArrays | None, applied: Applied
+    ) -> None:
+        if token is None:
             self._desk.distrust(sequence)
             applied.failed[self.group] = _why_nothing_was_sampled(sequence)
             return
         applied.note_token(sequence, sequence.output.last_token_at)
-        applied.num_generated += 1
-        top, logprob = self._params.logprobs, None
-        if top is not None and sample.logprobs is not None:
-            logprob = logprob_of(sample.logprobs, sample.number, sample.token, top)
-        self._accept(sequence, sample.token, logprob)
+        logprob = None
+        if self._num_logprobs is not None and logprobs is not None:
+            logprob = logprob_of(logprobs, number, token, self._num_logprobs)
+        self._accept(sequence, token, logprob)
         applied.moved[self.group] = None
 
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
@@ -155,7 +167,9 @@ class Generation(Kind):
             token = self._closing  # whatever was sampled
             logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
         self._desk.accept(sequence, token)
-        ended = self._end_by(token, sequence)
+        ended: tuple[FinishReason, StopReason] | None = None
+        if token in self._ends and sequence.num_output >= params.min_tokens:
+            ended = ("stop", token if token in params.stop_token_ids and token not in self._eos else None)
         shown = ended is None or params.include_stop_str_in_output
         stop_string = sequence.output.push(token, logprob, shown)
         if ended is None and stop_string is not None:
@@ -165,14 +179,6 @@ class Generation(Kind):
         if ended is not None:
             sequence.output.finish(*ended)
             end(sequence, self._desk)
-
-    def _end_by(self, token: int, sequence: Sequence) -> tuple[FinishReason, StopReason] | None:
-        params = self._params
-        if sequence.num_output < params.min_tokens:
-            return None
-        if token in self._desk.eos_token_ids and params.ends_at_eos:
-            return "stop", None
-        return ("stop", token) if token in params.stop_token_ids else None
 
     def cut(self) -> None:
         for sequence in self.group.sequences:

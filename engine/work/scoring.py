@@ -56,6 +56,10 @@ class Scoring(Reading):
             return 1  # it has suffixes to begin
         return pending
 
+    def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
+        """Each candidate computes as many tokens as its suffix has."""
+        return super().num_to_compute(sequence, num_computed) + sum(map(len, self._suffixes))
+
     def wishes(self, sequence: Sequence, room: Room) -> Iterator[Wish]:
         if sequence is self.leader:
             # Before the leader writes: a block that it copies in this step cannot be copied on in the same step.

@@ -207,6 +207,7 @@ class Search(Kind):
         self._drop(sequence)
         self._new_leader(sequence.output).capture = capture
         group.times.first_token = None  # whoever cuts it now gets nothing
+        sequence.output.last_token_at = 0.0
         self._desk.queue(group.sequences[0])
         self._desk.release_cross(group)
         return True

@@ -106,7 +106,7 @@ async def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     async with running(Setup(max_model_len=40)) as (engine, _):
         with pytest.raises(ContextLengthExceeded) as caught:
             engine.submit(request(range(30, 65), SamplingParams(max_tokens=6)), lambda _: None)
-        assert str(caught.value) == "35 tokens and 6 to generate are more than the model's 40."
+        assert str(caught.value) == "35 tokens and 6 behind them are more than the model's 40."
         assert caught.value.details == {"max_model_len": 40, "prompt_tokens": 35, "max_tokens": 6}
         answer = await ask(engine, request(range(30, 65), SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)))
         assert len(answer.token_ids[0]) == 5

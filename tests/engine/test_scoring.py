@@ -56,6 +56,7 @@ async def test_suffixes_of_a_resident_parent_take_one_step() -> None:
         assert runner.num_tokens - computed == 1 + sum(map(len, suffixes))
         assert set(runner.scored) == histories([*tokens], suffixes)
         assert answer.inheritance is not None and answer.inheritance.inherited_tokens == len(tokens) - 1
+        assert answer.inheritance.computed_tokens == runner.num_tokens - computed
         assert [*engine.parent("t", parent.id).choices[0].token_ids] == [*tokens]
         engine.forget("t", parent.id)
 
