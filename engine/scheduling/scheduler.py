@@ -92,6 +92,7 @@ class Scheduler:
         self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
+        self._entered: set[Sequence] = set()  # of them, those that the plan in the making has let in
         self._placer = Placer(cache)
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._block_size = cache.pool.block_size
@@ -164,6 +165,7 @@ class Scheduler:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         most = self.limits.tokens_of_step(self._streams())
         draft = Draft(now, self._step_limits, StepQuota(), most, self.limits.extraction.max_step_rows)
+        self._entered.clear()
         self.cache.begin_plan()
         due = self._divide(draft, ready)
         extract = partial(self._extract, draft, ready)
@@ -202,6 +204,13 @@ class Scheduler:
         del self._running[sequence]
         sequence.table.free()
         sequence.status = Status.FINISHED
+
+    def is_alone(self, group: Group) -> bool:
+        return all(sequence.group is group for sequence in self._running)
+
+    def preempt(self, sequence: Sequence) -> None:
+        if sequence not in self._entered:  # what came to the device in this plan cannot leave it in the same one
+            self._try_preempt(sequence)
 
     def release_row(self, sequence: Sequence) -> None:
         self._rows.release(sequence)
@@ -347,6 +356,7 @@ class Scheduler:
         if isinstance(wish, EncoderWish):
             return draft.read_encoder(sequence)
         if isinstance(wish, Begin):
+            draft.used.add(sequence)  # it keeps what it lends
             self.run(wish.sequence)
             return self._schedule_work(draft, wish.sequence)
         if wish.read_only:
@@ -489,6 +499,7 @@ class Scheduler:
         self._placer.forget(sequence)
         sequence.status = Status.RUNNING
         self._running[sequence] = None
+        self._entered.add(sequence)
         if sequence.group.times.admitted is None:
             sequence.group.times.admitted = now
 

@@ -46,6 +46,12 @@ class Desk(Protocol):
     def leave(self, sequence: Sequence) -> None:
         """A running sequence is over; its table is freed, and nothing of it is kept."""
 
+    def is_alone(self, group: Group) -> bool:
+        """Whether no sequence of another group runs."""
+
+    def preempt(self, sequence: Sequence) -> None:
+        """A running sequence goes back to the queue, if it may."""
+
     def release_row(self, sequence: Sequence) -> None: ...
 
     def finish(self, sequence: Sequence) -> None:

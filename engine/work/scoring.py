@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bequest.engine._C import TokenList
-from bequest.engine.errors import InternalError
+from bequest.engine.errors import InternalError, InvalidRequest
 from bequest.engine.state.prompt_logprobs import logprob_of
 from bequest.engine.state.sequence import Applied, Begin, Group, Outcome, Room, Sequence, Status, Wish
 from bequest.engine.state.step import Stretch
-from bequest.engine.types import ChoiceDelta, Request, StepResult, TokenLogprob
+from bequest.engine.types import ChoiceDelta, ModelInfo, Request, StepResult, TokenLogprob
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.reading import Reading
 
@@ -41,6 +41,18 @@ class Scoring(Reading):
     def takes(cls, request: Request) -> bool:
         return bool(request.suffixes)
 
+    @classmethod
+    def check(cls, request: Request, info: ModelInfo, desk: Desk) -> None:
+        """The prompt and a suffix must fit the cache by themselves."""
+        needed, most = most_blocks(request, desk.pool.block_size), desk.blocks_beside_leases
+        if needed > most:
+            raise InvalidRequest(
+                f"The prompt and its longest suffix may take {needed} cache blocks, but there are {most}.",
+                reason="suffixes_too_large",
+                field="suffixes",
+                details={"needed_blocks": needed, "blocks": most},
+            )
+
     @property
     def leader(self) -> Sequence:
         return self.group.sequences[0]
@@ -56,6 +68,13 @@ class Scoring(Reading):
             return 1  # it has suffixes to begin
         return pending
 
+    def goal_len(self, sequence: Sequence) -> int:
+        """A leader that has suffixes to begin is let in where there is room for one of them, too."""
+        if sequence is not self.leader or not self._waiting:
+            return super().goal_len(sequence)
+        size = self._desk.pool.block_size
+        return own_blocks(self.group.request, size) * size
+
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         """Each candidate computes as many tokens as its suffix has."""
         return super().num_to_compute(sequence, num_computed) + sum(map(len, self._suffixes))
@@ -64,7 +83,8 @@ class Scoring(Reading):
         if sequence is self.leader:
             # Before the leader writes: a block that it copies in this step cannot be copied on in the same step.
             yield from self._begin_candidates(sequence, room)
-        yield from super().wishes(sequence, room)
+        if sequence.status is Status.RUNNING:
+            yield from super().wishes(sequence, room)
 
     def _begin_candidates(self, leader: Sequence, room: Room) -> Iterator[Wish]:
         """Those that fit, once all that they share was computed by steps before this one."""
@@ -75,7 +95,11 @@ class Scoring(Reading):
             self.group.sequences.append(candidate)
             yield Begin(candidate)
             if candidate.num_computed < leader.num_prompt:
-                return  # it found no room: no other will in this step
+                # It found no room, and no other will in this step. If nobody else runs, those who wait have the room:
+                # whoever is let in alone gets it from them.
+                if self._desk.is_alone(self.group):
+                    self._desk.preempt(leader)
+                return
 
     def _candidate(self, leader: Sequence, number: int) -> Sequence:
         shared = leader.num_prompt - 1
@@ -128,6 +152,7 @@ class Scoring(Reading):
     def _drop(self, candidate: Sequence) -> None:
         self._desk.leave(candidate)
         self.group.sequences.remove(candidate)
+        self._desk.release_cross(self.group)  # it may have been the last that ran
 
     def abandon(self) -> None:
         for candidate in self.group.sequences[1:]:
@@ -155,6 +180,18 @@ class Scoring(Reading):
             )
             for number, (text, suffix, scores) in enumerate(zip(texts, self._suffixes, self._scores, strict=True))
         )
+
+
+def own_blocks(request: Request, block_size: int) -> int:
+    """Of the leader, and of the longest suffix behind what it shares with the leader."""
+    shared, longest = len(request.prompt_token_ids) - 1, max(map(len, request.suffixes))
+    candidate = -(-(shared + longest) // block_size) - shared // block_size
+    return -(-len(request.prompt_token_ids) // block_size) + candidate
+
+
+def most_blocks(request: Request, block_size: int) -> int:
+    encoder = 0 if request.encoder is None else -(-request.encoder.length // block_size)
+    return own_blocks(request, block_size) + encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ SENTENCES = {
     "beams_too_large": "{width} beams of {max_tokens} tokens after {prompt_tokens} may take {needed_blocks} cache "
     "blocks, but there are {blocks}; take fewer beams or a smaller max_tokens, or start the server with a larger "
     "--num-blocks.",
+    "suffixes_too_large": "The prompt and its longest suffix may take {needed_blocks} cache blocks, but there are "
+    "{blocks}; send shorter ones, or start the server with a larger --num-blocks.",
     "no_beam": "No beam could be completed: nothing is allowed to follow.",
     "grammar_endless": "The grammar cannot be followed to its end: {why}.",
     "grammar_grew": "The grammar became too large while it was followed: {why}.",

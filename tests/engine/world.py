@@ -24,6 +24,7 @@ from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import KeptChoice, Record
 from bequest.engine.state.sequence import Group, Status
 from bequest.engine.types import (
+    NO_DRAFT,
     NO_ROW,
     BeamParams,
     Lineage,
@@ -36,9 +37,12 @@ from bequest.engine.types import (
 )
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
+from bequest.engine.work import scoring
 from bequest.engine.work.owed import Owed
+from bequest.engine.work.scoring import Scoring
 from bequest.engine.work.search import Search, most_blocks
 from tests.engine.beam_oracle import expected_beams
+from tests.engine.drafters import OracleDrafter
 from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request
 from tests.engine.paged_fake import (
@@ -107,7 +111,10 @@ class World:
         self.shape = shape = Shape.draw(self.draw, most_encoder)
         self.now = 0.0
         sizes = CacheSizes(shape.block_size, shape.num_blocks, shape.num_host_blocks, shape.num_lease_blocks)
-        self.scheduler = make_scheduler(shape.limits, sizes, (EOS,), max_records=40, wall=lambda: self.now)
+        self.drafter = OracleDrafter(seed, self.draw.random()) if self.draw.random() < 0.4 else None
+        self.scheduler = make_scheduler(
+            shape.limits, sizes, (EOS,), max_records=40, wall=lambda: self.now, drafter=self.drafter
+        )
         self.retention = self.scheduler.retention
         self.pool, self.host = self.scheduler.pool, self.scheduler.cache.host
         self.runner = PagedFakeRunner(shape.num_blocks, shape.block_size, shape.num_host_blocks)
@@ -190,6 +197,8 @@ class World:
         fields["encoder"] = encoder
         if draw.random() < 0.25 and len(prompt) < MOST_TOKENS:
             return self.draw_beams(prompt, fields)
+        if draw.random() < 0.15 and len(prompt) < MOST_TOKENS:
+            return self.draw_scoring(prompt, fields)
         sampled = draw.random() < 0.5
         params = SamplingParams(
             max_tokens=draw.choice([0, draw.randint(0, MOST_TOKENS - len(prompt))]) if len(prompt) < MOST_TOKENS else 0,
@@ -216,6 +225,15 @@ class World:
         if most_blocks(asked, self.pool.block_size) > self.scheduler.blocks_beside_leases:
             return None
         return asked
+
+    def draw_scoring(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
+        """Suffixes of a prompt, if each could run alone with it: others are refused before they get here."""
+        draw, longest = self.draw, MOST_TOKENS - len(prompt)
+        lengths = [min(draw.choice([1, 1, 2, 5, 9]), longest) for _ in range(draw.choice([1, 3, 8, 20]))]
+        suffixes = tuple(tuple(draw.randrange(10, VOCAB) for _ in range(length)) for length in lengths)
+        asked = request(prompt, SamplingParams(max_tokens=0, logprobs=0), suffixes=suffixes, **fields)
+        needed = scoring.most_blocks(asked, self.shape.block_size)
+        return asked if needed <= self.scheduler.blocks_beside_leases else None
 
     def leave(self) -> None:
         """Somebody goes away, or runs out of time: then what it has is its answer."""
@@ -268,6 +286,8 @@ class World:
         assert launch.plan.num_tokens <= most
         self.seen["beams"] += sum(len(spec.scores) > 1 for spec in launch.plan.beams)
         self.seen["preempted"] += launch.num_preempted
+        drafts = launch.plan.samples.drafts
+        self.seen["drafted"] += 0 if drafts is None else int((drafts != NO_DRAFT).sum())
         self.seen["swapped out"] += len(launch.plan.moves.swaps_out)
         self.seen["swapped in"] += len(launch.plan.moves.swaps_in)
         self.check_encoders(launch.plan)
@@ -341,6 +361,8 @@ class World:
                 assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
             self.seen["searched"] += 1
             return
+        if isinstance(group.kind, Scoring):
+            self.check_scores(group, group.kind)
         assert [s.choice for s in group.sequences] == list(range(params.n))
         for s in group.sequences:
             encoder = group.request.encoder
@@ -354,6 +376,20 @@ class World:
                 encoder=() if encoder is None else encoder.token_ids,
             )
             assert s.tokens[len(prompt) :] == expected
+
+    def check_scores(self, group: Group, kind: Scoring) -> None:
+        """Every token of every suffix was read behind the prompt and what precedes it."""
+        encoder = group.request.encoder
+        before = [CROSS + token for token in (() if encoder is None else encoder.token_ids)]
+        before += group.request.prompt_token_ids
+        told = kind.take_deltas(True)
+        assert tuple(choice.token_ids for choice in told) == group.request.suffixes
+        for choice in told:
+            assert choice.logprobs is not None and len(choice.logprobs) == len(choice.token_ids)
+        read = set(self.runner.scored)
+        for suffix in group.request.suffixes:
+            assert all(((*before, *suffix[:i]), token) in read for i, token in enumerate(suffix))
+        self.seen["scored"] += len(group.request.suffixes)
 
     def check_states(self, group: Group) -> None:
         """Exactly the rows that were asked for."""
@@ -388,7 +424,8 @@ class World:
             # An extraction may have given the parent more meanwhile.
             assert told.inherited_tokens == group.ties.cached_tokens >= promise.inherits
             if not group.request.extracts:
-                assert told.inherited_tokens + told.computed_tokens == len(group.request.prompt_token_ids)
+                length = len(group.request.prompt_token_ids) + sum(map(len, group.request.suffixes))
+                assert told.inherited_tokens + told.computed_tokens == length
             assert told.source in ("blocks", "host")
             self.seen[told.source] += 1
 
@@ -397,9 +434,12 @@ class World:
         running = 0
         for s in itertools.chain.from_iterable(group.sequences for group in self.open):
             blocks = s.table.blocks
-            if s.status is not Status.FINISHED and not isinstance(
-                s.work, Owed
-            ):  # a step launched past the end is never applied
+            if isinstance(s.work, Scoring) and s.choice > 0:  # a candidate: its tokens are given
+                assert s.num_output == 0 and s.num_computed <= s.planned_len == len(s.tokens) - 1
+                continue
+            drafting = s.num_in_flight > 1
+            # A step launched past the end is never applied.
+            if s.status is not Status.FINISHED and not isinstance(s.work, Owed) and not drafting:
                 assert s.planned_len == len(s.tokens) + s.num_in_flight
             assert s.num_output == len(s.tokens) - s.num_prompt
             assert len(set(blocks)) == len(blocks)
@@ -407,7 +447,7 @@ class World:
                 running += not (isinstance(s.work, Owed) or is_searching(s.group))
                 for table in blocks_of_beams(s.group, ended=False) or [blocks]:
                     assert len(table) * self.shape.block_size >= s.num_computed
-                assert s.num_computed <= s.planned_len
+                assert s.num_computed <= s.planned_len + (s.num_in_flight - 1 if drafting else 0)
             else:
                 assert s.row == NO_ROW
                 assert len(blocks) * self.shape.block_size >= s.num_computed or not blocks
