@@ -43,7 +43,6 @@ class Generation(Kind):
         self._num_logprobs = params.logprobs
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
         self._drafter = None if params.grammar is not None or group.request.hidden_states else desk.drafter
-        self.plain = group.request.hidden_states is None and self._drafter is None
 
     @classmethod
     def takes(cls, request: Request) -> bool:
@@ -82,6 +81,7 @@ class Generation(Kind):
         """The choices of the group, whose prefill ends here: as many as there are slots for. The others wait for those,
         and find the prompt in the index."""
         self.forked = True
+        self.plain = self.group.request.hidden_states is None and self._drafter is None
         for choice in range(1, self._params.n):
             child = self._sibling(leader, choice)
             self.group.sequences.append(child)

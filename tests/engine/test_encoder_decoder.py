@@ -383,3 +383,14 @@ def test_fake_reads_the_cross_table() -> None:
     assert runner.num_encoded == 0
     wanted = expected_tokens([START], 8, encoder=(10, 11, 12))
     assert wanted != expected_tokens([START], 8, encoder=(10, 12, 11)) != expected_tokens([START], 8)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 64])
+async def test_choices_part_behind_a_forced_first_token(chunk: int) -> None:
+    """The token that the model forces is known before its prompt is computed, and may be alone in the last chunk."""
+    prompt, params = [11, 12], SamplingParams(max_tokens=6, n=3, temperature=1, seed=3, rules=TokenRules(first=77))
+    async with running(Setup(chunk=chunk, eos=())) as (engine, _):
+        answer = await ask(engine, request(prompt, params))
+        for choice in range(3):
+            expected = expected_tokens([*prompt, 77], 5, seed=3, choice=choice, greedy=False)
+            assert answer.token_ids[choice] == [77, *expected]
