@@ -1,4 +1,4 @@
-"""The figures of the house are measured on small trees of which they are known."""
+"""The figures of the house are measured on small trees of which they are known; those of this tree must hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from textwrap import dedent
 
 import pytest
 
-from benchmarks.house.__main__ import main
+from benchmarks.house.__main__ import HERE, main, measure
 from benchmarks.house.calls import ENGINE, longest_chain
 from benchmarks.house.circles import include_circles, python_circles
 from benchmarks.house.flags import flag_tests
 from benchmarks.house.lengths import cxx_functions, long_python_functions
-from benchmarks.house.widths import type_widths
+from benchmarks.house.widths import CONFIGURATIONS, type_widths
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -153,6 +153,8 @@ def test_widths_of_types(tmp_path: Path) -> None:
             b: int
             c: int
             d: int
+        class Several(abc.Plan):  # another Plan
+            a: int
         """
     files = {"engine/plans.py": source, "engine/models/t5_config.py": source}
     assert type_widths(write(tmp_path, files)) == {
@@ -243,6 +245,38 @@ def test_the_longest_chain_to_the_engine(tmp_path: Path) -> None:
     }
     chain = [*("chat.chat", "chat.later", "jobs.Walk.run", "jobs.Walk._step", "jobs.Job.__enter__", "jobs.Base._open")]
     assert longest_chain(write(tmp_path, files)) == [*(f"server.{name}" for name in chain), ENGINE]
+
+
+# --- this tree ---------------------------------------------------------------------------------------------------
+
+MOST = {
+    "circles of files, Python": 0,
+    "circles of folders, Python": 0,
+    "pairs of siblings that import each other, Python": 0,
+    "circles of files, csrc": 0,
+    "circles of folders, csrc": 0,
+    "tests of kind flags outside the kinds": 20,
+    "fields of the widest engine type": 15,
+    "functions over 60 lines, Python": 0,
+    "functions over 60 lines, csrc": 0,
+}
+
+
+def test_this_tree_is_within_its_figures() -> None:
+    figures = measure(HERE)
+    wrong = {name: figures[name] for name, most in MOST.items() if figures[name]["number"] > most}
+    assert not wrong
+
+
+def test_configurations_are_left_out_by_name(tmp_path: Path) -> None:
+    sampling = "@dataclass\nclass SamplingParams:\n    n: int\n@dataclass\nclass BeamParams:\n    width: int\n"
+    assert type_widths(write(tmp_path, {"engine/types/sampling.py": sampling})) == {
+        "engine.types.sampling.BeamParams": 1
+    }
+    assert all(name not in type_widths(HERE) and why for name, why in CONFIGURATIONS.items())
+    for name in CONFIGURATIONS:
+        path, _, kind = name.rpartition(".")
+        assert f"class {kind}" in (HERE / f"{path.replace('.', '/')}.py").read_text(), "an exemption that nobody needs"
 
 
 def test_every_figure_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

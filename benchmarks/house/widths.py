@@ -1,7 +1,8 @@
 """How many fields the types of the engine have: dataclasses, named tuples and msgspec's Structs.
 
-Fields of base classes that are of the engine count too; class variables do not. Configurations (files called config.py
-or something_config.py) are left out: a setting more is a field more there, and nobody passes them on in parts.
+Fields of base classes that are of the engine count too; class variables do not. Configurations are left out: a setting
+more is a field more there, and nobody passes them on in parts. They are the files called config.py or
+something_config.py, and the types named below.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import ast
 from pathlib import Path
 
 from benchmarks.house.sources import read_modules
+
+CONFIGURATIONS = {
+    "engine.types.sampling.SamplingParams": "the flat configuration of a request, by the names that its users know",
+    "engine.scheduling.policy.tuning.Tuning": "every constant of the policy of steps",
+}
 
 
 def type_widths(root: Path) -> dict[str, int]:
@@ -22,21 +28,24 @@ def type_widths(root: Path) -> dict[str, int]:
         if isinstance(node, ast.ClassDef)
     }
     by_name = {node.name: node for node in classes.values()}
-    widths = {name: len(_fields(node, by_name)) for name, node in classes.items() if _is_record(node, by_name)}
+    widths = {
+        name: len(_fields(node, by_name))
+        for name, node in classes.items()
+        if _is_record(node, by_name) and name not in CONFIGURATIONS
+    }
     return dict(sorted(widths.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def _is_record(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
     if any(_last_name(decorator) == "dataclass" for decorator in node.decorator_list):
         return True
-    bases = [_last_name(base) for base in node.bases]
-    return any(
-        base in ("Struct", "NamedTuple") or (base in classes and _is_record(classes[base], {})) for base in bases
-    )
+    if any(_last_name(base) in ("Struct", "NamedTuple") for base in node.bases):
+        return True
+    return any(_is_record(classes[name], {}) for name in _own_bases(node, classes))
 
 
 def _fields(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
-    inherited = [_fields(classes[name], classes) for base in node.bases if (name := _last_name(base)) in classes]
+    inherited = [_fields(classes[name], classes) for name in _own_bases(node, classes)]
     return set().union(*inherited) | {
         line.target.id
         for line in node.body
@@ -44,6 +53,12 @@ def _fields(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
         and isinstance(line.target, ast.Name)
         and not ast.unparse(line.annotation).startswith(("ClassVar", "KW_ONLY", "InitVar"))
     }
+
+
+def _own_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[str]:
+    """Those of the engine: their names are imported, so that `abc.Sequence` is none of them."""
+    plain = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return [base.id for base in plain if isinstance(base, ast.Name) and base.id in classes]
 
 
 def _last_name(node: ast.expr) -> str:

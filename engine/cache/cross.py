@@ -26,6 +26,7 @@ class CrossTables:
         # By salt, blocks that nobody holds; a block is of one salt at most, so that the pool bounds both.
         self._left: dict[bytes, list[tuple[int, int]]] = {}
         self._salt_of: dict[int, bytes] = {}
+        self.nowhere = CrossPlace(None, BlockTable(pool), None, 0)  # of those without an encoder input
 
     def num_blocks(self, encoder: EncoderInput | None) -> int:
         return 0 if encoder is None else -(-encoder.length // self._pool.block_size)
@@ -51,6 +52,23 @@ class CrossTables:
         self._held.setdefault(salt, {})[cross] = None
         return cross
 
+    def place(self, salt: bytes, encoder: EncoderInput | None, own: CrossTable | None) -> CrossPlace:
+        """The blocks that a group holds as its own, or those of an equal input, or new ones to write."""
+        if encoder is None:
+            return self.nowhere
+        table = self.find(salt) if own is None else own.table
+        if table is None:
+            return self.place_anew(encoder)
+        return CrossPlace(encoder, table, own, self.num_blocks(encoder))
+
+    def place_anew(self, encoder: EncoderInput | None) -> CrossPlace:
+        """Blocks that its encoder has to write."""
+        return CrossPlace(encoder, BlockTable(self._pool), None, self.num_blocks(encoder))
+
+    def settle(self, place: CrossPlace, salt: bytes, group: Moving) -> CrossTable | None:
+        """What the group holds from now on."""
+        return place.own or (None if place.encoder is None else self.hold(salt, place.table, group))
+
     def let_go(self, cross: CrossTable) -> None:
         held = self._held[cross.salt]
         del held[cross]
@@ -61,14 +79,17 @@ class CrossTables:
             self._remember(cross.salt, [epochs[i] for i in range(len(epochs))])
         cross.table.free()
 
-    def distrust(self, cross: CrossTable) -> None:
+    def distrust(self, cross: CrossTable | None) -> None:
         """Its holder met NaN, which may be in these blocks: nobody gets them from it. Others who hold the same meet it
         too, or have shown that it is not there."""
-        self._forget(cross.salt)
-        cross.trusted = False
+        if cross is not None:
+            self._forget(cross.salt)
+            cross.trusted = False
 
-    def idle(self, cross: CrossTable) -> list[BlockTable]:
+    def idle(self, cross: CrossTable | None) -> list[BlockTable]:
         """The table and those of groups that do not run and share its blocks: these move between the pools together."""
+        if cross is None:
+            return []
         idle = [c for c in self._held[cross.salt] if c is cross or (c.group is not None and not c.group.runs)]
         blocks = cross.table.blocks
         return [c.table for c in idle if c.table.blocks == blocks]
@@ -89,35 +110,41 @@ class CrossTables:
 
 
 class CrossPlace:
-    """Where the cross blocks of a waiting sequence's group come from. Nothing has moved yet."""
+    """Where the cross blocks of a waiting sequence's group come from. Nothing has moved yet. Without an encoder there
+    are none: the place is an empty table, and all of it is there."""
 
     __slots__ = ("encoder", "needed", "own", "source", "table")
 
-    def __init__(self, encoder: EncoderInput, table: BlockTable, own: CrossTable | None, block_size: int) -> None:
-        """`table`: empty, if the encoder has to run. `own`: the group already holds it."""
+    def __init__(self, encoder: EncoderInput | None, table: BlockTable, own: CrossTable | None, needed: int) -> None:
+        """`table`: empty, if the encoder has to run, which needs so many blocks. `own`: the group already holds it."""
         self.encoder = encoder
         self.table = table
         self.own = own
         self.source: Source = "blocks" if table.resident else "host"
         self.needed = table.num_on_host  # device blocks that are missing
-        if len(table) == 0:
+        if encoder is not None and len(table) == 0:
             self.source = "recompute"
-            self.needed = -(-encoder.length // block_size)
+            self.needed = needed
 
     @property
     def runs_encoder(self) -> bool:
         return self.source == "recompute"
 
+    def is_lost(self, held: CrossTable | None) -> bool:
+        """The choice that kept the table of its group, which is `held` now, has dropped it since."""
+        return self.encoder is not None and self.own is not held
+
+    def write(self, block_size: int) -> Slots | None:
+        """What a run of the encoder fills; None if it does not run. REQUIRES: the blocks are free"""
+        if self.encoder is None or not self.runs_encoder:
+            return None
+        copies = self.table.try_prepare_write(0, self.encoder.length)
+        assert copies == [], "the blocks were counted"
+        return slots_of(self.table, self.encoder.length, block_size)
+
     def drop(self) -> None:
         if self.own is None:
             self.table.free()
-
-
-def write_encoder(encoder: EncoderInput, table: BlockTable, block_size: int) -> Slots:
-    """What a run of the encoder fills of an empty table. REQUIRES: its blocks are free"""
-    copies = table.try_prepare_write(0, encoder.length)
-    assert copies == [], "the blocks were counted"
-    return slots_of(table, encoder.length, block_size)
 
 
 def slots_of(table: BlockTable, length: int, block_size: int) -> Slots:

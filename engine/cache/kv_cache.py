@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
-from bequest.engine.cache.cross import CrossPlace, CrossTables, write_encoder
+from bequest.engine.cache.cross import CrossPlace, CrossTables
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.ticket import Ticket, done
 from bequest.engine.cache.tiers.tier import Moves, Tier
@@ -66,30 +66,28 @@ class Placement:
     computed: int  # tokens whose KV it holds
     missing: int  # device blocks that it lacks for all tokens of the sequence
     source: Source
+    cross: CrossPlace
     lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
     lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
-    cross: CrossPlace | None = None  # of an encoder-decoder model
     ticket: Ticket = field(default_factory=done)  # for its bytes; pending: whoever waits for them waits in the queue
 
     @property
     def needed(self) -> int:
         """Device blocks that are missing."""
-        return self.missing + (0 if self.cross is None else self.cross.needed)
+        return self.missing + self.cross.needed
 
     @property
     def runs_encoder(self) -> bool:
-        return self.cross is not None and self.cross.runs_encoder
+        return self.cross.runs_encoder
 
     def lost_cross(self, sequence: Sequence) -> bool:
-        """The choice that kept the cross table of its group has dropped it since."""
-        return self.cross is not None and self.cross.own is not sequence.group.cross
+        return self.cross.is_lost(sequence.group.cross)
 
     def drop(self) -> None:
         """Gives the blocks back."""
         self.table.free()
         self.release_lender()
-        if self.cross is not None:
-            self.cross.drop()
+        self.cross.drop()
 
     def release_lender(self) -> None:
         if self.lender is not None:
@@ -152,10 +150,9 @@ class KvCache:
         placement = self._place_self(sequence)
         if not placement.table.resident:
             placement = self._reach(placement, sequence)
-        placement.cross = self._place_cross(sequence)
-        if placement.cross is not None and not placement.cross.table.resident:
-            placement = self._reach_cross(placement, placement.cross, sequence)
-        return placement
+        group = sequence.group
+        cross = placement.cross = self.cross.place(group.salt, group.request.encoder, group.cross)
+        return placement if cross.table.resident else self._reach_cross(placement, cross, sequence)
 
     def _reach(self, placement: Placement, sequence: Sequence) -> Placement:
         """The placement with a ticket for its bytes; without them, where they are lost."""
@@ -184,7 +181,7 @@ class KvCache:
             self._lose_blocks([s for s in sequence.group.sequences if s.status is Status.WAITING])
             if resumes:
                 return self.place(sequence)
-        placement.cross = CrossPlace(cross.encoder, BlockTable(self.pool), None, self.pool.block_size)
+        placement.cross = self.cross.place_anew(cross.encoder)
         return placement
 
     def _lose_blocks(self, waiting: Several[Sequence]) -> None:
@@ -212,16 +209,6 @@ class KvCache:
             placement.drop()
         return found
 
-    def _place_cross(self, sequence: Sequence) -> CrossPlace | None:
-        """The cross blocks of its group, or of an equal input, or those that its encoder is going to write."""
-        group, encoder = sequence.group, sequence.group.request.encoder
-        if encoder is None:
-            return None
-        if group.cross is not None:
-            return CrossPlace(encoder, group.cross.table, group.cross, self.pool.block_size)
-        found = self.cross.find(sequence.group.salt)
-        return CrossPlace(encoder, BlockTable(self.pool) if found is None else found, None, self.pool.block_size)
-
     def settle(self, placement: Placement, sequence: Sequence) -> Slots | None:
         """Gives the sequence its beginning; what is on the host moves. Returns the slots that its encoder has to fill.
 
@@ -230,25 +217,21 @@ class KvCache:
         sequence.table = placement.table
         sequence.num_computed = placement.computed
         moving = [] if placement.table.resident else [placement.table]
-        cross = placement.cross
-        if cross is not None:
-            held = cross.own or self.cross.hold(sequence.group.salt, cross.table, sequence.group)
-            sequence.group.cross = held
-            if not cross.table.resident:
-                moving += [table for table in self.cross.idle(held) if not table.resident]
+        cross, group = placement.cross, sequence.group
+        group.cross = self.cross.settle(cross, group.salt, group)
+        if not cross.table.resident:
+            moving += [table for table in self.cross.idle(group.cross) if not table.resident]
         lease = placement.lease
         if not placement.table.resident and lease is not None and self._can_come_too(lease, placement):
             # Further children find it here. It then holds the last block too, which its child has to copy.
             before = lease.blocks
             self._swap_in([*moving, lease])
             moved = [(old, new) for old, new in zip(before, lease.blocks, strict=True) if old != new]
-            assert sequence.group.ties.parent is not None
-            self._leases.note_move([sequence.group.ties.parent], moved)
+            assert group.ties.parent is not None
+            self._leases.note_move([group.ties.parent], moved)
         elif moving:
             self._swap_in(moving)
-        if cross is None or not cross.runs_encoder:
-            return None
-        return write_encoder(cross.encoder, cross.table, self.pool.block_size)
+        return cross.write(self.pool.block_size)
 
     def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
         """Whether there is room for all of a lease, its bytes are at hand, and no other lease shares its host blocks:
@@ -305,7 +288,7 @@ class KvCache:
     def _resume(self, sequence: Sequence) -> Placement:
         """It was swapped out: its blocks come back."""
         missing = self._missing(sequence.table, sequence.num_computed, sequence.work.goal_len(sequence))
-        return Placement(sequence.table, sequence.num_computed, missing, "host")
+        return Placement(sequence.table, sequence.num_computed, missing, "host", self.cross.nowhere)
 
     def _inherit(self, sequence: Sequence) -> Placement | None:
         """What its parent still has."""
@@ -330,7 +313,8 @@ class KvCache:
             return None
         lender = None if held.holds_blocks else table.fork()
         missing = self._missing(table, computed, goal)
-        return Placement(table, computed, missing, "blocks" if table.resident else "host", lender, held.lease)
+        source: Source = "blocks" if table.resident else "host"
+        return Placement(table, computed, missing, source, self.cross.nowhere, lender, held.lease)
 
     def _copyable(self, table: BlockTable, computed: int) -> int:
         """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
@@ -352,7 +336,8 @@ class KvCache:
         missing = self._missing(table, computed, sequence.work.goal_len(sequence))
         whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
         found_all = computed > 0 and computed >= whole_blocks
-        return Placement(table, computed, missing, "prefix_cache" if found_all else "recompute")
+        source: Source = "prefix_cache" if found_all else "recompute"
+        return Placement(table, computed, missing, source, self.cross.nowhere)
 
     def _expected(self, sequence: Sequence) -> int:
         """Tokens that a child inherits when nothing was lost; 0 for anybody else."""
@@ -395,7 +380,7 @@ class KvCache:
         tables = [sequence.table]
         group = sequence.group
         others_run = any(s.status is Status.RUNNING for s in group.sequences if s is not sequence)
-        if group.cross is not None and not others_run:
+        if not others_run:
             tables += self.cross.idle(group.cross)
         uses = Counter(block for table in tables for block in table.blocks if not is_on_host(block))
         moving = sum(self.pool.ref_count(block) == count for block, count in uses.items())
@@ -423,5 +408,4 @@ class KvCache:
 
 def _costliest(placement: Placement) -> Source:
     """Of the ways that its blocks come from."""
-    ways = [placement.source] if placement.cross is None else [placement.source, placement.cross.source]
-    return max(ways, key=get_args(Source).index)
+    return max(placement.source, placement.cross.source, key=get_args(Source).index)

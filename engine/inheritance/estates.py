@@ -36,8 +36,8 @@ class Leaving:
         rows = {entry: row for row, entry in enumerate(self.entries)}
         record = self._record
         encoder = None
-        if record.encoder is not None and self._owned.cross is not None:
-            encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.cross.blocks))
+        if record.encoder is not None and self._owned.inputs:
+            encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.inputs[0].blocks))
         deed = Deed(
             identity=identity,
             id=record.id,
@@ -98,11 +98,11 @@ class Coming:
         tables: list[BlockTable] = []
         for choice, front in zip(deed.choices, fronts, strict=True):
             tables.append(self._table(choice.rows, choice.computed, front, tables))
-        cross = None
+        inputs = []
         if deed.encoder is not None:
-            cross = self._table(deed.encoder.rows, deed.encoder.length, None, tables)
+            inputs.append(self._table(deed.encoder.rows, deed.encoder.length, None, tables))
         indices = (choice.index for choice in deed.choices)
-        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), cross)
+        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), inputs)
 
     def _table(self, rows: tuple[int, ...], length: int, front: _Front | None, before: list[BlockTable]) -> BlockTable:
         size = self._cache.pool.block_size

@@ -30,10 +30,10 @@ class Borrowed:
     """Tables of the blocks of a whole record, with references of their own."""
 
     tables: dict[int, BlockTable]  # by choice
-    cross: BlockTable | None  # of its encoder input
+    inputs: list[BlockTable]  # of its encoder input, if it has one
 
     def all(self) -> list[BlockTable]:
-        return [*self.tables.values(), *([] if self.cross is None else [self.cross])]
+        return [*self.tables.values(), *self.inputs]
 
     def free(self) -> None:
         _free(self.all())
@@ -58,7 +58,7 @@ class Leases:
         """
         whole = self._most_blocks(group)
         discount = self._shared_blocks(group.request, creditor)
-        cross_discount = self._shared_cross(record, creditor)
+        cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount - cross_discount
         self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry())
         record.lease.charge, record.lease.ttl, record.lease.lost = charge, ttl, None
@@ -91,8 +91,8 @@ class Leases:
 
     def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
         """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
-        if record.cross is None and record.encoder is not None:
-            self._hold_cross(record)
+        if record.encoder is not None and not record.inputs:
+            self._hold_input(record)
         self._share_what_is_paid(record, kept, table)
         kept.table, kept.epochs = table, BlockEpochs()
         self._pay(record, table)
@@ -100,9 +100,8 @@ class Leases:
 
     def hold_ended(self, record: Record) -> None:
         """A lease was promised to a request some of whose choices had ended. Raises InsufficientRetention."""
-        adopted, cross = self._adopt(record)
-        if cross is not None:
-            cross.free()  # the first choice that is held takes it
+        adopted, inputs = self._adopt(record)
+        _free(inputs)  # the first choice that is held takes it
         for kept, table in adopted:
             self.hold(record, kept, table)
 
@@ -150,33 +149,27 @@ class Leases:
         """Makes a holder of a record whose blocks are all still there. Raises InsufficientRetention and the like."""
         if record.lease.ttl is not None:
             return
-        adopted, cross = self._adopt(record)
-        tables = record.tables() + [table for _, table in adopted] + ([] if cross is None else [cross])
+        adopted, inputs = self._adopt(record)
+        found = [*(table for _, table in adopted), *inputs]
+        tables = record.tables() + found
         fresh = self.budget.num_unpaid(record.tenant, tables)
         try:
             self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry())
         except EngineError:
-            _free(table for _, table in adopted)
-            if cross is not None:
-                cross.free()
+            _free(found)
             raise
         self.budget.settle(record.tenant, fresh)
-        if cross is not None:
-            self.budget.hold(record.tenant, cross)
-            record.cross = self._cross.hold(record.salt, cross, None)
+        self._take_over(record, found, inputs)
         for kept, table in adopted:
-            self.budget.hold(record.tenant, table)
             kept.table, kept.epochs = table, BlockEpochs()
 
     def borrow(self, record: Record) -> Borrowed:
         """Tables of all that an ended record has; whoever reads them frees them. Raises InsufficientRetention if some
         of it is gone."""
-        adopted, cross = self._adopt(record)
+        adopted, inputs = self._adopt(record)
         tables = {index: kept.table.fork() for index, kept in record.kept.items() if kept.table is not None}
         tables |= {i: table for i, kept in record.kept.items() for other, table in adopted if other is kept}
-        if record.cross is not None:
-            cross = record.cross.table.fork()
-        return Borrowed(tables, cross)
+        return Borrowed(tables, [*inputs, *(held.table.fork() for held in record.inputs)])
 
     def open_import(self, tenant: str, num_blocks: int) -> None:
         """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
@@ -190,11 +183,8 @@ class Leases:
     def grant_import(self, record: Record, owned: Borrowed, num_blocks: int, ttl: float, now: float) -> None:
         """It is there, and takes over the tables that were made for it."""
         self.budget.settle(record.tenant, num_blocks)
-        if owned.cross is not None:
-            self.budget.hold(record.tenant, owned.cross)
-            record.cross = self._cross.hold(record.salt, owned.cross, None)
+        self._take_over(record, owned.all(), owned.inputs)
         for index, table in owned.tables.items():
-            self.budget.hold(record.tenant, table)
             record.kept[index].table = table
         self.set_expiry(record, ttl, now)
 
@@ -217,9 +207,9 @@ class Leases:
                 kept.epochs = kept.table.epochs()
                 kept.table.free()
                 kept.table = None
-        if record.cross is not None:
-            self._cross.let_go(record.cross)
-            record.cross = None
+        for held in record.inputs:
+            self._cross.let_go(held)
+        record.inputs.clear()
 
     def touch(self, record: Record) -> None:
         if record in self._on_device:
@@ -271,21 +261,27 @@ class Leases:
         most = min(request.terms.lineage.at, held.computed, len(request.prompt_token_ids) - 1, alike)
         return most // self._pool.block_size
 
-    def _shared_cross(self, record: Record, creditor: Record | None) -> int:
-        if creditor is None or creditor.cross is None or not creditor.leased or creditor.salt != record.salt:
+    def _shared_inputs(self, record: Record, creditor: Record | None) -> int:
+        if creditor is None or not creditor.leased or creditor.salt != record.salt:
             return 0
-        return len(creditor.cross.table)
+        return sum(len(held.table) for held in creditor.inputs)
 
-    def _hold_cross(self, record: Record) -> None:
+    def _take_over(self, record: Record, tables: list[BlockTable], inputs: list[BlockTable]) -> None:
+        """Holds tables that are paid for, of which these are its encoder input's."""
+        for table in tables:
+            self.budget.hold(record.tenant, table)
+        record.inputs += [self._cross.hold(record.salt, table, None) for table in inputs]
+
+    def _hold_input(self, record: Record) -> None:
         """What is the same for all choices of a promised lease. REQUIRES: its group holds it, or it can be found"""
         group = record.group
         held = None if group is None or group.cross is None else group.cross.table.fork()
         table = held or self._cross.find(record.salt)
         assert table is not None, "a choice that ended with its blocks has its cross table"
         if record.lease.cross_discount and group is not None and group.parent is not None:
-            assert group.parent.cross is not None, "an open child keeps the lease of its parent"
-            table.share_front(group.parent.cross.table, record.lease.cross_discount)
-        record.cross = self._cross.hold(record.salt, table, None)
+            # An open child keeps the lease of its parent.
+            table.share_front(group.parent.inputs[0].table, record.lease.cross_discount)
+        record.inputs.append(self._cross.hold(record.salt, table, None))
         self._pay(record, table)
 
     def _pay(self, record: Record, table: BlockTable) -> None:
@@ -322,22 +318,23 @@ class Leases:
         self.budget.settle(record.tenant, record.lease.charge)
         record.lease.charge = record.lease.discount = record.lease.cross_discount = 0
 
-    def _adopt(self, record: Record) -> tuple[list[tuple[KeptChoice, BlockTable]], BlockTable | None]:
-        """Tables of the choices that hold no blocks, and of the encoder input: all must still be there."""
+    def _adopt(self, record: Record) -> tuple[list[tuple[KeptChoice, BlockTable]], list[BlockTable]]:
+        """Tables of the choices that hold no blocks, and of an encoder input that it does not hold: all must still be
+        there."""
         adopted = []
         absent = [kept for kept in record.kept.values() if kept.table is None]
-        cross = self._cross.find(record.salt) if record.encoder is not None and record.cross is None else None
-        if absent and record.encoder is not None and record.cross is None and cross is None:
+        wanted = record.encoder is not None and not record.inputs
+        found = self._cross.find(record.salt) if wanted else None
+        inputs = [] if found is None else [found]
+        if absent and wanted and not inputs:
             raise self._blocks_are_gone(record)
         for kept in absent:
             table, num_blocks = BlockTable.adopt(self._pool, record.salt, kept.epochs)
             adopted.append((kept, table))
             if kept.computed == 0 or num_blocks * self._pool.block_size < kept.computed:
-                _free(table for _, table in adopted)
-                if cross is not None:
-                    cross.free()
+                _free([*(table for _, table in adopted), *inputs])
                 raise self._blocks_are_gone(record)
-        return adopted, cross
+        return adopted, inputs
 
     def _blocks_are_gone(self, record: Record) -> InsufficientRetention:
         needed = sum(-(-len(kept.tokens) // self._pool.block_size) for kept in record.kept.values())

@@ -234,8 +234,7 @@ class Scheduler:
         group = sequence.group
         group.kind.abandon()
         sequence.table.uncommit(0)
-        if group.cross is not None:
-            self.cache.cross.distrust(group.cross)
+        self.cache.cross.distrust(group.cross)
         if group.ties.record is not None:
             group.ties.record.failed = True
 

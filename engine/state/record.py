@@ -195,7 +195,7 @@ class Record:
     lease: Lease = field(default_factory=Lease)
     kept_beams: KeptBeams | None = None  # instead of kept choices, until somebody asks for those
     _kept: dict[int, KeptChoice] = field(default_factory=dict)
-    cross: CrossTable | None = None  # that it holds for all choices
+    inputs: list[CrossTable] = field(default_factory=list)  # held for all choices: of its encoder input, if it has one
     children: int = 0
     pins: int = 0  # open children that were promised its blocks
     gone: bool = False  # nobody finds it any more
@@ -269,7 +269,7 @@ class Record:
 
     def tables(self) -> list[BlockTable]:
         """All that its lease holds."""
-        return self.choice_tables() + ([] if self.cross is None else [self.cross.table])
+        return self.choice_tables() + [held.table for held in self.inputs]
 
     def num_held_blocks(self) -> int:
         """Blocks of its lease, shared ones once."""

@@ -489,7 +489,7 @@ class World:
                 self.seen["shared"] += not group.runs or group.cross.table.num_shared > 0
                 self.seen["cross on the host"] += not group.cross.table.resident
                 assert group.cross.table.resident or not group.runs
-        held = sum(group.cross is not None for group in self.open) + sum(r.cross is not None for r in self.holders())
+        held = sum(group.cross is not None for group in self.open) + sum(len(r.inputs) for r in self.holders())
         assert self.retention.cross.num_held() == held
 
     def holders(self) -> list[Record]:
@@ -523,7 +523,7 @@ class World:
             assert record.leased or record.pins > 0 or record.group is not None
             if record.leased:
                 assert all(kept.table is not None for kept in record.kept.values())
-                assert (record.cross is None) == (record.encoder is None)
+                assert len(record.inputs) == (record.encoder is not None)
 
     def check_memory_of_leases(self) -> None:
         """Where no step is in flight the memory must hold the tokens of every lease."""
@@ -533,9 +533,9 @@ class World:
             for kept in record.kept.values():
                 if kept.table is not None:
                     assert self.content(kept.table)[: kept.computed] == kept.tokens[: kept.computed]
-            if record.cross is not None and record.encoder is not None:
+            if record.inputs and record.encoder is not None:
                 wanted = [CROSS + token for token in record.encoder.token_ids]
-                assert self.content(record.cross.table)[: len(wanted)] == wanted
+                assert self.content(record.inputs[0].table)[: len(wanted)] == wanted
 
     def content(self, table: BlockTable) -> list[int]:
         tier = self.scheduler.cache.tier
