@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from bequest.engine.runner.beams import CpuBeams
 from bequest.engine.runner.block_bytes import bytes_of, layout_of
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.encoders import encode_on_cpu
+from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.read_rows import ReadTokens, read_tokens, samples_each
 from bequest.engine.runner.sampling import RowSampler
 from bequest.engine.types import (
@@ -84,7 +86,7 @@ class CpuRunner:
             return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
         hidden = self._model.forward(self._batch(plan.batch, read, tap))  # [R, H]
-        prompt_logprobs = tuple(self._prompt_logprobs(spec, hidden, read) for spec in plan.prompt_logprobs)
+        prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         seconds = time.perf_counter() - started
         states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
@@ -200,23 +202,18 @@ class CpuRunner:
             return logits
         return logits[torch.from_numpy(which)]  # shared, or those of beams before them in the step
 
-    def _prompt_logprobs(self, spec: PromptLogprobSpec, hidden: torch.Tensor, read: ReadTokens | None) -> LogprobArrays:
-        first = spec.first_token if read is None else int(read.places(np.array([spec.first_token]))[0])
-        targets = spec.targets
+    def _prompt_logprobs(
+        self, specs: Sequence[PromptLogprobSpec], hidden: torch.Tensor, read: ReadTokens | None
+    ) -> tuple[LogprobArrays, ...]:
+        """Those of all specs at once, some rows of logits at a time."""
+        tokens = np.concatenate([np.arange(s.first_token, s.first_token + len(s.targets)) for s in specs])
+        rows = hidden[torch.from_numpy(tokens if read is None else read.places(tokens))]
+        targets, top = np.concatenate([s.targets for s in specs]), max(s.top for s in specs)
         parts = [
-            self._sampler.logprobs(
-                self._model.logits(hidden[first + i : first + min(i + _LOGIT_ROWS, len(targets))]),
-                targets[i : i + _LOGIT_ROWS],
-                spec.top,
-            )
-            for i in range(0, len(targets), _LOGIT_ROWS)
+            self._sampler.logprobs(self._model.logits(rows[i : i + _LOGIT_ROWS]), targets[i : i + _LOGIT_ROWS], top)
+            for i in range(0, len(tokens), _LOGIT_ROWS)
         ]
-        return LogprobArrays(
-            chosen=np.concatenate([p.chosen for p in parts]),
-            rank=np.concatenate([p.rank for p in parts]),
-            top_ids=np.concatenate([p.top_ids for p in parts]),
-            top=np.concatenate([p.top for p in parts]),
-        )
+        return split_logprobs(parts, specs)
 
 
 def _states(taps: StepTaps, ring: StatesArray) -> tuple[StatesArray, ...]:

@@ -31,6 +31,7 @@ from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
 from bequest.engine.runner.cuda_sizes import Ladder, StepSize
 from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.host_cache import PinnedHostCache
+from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
     MAX_BEAM_WIDTH,
@@ -403,20 +404,13 @@ class CudaRunner:
             kernels.logprobs(self._model.logits(hidden[rows[i : i + _LOGIT_ROWS]]), targets[i : i + _LOGIT_ROWS], top)
             for i in range(0, len(tokens), _LOGIT_ROWS)
         ]
-        chosen, rank, top_ids, best = (
-            torch.cat([getattr(part, name) for part in parts]).cpu().numpy()
-            for name in ("chosen", "rank", "top_ids", "top")
+        whole = LogprobArrays(
+            chosen=torch.cat([part.chosen for part in parts]).cpu().numpy(),
+            rank=torch.cat([part.rank for part in parts]).cpu().numpy(),
+            top_ids=torch.cat([part.top_ids for part in parts]).cpu().numpy(),
+            top=torch.cat([part.top for part in parts]).cpu().numpy(),
         )
-        ends = np.cumsum([len(s.targets) for s in specs]).tolist()
-        return tuple(
-            LogprobArrays(
-                chosen=chosen[end - len(s.targets) : end],
-                rank=rank[end - len(s.targets) : end],
-                top_ids=top_ids[end - len(s.targets) : end, : s.top],
-                top=best[end - len(s.targets) : end, : s.top],
-            )
-            for s, end in zip(specs, ends, strict=True)
-        )
+        return split_logprobs([whole], specs)
 
 
 def _is_plain(plan: StepPlan) -> bool:

@@ -205,8 +205,8 @@ class Scheduler:
         sequence.table.free()
         sequence.status = Status.FINISHED
 
-    def is_alone(self, group: Group) -> bool:
-        return all(sequence.group is group for sequence in self._running)
+    def is_alone(self, sequence: Sequence) -> bool:
+        return self._running.keys() == {sequence}
 
     def preempt(self, sequence: Sequence) -> None:
         if sequence not in self._entered:  # what came to the device in this plan cannot leave it in the same one
@@ -243,7 +243,8 @@ class Scheduler:
         sequence.accept(token_id)
         if self.limits.prefix_caching and sequence.status is Status.RUNNING:
             known = min(sequence.num_computed, len(sequence.tokens))
-            if known % self._block_size == 0:
+            # Of several tokens that are accepted at once, the first is known together with the second.
+            if known % self._block_size == 0 or (self.drafter is not None and (known - 1) % self._block_size == 0):
                 sequence.table.commit(sequence.tokens, known)
         if sequence.num_output > sequence.group.ties.charged_output:
             self.retention.leases.extend(sequence.group)

@@ -46,8 +46,8 @@ class Desk(Protocol):
     def leave(self, sequence: Sequence) -> None:
         """A running sequence is over; its table is freed, and nothing of it is kept."""
 
-    def is_alone(self, group: Group) -> bool:
-        """Whether no sequence of another group runs."""
+    def is_alone(self, sequence: Sequence) -> bool:
+        """Whether no other sequence runs."""
 
     def preempt(self, sequence: Sequence) -> None:
         """A running sequence goes back to the queue, if it may."""

@@ -153,38 +153,31 @@ class Generation(Kind):
             self._desk.distrust(sequence)
             applied.failed[self.group] = _why_nothing_was_sampled(sequence)
             return
-        applied.note_token(sequence, sequence.output.last_token_at)
-        logprob = None
+        output, params, logprob = sequence.output, self._params, None
+        applied.note_token(sequence, output.last_token_at)
+        applied.moved[self.group] = None
         if self._num_logprobs is not None and logprobs is not None:
             logprob = logprob_of(logprobs, number, token, self._num_logprobs)
-        self._accept(sequence, token, logprob)
-        applied.moved[self.group] = None
-
-    def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        """Adds one sampled token to its sequence and ends the sequence if the token does."""
-        params = self._params
         if self._closing is not None and sequence.num_output + 1 == params.max_tokens:
             token = self._closing  # whatever was sampled
             logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
         self._desk.accept(sequence, token)
-        ended: tuple[FinishReason, StopReason] | None = None
         if token in self._ends and sequence.num_output >= params.min_tokens:
-            ended = ("stop", token if token in params.stop_token_ids and token not in self._eos else None)
-        shown = ended is None or params.include_stop_str_in_output
-        stop_string = sequence.output.push(token, logprob, shown)
-        if ended is None and stop_string is not None:
-            ended = ("stop", stop_string)
-        if ended is None and sequence.num_output >= params.max_tokens:
-            ended = ("length", None)
-        if ended is not None:
-            sequence.output.finish(*ended)
-            end(sequence, self._desk)
+            output.push(token, logprob, params.include_stop_str_in_output)
+            self._end(sequence, "stop", None if token in self._eos else token)
+        elif (stop_string := output.push(token, logprob, True)) is not None:
+            self._end(sequence, "stop", stop_string)
+        elif sequence.num_output >= params.max_tokens:
+            self._end(sequence, "length", None)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, stop_reason: StopReason) -> None:
+        sequence.output.finish(reason, stop_reason)
+        end(sequence, self._desk)
 
     def cut(self) -> None:
         for sequence in self.group.sequences:
             if sequence.status is not Status.FINISHED and sequence.work is self:
-                sequence.output.finish("length", "deadline")
-                end(sequence, self._desk)
+                self._end(sequence, "length", "deadline")
 
 
 def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:

@@ -63,9 +63,10 @@ class Scoring(Reading):
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def num_ready(self, sequence: Sequence) -> int:
+        """A leader with suffixes to begin needs more than one token: streams come before it."""
         pending = sequence.planned_len - sequence.num_computed
-        if pending == 0 and sequence is self.leader and self._waiting:
-            return 1  # it has suffixes to begin
+        if sequence is self.leader and self._waiting and pending <= 1:
+            return 1 + len(self._suffixes[self._waiting[0]])
         return pending
 
     def goal_len(self, sequence: Sequence) -> int:
@@ -95,9 +96,9 @@ class Scoring(Reading):
             self.group.sequences.append(candidate)
             yield Begin(candidate)
             if candidate.num_computed < leader.num_prompt:
-                # It found no room, and no other will in this step. If nobody else runs, those who wait have the room:
+                # It found no room, and no other will in this step. If nobody runs, those who wait have the room:
                 # whoever is let in alone gets it from them.
-                if self._desk.is_alone(self.group):
+                if self._desk.is_alone(leader):
                     self._desk.preempt(leader)
                 return
 
@@ -144,10 +145,19 @@ class Scoring(Reading):
         self._end_if_done(applied)
 
     def _end_if_done(self, applied: Applied) -> None:
-        if self._num_left == 0 and self._is_read and self.leader.status is not Status.FINISHED:
-            self.leader.output.finish("length", None)
-            self._desk.finish(self.leader)
+        leader = self.leader
+        if self._num_left or not self._is_read or leader.status is Status.FINISHED:
+            return
+        if leader.num_computed == leader.num_prompt:  # else it gave its blocks up since, and reads the prompt again
+            leader.output.finish("length", None)
+            self._desk.finish(leader)
             applied.moved[self.group] = None
+
+    def distrust(self) -> None:
+        """The cache of the prompt or of a suffix may hold NaNs."""
+        for candidate in self.group.sequences[1:]:
+            candidate.table.uncommit(0)
+        self._desk.distrust(self.leader)
 
     def _drop(self, candidate: Sequence) -> None:
         self._desk.leave(candidate)
@@ -218,6 +228,7 @@ class _Scores:
         if group.closed or group in applied.failed or self.candidate.status is Status.FINISHED:
             return  # it gave way since, and begins again
         if np.isnan(arrays.chosen).any():
+            self.scoring.distrust()
             applied.failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
             return
         top = group.request.params.logprobs or 0
