@@ -19,10 +19,8 @@ Rules of a step, within a budget of tokens:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Kinds
-from dataclasses import dataclass
 from functools import partial
 
 from bequest.engine._C import BlockPool
@@ -39,6 +37,7 @@ from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.scheduling.policy.flow import PromptFlow
 from bequest.engine.scheduling.policy.quota import StepQuota
 from bequest.engine.scheduling.policy.shares import SlotShares
+from bequest.engine.scheduling.ready import Ready, ready_of, streams
 from bequest.engine.scheduling.results import apply_result
 from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.scheduling.step import StepMaker
@@ -54,18 +53,6 @@ from bequest.engine.types import Request, Sink, StepResult
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass, kind_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """Running sequences that want something of the next step."""
-
-    decoding: list[Sequence]  # need one token; by urgency
-    prefilling: list[Sequence]  # need more; in turn
-    extracting: list[Sequence]  # in turn
-
-    def __bool__(self) -> bool:
-        return bool(self.decoding or self.prefilling or self.extracting)
 
 
 class Scheduler:
@@ -160,10 +147,10 @@ class Scheduler:
 
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
-        ready = self._ready()
+        ready = ready_of(self._running)
         if not ready and not self.num_waiting:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
-        most = self.limits.tokens_of_step(self._streams())
+        most = self.limits.tokens_of_step(streams(self._running))
         draft = Draft(now, self._step_limits, StepQuota(), most, self.limits.extraction.max_step_rows)
         self._entered.clear()
         self.cache.begin_plan()
@@ -255,31 +242,9 @@ class Scheduler:
     def release_cross(self, group: Group) -> None:
         self.cache.release_cross(group)
 
-    # --- what is ready -------------------------------------------------------------------------------------------
-
-    def _ready(self) -> _Ready:
-        ready: list[tuple[bool, tuple[int, int, int, int], Sequence]] = []
-        extracting: list[Sequence] = []
-        for sequence in self._running:
-            num = sequence.work.num_ready(sequence)
-            if num <= 0:
-                continue
-            if sequence.group.kind.lane is Lane.EXTRACTION:
-                extracting.append(sequence)
-            else:
-                ready.append((num > 1, sequence.urgency, sequence))
-        ready.sort()
-        num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
-        ordered = [sequence for _, _, sequence in ready]
-        return _Ready(ordered[:num_decoding], sorted(ordered[num_decoding:], key=turn), sorted(extracting, key=turn))
-
-    def _streams(self) -> bool:
-        """Whether a running generation is past its prompt."""
-        return any(s.num_computed >= s.num_prompt and s.group.kind.lane is Lane.GENERATION for s in self._running)
-
     # --- quota ---------------------------------------------------------------------------------------------------
 
-    def _divide(self, draft: Draft, ready: _Ready) -> Sequence | None:
+    def _divide(self, draft: Draft, ready: Ready) -> Sequence | None:
         """Says how much of the step prompts have, and takes slots for a tenant that is due: returns who gets them."""
         if not ready.prefilling and not len(self.waiting):
             return None  # in most steps: what runs need not be counted
@@ -310,7 +275,7 @@ class Scheduler:
                 return waiting
         return None
 
-    def _spare(self, ready: _Ready, most: int, extracted: int, behind: bool) -> Spare:
+    def _spare(self, ready: Ready, most: int, extracted: int, behind: bool) -> Spare:
         generating = any(s.group.kind.lane is Lane.GENERATION for s in self._running)
         queued = not behind or self.limits.extraction.queues_steps
         return Spare(most, extracted, generating, queued, extracting=bool(ready.extracting))
@@ -339,7 +304,7 @@ class Scheduler:
                     continue
             self._schedule_work(draft, sequence)
 
-    def _extract(self, draft: Draft, ready: _Ready) -> None:
+    def _extract(self, draft: Draft, ready: Ready) -> None:
         self._schedule(draft, ready.extracting)
         self.extractions.admit(draft, partial(self._admit, draft))
 
@@ -503,7 +468,7 @@ class Scheduler:
         if sequence.group.times.admitted is None:
             sequence.group.times.admitted = now
 
-    def _seal(self, draft: Draft, ready: _Ready) -> Launch | None:
+    def _seal(self, draft: Draft, ready: Ready) -> Launch | None:
         if not draft.chunks and not draft.encoders:
             return None
         self._flow.planned(len(ready.decoding))
