@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from bequest.engine.scheduling.fairness import turn
 from bequest.engine.state.sequence import Lane, Sequence
@@ -23,20 +23,22 @@ class Ready:
 
 
 def ready_of(running: Iterable[Sequence]) -> Ready:
-    ready: list[tuple[bool, tuple[int, int, int, int], Sequence]] = []
+    decoding: list[Sequence] = []
+    prefilling: list[Sequence] = []
     extracting: list[Sequence] = []
     for sequence in running:
-        num = sequence.work.num_ready(sequence)
+        work = sequence.work
+        num = work.num_ready(sequence)
         if num <= 0:
             continue
-        if sequence.group.kind.lane is Lane.EXTRACTION:
+        if not work.plain and sequence.group.kind.lane is Lane.EXTRACTION:  # plain work is no extraction
             extracting.append(sequence)
+        elif num == 1:
+            decoding.append(sequence)
         else:
-            ready.append((num > 1, sequence.urgency, sequence))
-    ready.sort()
-    num_decoding = bisect_left(ready, True, key=lambda entry: entry[0])
-    ordered = [sequence for _, _, sequence in ready]
-    return Ready(ordered[:num_decoding], sorted(ordered[num_decoding:], key=turn), sorted(extracting, key=turn))
+            prefilling.append(sequence)
+    decoding.sort(key=attrgetter("urgency"))
+    return Ready(decoding, sorted(prefilling, key=turn), sorted(extracting, key=turn))
 
 
 def streams(running: Iterable[Sequence]) -> bool:

@@ -115,12 +115,9 @@ class Applied:
     def num_noted(self) -> int:
         return len(self.first_token_seconds) + len(self.inter_token_seconds)
 
-    def note_token(self, sequence: Sequence, before: float) -> None:
-        """A sequence got a token, the last one `before`; 0: it has none."""
+    def note_first(self, sequence: Sequence) -> None:
+        """A choice got its first token, or its first since it began again."""
         sequence.output.last_token_at = self.now
-        if before:
-            self.inter_token_seconds.append(self.now - before)
-            return
         times = sequence.group.times
         self.first_token_seconds.append(self.now - times.arrived)
         if times.first_token is None:

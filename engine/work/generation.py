@@ -154,7 +154,11 @@ class Generation(Kind):
             applied.failed[self.group] = _why_nothing_was_sampled(sequence)
             return
         output, params, logprob = sequence.output, self._params, None
-        applied.note_token(sequence, output.last_token_at)
+        if before := output.last_token_at:  # nearly always
+            output.last_token_at = applied.now
+            applied.inter_token_seconds.append(applied.now - before)
+        else:
+            applied.note_first(sequence)
         applied.moved[self.group] = None
         if self._num_logprobs is not None and logprobs is not None:
             logprob = logprob_of(logprobs, number, token, self._num_logprobs)

@@ -393,7 +393,11 @@ class _Candidates:
             applied.failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
             return
         leader, num_beams = group.sequences[0], self.search.num_running
-        applied.note_token(leader, leader.output.last_token_at or group.times.first_token or 0.0)
+        if before := leader.output.last_token_at or group.times.first_token:
+            leader.output.last_token_at = applied.now
+            applied.inter_token_seconds.append(applied.now - before)
+        else:
+            applied.note_first(leader)
         kind.advance(candidates, self._alternatives(result.logprobs, num_beams))
         if not group.sequences:
             applied.failed[group] = InvalidRequest(
