@@ -280,14 +280,14 @@ class KvCache:
         placement.table.truncate(whole)
         placement.release_lender()
         placement.computed = whole
-        placement.missing = self._missing(placement.table, whole, sequence.work.goal_len(sequence))
+        placement.missing = self._missing_to(sequence, placement.table, whole)
         if sequence.group.request.terms.lineage is not None:
             placement.source = "recompute"
         return True
 
     def _resume(self, sequence: Sequence) -> Placement:
         """It was swapped out: its blocks come back."""
-        missing = self._missing(sequence.table, sequence.num_computed, sequence.work.goal_len(sequence))
+        missing = self._missing_to(sequence, sequence.table, sequence.num_computed)
         return Placement(sequence.table, sequence.num_computed, missing, "host", self.cross.nowhere)
 
     def _inherit(self, sequence: Sequence) -> Placement | None:
@@ -312,7 +312,7 @@ class KvCache:
         if computed == 0 and goal > 1:
             return None
         lender = None if held.holds_blocks else table.fork()
-        missing = self._missing(table, computed, goal)
+        missing = self._missing_to(sequence, table, computed)
         source: Source = "blocks" if table.resident else "host"
         return Placement(table, computed, missing, source, self.cross.nowhere, lender, held.lease)
 
@@ -333,7 +333,7 @@ class KvCache:
             most = sequence.work.most_inherited(sequence)
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)
-        missing = self._missing(table, computed, sequence.work.goal_len(sequence))
+        missing = self._missing_to(sequence, table, computed)
         whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
         found_all = computed > 0 and computed >= whole_blocks
         source: Source = "prefix_cache" if found_all else "recompute"
@@ -347,6 +347,11 @@ class KvCache:
         most = min(lineage.at, sequence.work.most_inherited(sequence))
         held = None if parent is None else parent.choice(lineage.choice)
         return most if held is None else min(most, held.full_len)
+
+    def _missing_to(self, sequence: Sequence, table: BlockTable, computed: int) -> int:
+        """Device blocks that must be free before the sequence is let in with `table`."""
+        work = sequence.work
+        return self._missing(table, computed, work.goal_len(sequence)) + work.spare_blocks(sequence)
 
     def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
         """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""

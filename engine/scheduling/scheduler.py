@@ -329,6 +329,9 @@ class Scheduler:
             return True
         work = sequence.work
         copies = work.try_write(sequence, wish)
+        if copies is None and wish.drafts:  # nobody gives way to a guess
+            wish = Stretch(wish.begin, wish.count - len(wish.drafts))
+            copies = work.try_write(sequence, wish)
         if copies is None:
             if not self._make_room(draft, sequence, wish):
                 return False

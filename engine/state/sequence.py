@@ -226,6 +226,10 @@ class Work(ABC):
         """Blocks that a running sequence may need next."""
         return 1
 
+    def spare_blocks(self, sequence: Sequence) -> int:
+        """Blocks beside those of its tokens that must be free before it is let in."""
+        return 0
+
     def goal_len(self, sequence: Sequence) -> int:
         """Tokens whose KV it needs."""
         return len(sequence.tokens)

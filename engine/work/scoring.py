@@ -69,12 +69,9 @@ class Scoring(Reading):
             return 1 + len(self._suffixes[self._waiting[0]])
         return pending
 
-    def goal_len(self, sequence: Sequence) -> int:
+    def spare_blocks(self, sequence: Sequence) -> int:
         """A leader that has suffixes to begin is let in where there is room for one of them, too."""
-        if sequence is not self.leader or not self._waiting:
-            return super().goal_len(sequence)
-        size = self._desk.pool.block_size
-        return own_blocks(self.group.request, size) * size
+        return candidate_blocks(self.group.request, self._desk.pool.block_size) if self._waiting else 0
 
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         """Each candidate computes as many tokens as its suffix has."""
@@ -192,16 +189,17 @@ class Scoring(Reading):
         )
 
 
-def own_blocks(request: Request, block_size: int) -> int:
-    """Of the leader, and of the longest suffix behind what it shares with the leader."""
+def candidate_blocks(request: Request, block_size: int) -> int:
+    """Of the longest suffix, beside what it shares with the leader."""
     shared, longest = len(request.prompt_token_ids) - 1, max(map(len, request.suffixes))
-    candidate = -(-(shared + longest) // block_size) - shared // block_size
-    return -(-len(request.prompt_token_ids) // block_size) + candidate
+    return -(-(shared + longest) // block_size) - shared // block_size
 
 
 def most_blocks(request: Request, block_size: int) -> int:
+    """That a leader and one candidate take."""
     encoder = 0 if request.encoder is None else -(-request.encoder.length // block_size)
-    return own_blocks(request, block_size) + encoder
+    prompt = -(-len(request.prompt_token_ids) // block_size)
+    return prompt + candidate_blocks(request, block_size) + encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Search(Kind):
         self._desk = desk
         self.search: BeamSearch | None = None  # while it searches
         self.beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
+        self._gave_way = False
         self.answer: BeamAnswer | None = None  # of one that is over, where its choices are no sequences
 
     @classmethod
@@ -118,6 +119,15 @@ class Search(Kind):
 
     def growth(self, sequence: Sequence) -> int:
         return self.num_rows(sequence)
+
+    def spare_blocks(self, sequence: Sequence) -> int:
+        """One that gave way is let in where all its beams have room: it would find too little once more, since those
+        who wait may keep theirs as long as it runs."""
+        if not self._gave_way or self.search is None:
+            return 0
+        request, size = self.group.request, self._desk.pool.block_size
+        encoder = 0 if request.encoder is None else -(-request.encoder.length // size)
+        return most_blocks(request, size) - encoder - -(-len(request.prompt_token_ids) // size)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +213,7 @@ class Search(Kind):
         """As a whole: it searches anew from its prompt."""
         if not self.forked:
             return False
+        self._gave_way = True
         group, capture = self.group, sequence.capture
         self._drop(sequence)
         self._new_leader(sequence.output).capture = capture
