@@ -22,7 +22,7 @@ from bequest.engine.fetch import directory_of
 from bequest.engine.models.foreign import open_foreign
 from bequest.engine.models.whisper_pt import hf_name
 from bequest.engine.text import load_text
-from bequest.engine.types import BeamParams, Request, SamplingParams
+from bequest.engine.types import BeamParams, OutputMode, Request, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
 from bequest.server.answers.running import collect
 from tests.test_end_to_end import Server
@@ -196,7 +196,14 @@ def run(model: str, asked: list[tuple[tuple[int, ...], EncoderInput, SamplingPar
         assert info is not None
         try:
             requests = [
-                Request(f"r-{number}", "t", prompt, replace(params, rules=info.rules(len(prompt))), encoder=encoder)
+                Request(
+                    f"r-{number}",
+                    "t",
+                    prompt,
+                    replace(params, rules=info.rules(len(prompt))),
+                    output=OutputMode.FINAL,
+                    encoder=encoder,
+                )
                 for number, (prompt, encoder, params) in enumerate(asked)
             ]
             return [result.choices[0].token_ids for result in await collect(built.engine, requests)]
