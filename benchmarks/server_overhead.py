@@ -26,11 +26,11 @@ import numpy as np
 
 # The parts of the server's time, by the file a function lives in; the first match counts.
 PARTS = [
+    ("engine: apply", ("engine/scheduling/results.py", "take_sample", "accept")),
     (
         "engine: plan",
-        ("engine/scheduling/scheduler.py", "engine/scheduling/sequence.py", "prepare_batch", "BlockTable", "TokenList"),
+        ("engine/scheduling/", "engine/state/", "engine/work/", "prepare_batch", "BlockTable", "TokenList"),
     ),
-    ("engine: apply", ("engine/scheduling/results.py",)),
     ("engine: text", ("engine/outputs.py", "engine/text/", "DecodeStream", "decoders.")),
     ("engine: loop", ("engine/engine.py", "engine/device.py")),
     (

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Applied, Group, Sequence, Status
 from bequest.engine.types import StepResult
@@ -30,8 +28,9 @@ class Samples:
 
     def apply(self, result: StepResult, applied: Applied) -> None:
         tokens: list[int | None] = result.tokens.tolist()
-        for i in np.flatnonzero(result.bad_rows[: len(self.sequences)]).tolist():
-            tokens[i] = None
+        bad = result.bad_rows.tolist()
+        if True in bad:
+            tokens = [None if is_bad else token for token, is_bad in zip(tokens, bad, strict=True)]
         if self.drafts is None:
             for sequence in self.sequences:
                 sequence.num_in_flight -= 1

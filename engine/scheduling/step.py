@@ -84,6 +84,8 @@ class StepMaker:
         self, outcome: StepOutcome, runs: list[EncoderRun]
     ) -> tuple[StatesOfTokens | StatesOfEncoder, ...]:
         """As the plan's taps: those of chunks, then those of encoders."""
+        if not outcome.tapped and not runs:
+            return ()
         desk, num = self._desk, len(outcome.tapped)
         of_tokens = [StatesOfTokens(s, positions, i, desk) for i, (s, positions, _) in enumerate(outcome.tapped)]
         read = [(run.group, run.tapped) for run in runs if run.tapped is not None]
