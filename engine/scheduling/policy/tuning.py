@@ -1,4 +1,4 @@
-"""Every constant of the scheduler's policy: its unit, what it does, and what chose it.
+"""Every constant of the scheduler's policy: its unit, what it does, and the benchmark that shows it.
 
 `python -m benchmarks.policy` switches each mechanism off by these values and prints what it earns; docs/policy.md has
 the table.
