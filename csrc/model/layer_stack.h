@@ -1,12 +1,13 @@
-// The layers of an encoder or of a decoder with cross attention, one after another in one call: what is
-// between two kernels of a small step would otherwise take as long as the kernels.
+// Layers on the CPU, one after another in one call: what is between two kernels of a small step would
+// otherwise take as long as the kernels.
 //
-// Norms stand before each sublayer. A stream is two arrays: `sum`, what the sublayers so far have made of the
-// residual, and `added`, what the last of them adds to it. Every number is what the kernels give when they
-// are called one by one.
+// A layer is a row of sublayers over a residual stream. A sublayer reads the stream (through its norm
+// `before`), makes something of it, and adds that (through its norm `behind`) to the stream (which its norm
+// `after` may norm again). Every number is what the kernels give when they are called one by one.
 #pragma once
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "attention/attention.h"
@@ -18,9 +19,11 @@
 namespace bequest {
 
 struct StackNorm {
-  const float* weight;  // [H]
-  const float* bias;    // [H] of a layer norm; null: a root-mean-square norm
-  float eps;
+  const float* weight = nullptr;  // [H]; null: there is no norm
+  const float* bias = nullptr;    // [H] of a layer norm; null: a root-mean-square norm
+  float eps = 0.0f;
+
+  bool is_there() const { return weight != nullptr; }
 };
 
 struct StackProduct {
@@ -31,42 +34,88 @@ struct StackProduct {
   int64_t in_features;
 };
 
-struct StackLayer {
-  StackNorm attention_norm;
-  StackProduct qkv;  // [3 NQ D, H]
-  StackProduct attention_output;
-  StackNorm cross_norm;  // from here on, of a decoder alone
-  StackProduct cross_q;
-  StackProduct cross_output;
-  StackNorm inner_norm;
+// How queries meet keys. The cache has the number of key heads and their size.
+struct StackHeads {
+  int64_t num_heads = 0;
+  float scale = 1.0f;  // of scores, and what stored keys are to be multiplied by
+  int64_t cache_layer = 0;
+  int64_t plan = 0;               // which of the step's
+  const float* q_norm = nullptr;  // [D], or null
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0f;
+  const float* cos_sin = nullptr;  // [P, R] as in ops/rope.h, or null
+  int64_t num_positions = 0;
+  int64_t rotary_dim = 0;
+  const float* bias = nullptr;  // on the scores, as in attention/attention.h; or null
+  int64_t bias_reach = 0;
+  float value_scale = 1.0f;  // as in attention/attention.h
+  float key_factor = 1.0f;   // as in cache/kv_write.h
+  float value_factor = 1.0f;
+};
+
+struct StackAttention {
+  StackProduct qkv;  // [(NQ + 2 NKV) D, H]
+  StackHeads heads;
+  StackProduct output;
+};
+
+struct StackCross {
+  StackProduct q;  // [NQ D, H]
+  StackHeads heads;
+  StackProduct output;
+};
+
+struct StackFeedForward {
   StackProduct up;  // [I, H], or gate and up [2 I, H]
+  Activation activation;
   StackProduct down;
+  bool gated;
+};
+
+struct StackSublayer {
+  std::variant<StackAttention, StackCross, StackFeedForward> mixer;
+  StackNorm before;
+  StackNorm behind;
+  StackNorm after;
+};
+
+struct StackLayer {
+  int32_t index;  // hidden state i is what layer i begins with
+  std::vector<StackSublayer> sublayers;
 };
 
 struct LayerStack {
   int64_t hidden;
-  int64_t num_heads;
-  int64_t head_dim;
-  float scale;  // of scores
-  Activation activation;
-  bool gated;
-  bool has_cross;  // a decoder's; an encoder's layers use layer 0 of their cache in turns
+  bool narrows;  // with rows that are read, those alone pass the last layer's attention, its first sublayer
   std::vector<StackLayer> layers;
 };
 
+// Rows of a step whose results somebody reads.
+struct StackRead {
+  const int64_t* rows = nullptr;  // [R], ascending; null: all are read
+  int64_t num_rows = 0;
+  const AttentionPlan* attention = nullptr;  // of these queries alone
+};
+
 struct StackStep {
-  float* added;  // [T, H], contiguous: what the stream begins with; then, what the last sublayer adds
-  float* sum;    // [T, H], contiguous, what is there already
-  int64_t num_tokens;
-  const int64_t* slots;  // [T]
-  void* kv_cache;        // [NB, L, 2, NQ, BS, D]
-  DType kv_dtype;
-  KvLayout layout;
-  const AttentionPlan* attention;
-  const AttentionPlan* cross;  // over the same cache, or null
-  const float* bias;           // on the scores of self attention, as in attention/attention.h; or null
-  int64_t bias_reach;
-  HiddenTap tap;  // of the states that layers begin with; its layer is set here
+  const int32_t* positions = nullptr;  // [T]
+  const int64_t* slots = nullptr;      // [T]
+  int64_t num_tokens = 0;
+  void* kv_cache = nullptr;  // [NB, L, 2, NKV, BS, D]
+  DType kv_dtype = DType::kF32;
+  KvLayout layout{};
+  std::vector<const AttentionPlan*> plans;  // of self attention
+  const AttentionPlan* cross = nullptr;     // over the same cache, or null
+  StackRead read;
+  HiddenTap tap{};  // of the states between layers; its layer is set here
+};
+
+// The residual is `sum`, and `added` too while that is pending.
+struct StackStream {
+  float* sum;        // [T, H], contiguous
+  float* added;      // [T, H], contiguous
+  bool pending;      // whether `added` is still to be added
+  int64_t num_rows;  // T; then R, if the stack has narrowed it
 };
 
 // What a stream can begin with: rows of a table, and of another one that are added to them.
@@ -75,16 +124,15 @@ struct StackEmbedding {
   const void* table;   // packed (ops/linear.h), [V, H]
   WeightFormat format;
   int64_t vocab_size;
-  const int32_t* positions;  // [T]
-  const float* rows;         // [P, H], or null
+  const float* rows;  // by position, [P, H], or null
   int64_t num_positions;
 };
 
-// Writes the rows to step.added and step.sum. Throws on ids and positions outside the tables.
-void embed_rows(const LayerStack& stack, const StackEmbedding& embedding, const StackStep& step);
+// Throws on ids and positions outside the tables.
+void embed_rows(const LayerStack& stack, const StackEmbedding& embedding, const StackStep& step,
+                StackStream& stream);
 
-// REQUIRES: sizes of products fit each other; the plans have T queries; `added` and `sum` overlap nothing
-// else.
-void run_layers(const LayerStack& stack, const StackStep& step);
+// REQUIRES: sizes of products fit each other; the plans have T queries; the stream overlaps nothing else.
+void run_layers(const LayerStack& stack, const StackStep& step, StackStream& stream);
 
 }  // namespace bequest

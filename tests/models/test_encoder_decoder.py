@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from bequest.engine.kernels.hidden_tap import HiddenTap
-from bequest.engine.models.backend import CpuBackend
+from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged_cross import CrossSequences, EncoderInput, encoder_inputs

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.backend import CpuBackend
+from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.layers import Loader
 from bequest.engine.models.load import open_checkpoint
