@@ -9,8 +9,9 @@
 // Scores, maxima and sums of a row involve its own q alone and walk the keys from the split's beginning in
 // the same steps, and a masked key has weight exactly 0; so a row's bits do not depend on the other rows.
 #include "attention/cpu/attend.h"
+
 #include "attention/cpu/amx_products.h"
-#include "attention/cpu/attend.h"
+#include "attention/cpu/split_walk.h"
 
 namespace bequest::amx {
 namespace {
@@ -275,9 +276,10 @@ class AmxAttention {
   const AmxScratch scratch_;
 };
 
-template <class T>
-void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
-                  float* scratch, float* partials) {
+}  // namespace
+
+void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+            float* scratch, float* partials) {
   AmxAttention tile(p, job, scratch);
   const TileScope tiles(tile.is_few() ? column_sizes(job.num_rows()) : TileSizes{});
   tile.gather();
@@ -286,34 +288,10 @@ void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split
   const auto after = [&](int split) {
     return split + 1 < split_end ? NextSplit{job.head, split + 1} : NextSplit{next_head, split_begin};
   };
-  if (partials != nullptr) {
-    const int64_t state_floats = int64_t{job.num_rows()} * (job.padded_dim + 2);
-    for (int split = split_begin; split < split_end; ++split, partials += state_floats)
-      tile.attend_split<T>(split, after(split), StateRows(partials, job.num_rows(), job.padded_dim));
-    return;
-  }
-  if (split_begin < split_end)
-    tile.attend_split<T>(split_begin, after(split_begin),
-                         tile.total());  // merging with nothing would change no bit
-  else
-    avx512::clear_states(job, tile.total());
-  for (int split = split_begin + 1; split < split_end; ++split) {
-    tile.attend_split<T>(split, after(split), tile.split_state());
-    avx512::merge_states(job, tile.total(), tile.split_state());
-  }
-  avx512::write_result(p, job, tile.total());
-}
-
-}  // namespace
-
-void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
-            float* scratch, float* partials) {
-  if (p.kv_dtype == DType::kF32)
-    return attend_typed<float>(p, job, split_begin, split_end, scratch, partials);
-  if (p.kv_dtype == DType::kF8E4M3)
-    return attend_typed<Float8>(p, job, split_begin, split_end, scratch, partials);
-  if (p.kv_dtype == kF16) return attend_typed<Float16>(p, job, split_begin, split_end, scratch, partials);
-  attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
+  with_cache_type(p.kv_dtype, [&]<class T>() {
+    walk_splits(p, job, tile, split_begin, split_end, partials,
+                [&](int split, StateRows state) { tile.attend_split<T>(split, after(split), state); });
+  });
 }
 
 }  // namespace bequest::amx

@@ -23,12 +23,6 @@ struct AttendJob {
 BEQUEST_DECLARE_PER_ISA(void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin,
                                     int split_end, float* scratch, float* partials))
 
-// The same in products of bfloat16. REQUIRES: current_isa() is kAmx; p.scale > 0
-namespace amx {
-void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
-            float* scratch, float* partials);
-}  // namespace amx
-
 // Merges the states of the splits that the tile shares, then those of its own, in order, and writes the
 // tile's rows of p.out.
 BEQUEST_DECLARE_PER_ISA(void merge_splits(const PagedAttentionParams& p, const AttendJob& job,
@@ -38,5 +32,18 @@ BEQUEST_DECLARE_PER_ISA(void merge_splits(const PagedAttentionParams& p, const A
 BEQUEST_DECLARE_PER_ISA(void clear_states(const AttendJob& job, StateRows states))
 BEQUEST_DECLARE_PER_ISA(void merge_states(const AttendJob& job, StateRows all, StateRows part))
 BEQUEST_DECLARE_PER_ISA(void write_result(const PagedAttentionParams& p, const AttendJob& job, StateRows all))
+
+// Attends in products of bfloat16. REQUIRES: current_isa() is kAmx; p.scale > 0
+namespace amx {
+void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
+            float* scratch, float* partials);
+
+#if defined(__x86_64__)
+// States are float32 there too.
+using avx512::clear_states;
+using avx512::merge_states;
+using avx512::write_result;
+#endif
+}  // namespace amx
 
 }  // namespace bequest

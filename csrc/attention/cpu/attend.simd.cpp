@@ -11,6 +11,7 @@
 #include "attention/cpu/attend.h"
 
 #include "attention/cpu/key_rows.h"
+#include "attention/cpu/split_walk.h"
 #include "attention/cpu/tile_kernels.h"
 
 namespace bequest::BEQUEST_ISA {
@@ -206,8 +207,6 @@ class TileAttention {
 
   StateRows total() const { return StateRows(scratch_.total, rows_, padded_dim_); }
   StateRows split_state() const { return StateRows(scratch_.split, rows_, padded_dim_); }
-  StateRows state_at(float* base) const { return StateRows(base, rows_, padded_dim_); }
-  int64_t state_floats() const { return int64_t{rows_} * (padded_dim_ + 2); }
 
  private:
   // Keys of the tile at tile_begin that some row sees.
@@ -320,37 +319,16 @@ class TileAttention {
   const AttentionScratch scratch_;
 };
 
-template <class T>
-void attend_typed(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
-                  float* scratch, float* partials) {
-  TileAttention tile(p, job, scratch);
-  tile.gather();
-  if (partials != nullptr) {
-    for (int split = split_begin; split < split_end; ++split, partials += tile.state_floats())
-      tile.attend_split<T>(split, tile.state_at(partials));
-    return;
-  }
-  if (split_begin < split_end)
-    tile.attend_split<T>(split_begin, tile.total());  // merging with nothing would change no bit
-  else
-    clear_states(job, tile.total());
-  for (int split = split_begin + 1; split < split_end; ++split) {
-    tile.attend_split<T>(split, tile.split_state());
-    merge_states(job, tile.total(), tile.split_state());
-  }
-  write_result(p, job, tile.total());
-}
-
 }  // namespace
 
 void attend(const PagedAttentionParams& p, const AttendJob& job, int split_begin, int split_end,
             float* scratch, float* partials) {
-  if (p.kv_dtype == DType::kF32)
-    return attend_typed<float>(p, job, split_begin, split_end, scratch, partials);
-  if (p.kv_dtype == DType::kF8E4M3)
-    return attend_typed<Float8>(p, job, split_begin, split_end, scratch, partials);
-  if (p.kv_dtype == kF16) return attend_typed<Float16>(p, job, split_begin, split_end, scratch, partials);
-  attend_typed<BFloat16>(p, job, split_begin, split_end, scratch, partials);
+  TileAttention tile(p, job, scratch);
+  tile.gather();
+  with_cache_type(p.kv_dtype, [&]<class T>() {
+    walk_splits(p, job, tile, split_begin, split_end, partials,
+                [&](int split, StateRows state) { tile.attend_split<T>(split, state); });
+  });
 }
 
 }  // namespace bequest::BEQUEST_ISA
