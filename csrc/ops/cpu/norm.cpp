@@ -8,17 +8,24 @@ BEQUEST_DECLARE_PER_ISA(void rms_norm(const RmsNormParams& p))
 BEQUEST_DECLARE_PER_ISA(void layer_norm(const LayerNormParams& p))
 BEQUEST_DECLARE_PER_ISA(void head_rms_norm(const HeadRmsNormParams& p))
 
+namespace {
+
+template <class Params>
+void check_rows(const Params& p) {
+  check(p.num_tokens >= 0 && p.hidden >= 1, "norm: empty rows");
+  check(p.num_tokens == 0 || p.out != p.residual, "norm: the result would overwrite the residual");
+  check(in_range(p.tap), "norm: tap out of range");
+}
+
+}  // namespace
+
 void rms_norm(const RmsNormParams& p) {
-  check(p.num_tokens >= 0 && p.hidden >= 1, "rms_norm: empty rows");
-  check(p.num_tokens == 0 || p.out != p.residual, "rms_norm: the result would overwrite the residual");
-  check(in_range(p.tap), "rms_norm: tap out of range");
+  check_rows(p);
   BEQUEST_DISPATCH_ISA(rms_norm(p));
 }
 
 void layer_norm(const LayerNormParams& p) {
-  check(p.num_tokens >= 0 && p.hidden >= 1, "layer_norm: empty rows");
-  check(p.num_tokens == 0 || p.out != p.residual, "layer_norm: the result would overwrite the residual");
-  check(in_range(p.tap), "layer_norm: tap out of range");
+  check_rows(p);
   BEQUEST_DISPATCH_ISA(layer_norm(p));
 }
 

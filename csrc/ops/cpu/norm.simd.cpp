@@ -6,57 +6,60 @@
 namespace bequest::BEQUEST_ISA {
 namespace {
 
-// Σ (x - mean)². Four chains hide the latency of the add; their number fixes the order of summation.
-float sum_of_squares(const float* x, int64_t n, float mean = 0.0f) {
-  const VecF means = broadcast(mean);
-  VecF sums[4] = {};
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int j = 0; j < 4; ++j) {
-      const VecF v = load(x + i + j * kLanes) - means;
-      sums[j] = v * v + sums[j];
-    }
-  }
-  for (; i + kLanes <= n; i += kLanes) {
-    const VecF v = load(x + i) - means;
-    sums[0] = v * v + sums[0];
-  }
-  float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  for (; i < n; ++i) sum += (x[i] - mean) * (x[i] - mean);
-  return sum;
-}
-
-float sum_of(const float* x, int64_t n) {
+// fold(sum, x) over a row. Four chains hide the latency of the add; their number fixes the order of
+// summation.
+template <class Fold>
+float sum_row(const float* x, int64_t n, Fold fold) {
   VecF sums[4] = {};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (int j = 0; j < 4; ++j) sums[j] += load(x + i + j * kLanes);
-  for (; i + kLanes <= n; i += kLanes) sums[0] += load(x + i);
+    for (int j = 0; j < 4; ++j) sums[j] = fold(sums[j], load(x + i + j * kLanes));
+  for (; i + kLanes <= n; i += kLanes) sums[0] = fold(sums[0], load(x + i));
   float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  for (; i < n; ++i) sum += x[i];
+  for (; i < n; ++i) sum = fold(sum, x[i]);
   return sum;
 }
 
-// x and out may be the same row.
-void centre_and_normalise(const float* x, const float* weight, const float* bias, float* out, int64_t n,
-                          float eps) {
-  const float mean = sum_of(x, n) / static_cast<float>(n);
-  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, mean) / static_cast<float>(n) + eps);
-  const VecF means = broadcast(mean), scales = broadcast(scale);
+// out = f(at) along a row, where at(row) are the elements of another row at the same places.
+template <class F>
+void make_row(float* out, int64_t n, F f) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    store(out + i, (load(x + i) - means) * scales * load(weight + i) + load(bias + i));
-  for (; i < n; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+  for (; i + kLanes <= n; i += kLanes) store(out + i, f([i](const float* row) { return load(row + i); }));
+  for (; i < n; ++i) out[i] = f([i](const float* row) { return row[i]; });
 }
 
-// x and out may be the same row.
-void normalise(const float* x, const float* weight, float* out, int64_t n, float eps) {
-  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n) / static_cast<float>(n) + eps);
-  const VecF scales = broadcast(scale);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(out + i, load(weight + i) * (load(x + i) * scales));
-  for (; i < n; ++i) out[i] = weight[i] * (x[i] * scale);
+float inverse_deviation(float squares, int64_t n, float eps) {
+  return 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
 }
+
+// What the two norms do with a row; x and out may be the same.
+
+struct RmsRow {
+  const float* weight;
+  float eps;
+
+  void operator()(const float* x, float* out, int64_t n) const {
+    const float squares = sum_row(x, n, [](auto sum, auto v) { return v * v + sum; });
+    const float scale = inverse_deviation(squares, n, eps);
+    make_row(out, n, [&](auto at) { return at(weight) * (at(x) * scale); });
+  }
+};
+
+struct LayerRow {
+  const float* weight;
+  const float* bias;
+  float eps;
+
+  void operator()(const float* x, float* out, int64_t n) const {
+    const float mean = sum_row(x, n, [](auto sum, auto v) { return sum + v; }) / static_cast<float>(n);
+    const float squares = sum_row(x, n, [mean](auto sum, auto v) {
+      const auto centred = v - mean;
+      return centred * centred + sum;
+    });
+    const float scale = inverse_deviation(squares, n, eps);
+    make_row(out, n, [&](auto at) { return (at(x) - mean) * scale * at(weight) + at(bias); });
+  }
+};
 
 void add_to(float* sum, const float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
@@ -76,51 +79,40 @@ float* tap_row(const HiddenTap& tap, int64_t token, int64_t hidden) {
 // Rows of a chunk: enough work that a second thread pays for its wake-up.
 int64_t rows_per_chunk(int64_t row_size) { return 1 + 16384 / row_size; }
 
+// Adds to the residual, taps and norms the rows of p.
+template <class Params, class NormRow>
+void norm_rows(const Params& p, NormRow norm_row) {
+  parallel_for(p.num_tokens, rows_per_chunk(p.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = p.x + t * p.hidden;
+      if (p.residual) {
+        float* residual = p.residual + t * p.hidden;
+        add_to(residual, x, p.hidden);
+        x = residual;
+      }
+      float* tapped = tap_row(p.tap, t, p.hidden);
+      if (tapped && !p.tap.store_output) __builtin_memcpy(tapped, x, p.hidden * sizeof(float));
+      float* out = p.out + t * p.hidden;
+      norm_row(x, out, p.hidden);
+      if (tapped && p.tap.store_output) __builtin_memcpy(tapped, out, p.hidden * sizeof(float));
+    }
+  });
+}
+
 }  // namespace
 
-void rms_norm(const RmsNormParams& p) {
-  parallel_for(p.num_tokens, rows_per_chunk(p.hidden), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float* x = p.x + t * p.hidden;
-      if (p.residual) {
-        float* residual = p.residual + t * p.hidden;
-        add_to(residual, x, p.hidden);
-        x = residual;
-      }
-      float* tapped = tap_row(p.tap, t, p.hidden);
-      if (tapped && !p.tap.store_output) __builtin_memcpy(tapped, x, p.hidden * sizeof(float));
-      float* out = p.out + t * p.hidden;
-      normalise(x, p.weight, out, p.hidden, p.eps);
-      if (tapped && p.tap.store_output) __builtin_memcpy(tapped, out, p.hidden * sizeof(float));
-    }
-  });
-}
+void rms_norm(const RmsNormParams& p) { norm_rows(p, RmsRow{p.weight, p.eps}); }
 
-void layer_norm(const LayerNormParams& p) {
-  parallel_for(p.num_tokens, rows_per_chunk(p.hidden), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float* x = p.x + t * p.hidden;
-      if (p.residual) {
-        float* residual = p.residual + t * p.hidden;
-        add_to(residual, x, p.hidden);
-        x = residual;
-      }
-      float* tapped = tap_row(p.tap, t, p.hidden);
-      if (tapped && !p.tap.store_output) __builtin_memcpy(tapped, x, p.hidden * sizeof(float));
-      float* out = p.out + t * p.hidden;
-      centre_and_normalise(x, p.weight, p.bias, out, p.hidden, p.eps);
-      if (tapped && p.tap.store_output) __builtin_memcpy(tapped, out, p.hidden * sizeof(float));
-    }
-  });
-}
+void layer_norm(const LayerNormParams& p) { norm_rows(p, LayerRow{p.weight, p.bias, p.eps}); }
 
 void head_rms_norm(const HeadRmsNormParams& p) {
+  const RmsRow norm_row{p.weight, p.eps};
   const int64_t grain = rows_per_chunk(p.num_heads * p.head_dim + 1);
   parallel_for(p.num_tokens, grain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < p.num_heads; ++h) {
         float* head = p.x + t * p.row_stride + h * p.head_dim;
-        normalise(head, p.weight, head, p.head_dim, p.eps);
+        norm_row(head, head, p.head_dim);
       }
     }
   });
