@@ -5,8 +5,8 @@
 
 #include "bindings/bindings.h"
 #include "core/check.h"
-#include "model/layer_stack.h"
-#include "ops/linear_amx.h"
+#include "model/cpu/layer_stack.h"
+#include "ops/cpu/linear_amx.h"
 
 namespace py = pybind11;
 

@@ -1,4 +1,4 @@
-"""Layers on the CPU in one call (csrc/model/layer_stack.h): the parts of a stack as the extension takes them.
+"""Layers on the CPU in one call (csrc/model/cpu/layer_stack.h): the parts of a stack as the extension takes them.
 
 Parts hold addresses. Whoever makes them keeps the tensors.
 """
