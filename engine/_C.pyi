@@ -178,6 +178,7 @@ def paged_attention(
     value_scale: float,
     plan: AttentionPlan,
 ) -> None: ...
+
 # --- csrc/model, layers on the CPU in one call; what these hold is in layer_stack.h
 
 class StackNorm:
@@ -241,9 +242,7 @@ class StackStream:
     def num_rows(self) -> int: ...
 
 class StackEmbedding:
-    def __init__(
-        self, ids: int, table: int, format: int, vocab_size: int, rows: int, num_positions: int
-    ) -> None: ...
+    def __init__(self, ids: int, table: int, format: int, vocab_size: int, rows: int, num_positions: int) -> None: ...
 
 class LayerStack:
     def __init__(self, hidden: int, narrows: bool) -> None: ...

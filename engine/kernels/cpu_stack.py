@@ -143,7 +143,13 @@ class LayerStack:
 
 
 def linear_into_cache(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, kv_cache: Tensor, layer: int, slots: Tensor, out: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    kv_cache: Tensor,
+    layer: int,
+    slots: Tensor,
+    out: Tensor | None = None,
 ) -> None:
     """x [T, K] · weightᵀ + bias, the last columns of which are keys and values of slots [T] in the cache.
 

@@ -47,7 +47,9 @@ class Compiler(Protocol):
 class Stack:
     """All layers of an encoder or a decoder."""
 
-    def __init__(self, layers: Sequence[LayerSpec], programs: Sequence[Program], ops: Ops, notes: Sequence[str]) -> None:
+    def __init__(
+        self, layers: Sequence[LayerSpec], programs: Sequence[Program], ops: Ops, notes: Sequence[str]
+    ) -> None:
         self.layers = tuple(layers)
         self.notes = tuple(notes)  # which layers run kernel by kernel, and why
         self._programs = programs

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bequest.engine.errors import ModelError
 from bequest.engine.backends.cpu.backend import CpuBackend
+from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.models.config import DecoderConfig

@@ -78,9 +78,7 @@ class StackProgram:
         norms = (_norm(norm) for norm in (sublayer.before, sublayer.behind, sublayer.after))
         return cpu_stack.StackSublayer(self._mixer(sublayer.mixer), *norms)
 
-    def _mixer(
-        self, mixer: Mixer
-    ) -> cpu_stack.StackAttention | cpu_stack.StackCross | cpu_stack.StackFeedForward:
+    def _mixer(self, mixer: Mixer) -> cpu_stack.StackAttention | cpu_stack.StackCross | cpu_stack.StackFeedForward:
         match mixer:
             case Attention(qkv, heads, output):
                 return cpu_stack.StackAttention(_product(qkv), self._heads(heads), _product(output))

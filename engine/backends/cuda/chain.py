@@ -45,7 +45,9 @@ class ChainCompiler:
         return None
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> ChainProgram:
-        return ChainProgram([_linked(layer) for layer in layers], PlainProgram(layers, self._ops, ends=ends), self._scratch)
+        return ChainProgram(
+            [_linked(layer) for layer in layers], PlainProgram(layers, self._ops, ends=ends), self._scratch
+        )
 
 
 def _is_bfloat16(weight: Weight) -> bool:

@@ -84,7 +84,9 @@ class BartInputs:
         return stream
 
 
-def stack(config: EncoderDecoderConfig, read: Reader, name: str, *, pre_norm: bool, key_bias: bool = True) -> StackParts:
+def stack(
+    config: EncoderDecoderConfig, read: Reader, name: str, *, pre_norm: bool, key_bias: bool = True
+) -> StackParts:
     """The layers of "encoder" or "decoder"; `key_bias`: projections of keys have one as the others do."""
     at = read.under(f"model.{name}.")
     sizes: EncoderConfig | EncoderDecoderConfig = config.encoder if name == "encoder" else config

@@ -90,9 +90,7 @@ class WhisperInputs:
         return Stream(ops, positions, states)
 
     def decoder(self, batch: ModelInput, ops: Ops) -> StartRows:
-        return StartRows(
-            batch.input_ids, self.table, batch.last_tokens, batch.positions, self.decoder_positions
-        )
+        return StartRows(batch.input_ids, self.table, batch.last_tokens, batch.positions, self.decoder_positions)
 
 
 def _with_margins(like: Tensor, frames: int, width: int) -> Tensor:
