@@ -1,8 +1,8 @@
 """A weight is more than a tensor: a matrix in some format with its bias, and what can be fused with its product.
 
-A backend has a subclass for each format that it multiplies. Only the product itself must be there. The methods behind it
-fuse what stands around a product; a format that can do better overrides them, and one that cannot (codes that a kernel
-does not read in that place, an adapter whose delta comes in between) declines by leaving them alone.
+A backend has a subclass for each format that it multiplies. Only the product itself must be there. The methods behind
+it fuse what stands around a product: a format that can do better overrides them, and one that cannot (codes that a
+kernel does not read in that place, an adapter whose delta comes in between) declines by leaving them alone.
 """
 
 from __future__ import annotations

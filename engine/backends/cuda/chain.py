@@ -86,7 +86,11 @@ class ChainProgram:
     def run(self, stream: Stream, step: LayerStep) -> None:
         """A step of more rows, or one of which some rows are read, goes kernel by kernel."""
         if len(step.positions) > cuda_chain.MOST_CHAINED_ROWS or step.read is not None:
-            return self._plain.run(stream, step)
+            self._plain.run(stream, step)
+        else:
+            self._run_chained(stream, step)
+
+    def _run_chained(self, stream: Stream, step: LayerStep) -> None:
         first = self._links[0]
         qkv: Tensor | None = first.qkv.normed(stream, first.attention_norm, step.tap_of_state(first.index))
         residual = stream.state()
