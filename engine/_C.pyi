@@ -762,7 +762,7 @@ def prepare_batch(
 # --- csrc/attention, on a GPU
 
 class AttentionWork:
-    """The shape of a step's attention work and the layout of its list (csrc/attention/work_list.h)."""
+    """The shape of a step's attention work and the layout of its list (csrc/attention/cuda/work_list.h)."""
 
     def __init__(
         self,

@@ -4,8 +4,8 @@
 
 #include "bindings/bindings.h"
 #include "core/philox.h"
-#include "ops/logprobs.h"
-#include "ops/sampling.h"
+#include "ops/cpu/logprobs.h"
+#include "ops/cpu/sampling.h"
 
 namespace py = pybind11;
 
