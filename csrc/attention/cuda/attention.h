@@ -21,7 +21,7 @@ namespace bequest {
 struct AttentionLaunches {
   bool decode;
   bool prefill;
-  int max_merges;  // 0: no merge
+  int max_merges;  // 0: no merge. The decode grid merges by itself where it can, without a launch.
 };
 
 struct CudaAttentionParams {

@@ -278,30 +278,27 @@ __device__ void convert_queries(uint32_t panel, int chunk) {
   }
 }
 
-// Warp 2: the queries, zeros below the item's last row.
+// Brings an item's queries, zeros below its last row. By a whole warp.
 template <int D, class Cache>
-__device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
+class QueryLoader {
+ public:
   using B = PrefillBuffers<D>;
-  constexpr int kChunks = D / 8;
-  auto& control = buffers.control;
-  const int lane = threadIdx.x % 32;
-  const int chunk = lane % kChunks;
-  const GroupDivider divider(a.group);
-  TaskReader tasks(control);
-  Cursor<kTasks> slot;
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next(), slot.advance()) {
-    const bf16* source = static_cast<const bf16*>(a.q) + task.item.first_token * a.q_stride +
-                         task.head * a.group * D + chunk * 8;
-    const int rows = task.item.num_tokens * a.group;
+
+  __device__ QueryLoader(const AttentionArgs& a, B& buffers)
+      : a_(a), buffers_(buffers), lane_(threadIdx.x % 32), chunk_(lane_ % kChunks), divider_(a.group) {}
+
+  __device__ __forceinline__ void load(const PrefillTask& task) {
+    auto& control = buffers_.control;
+    const bf16* source = static_cast<const bf16*>(a_.q) + task.item.first_token * a_.q_stride +
+                         task.head * a_.group * D + chunk_ * 8;
+    const int rows = task.item.num_tokens * a_.group;
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
-      wait(shared_address(&control.queries_empty[slot.index][multiplier]), slot.parity ^ 1);
-      const uint32_t target =
-          shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes;
+      wait(shared_address(&control.queries_empty[slot_.index][multiplier]), slot_.parity ^ 1);
 #pragma unroll 4
-      for (int i = lane / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
+      for (int i = lane_ / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
         const int row = multiplier * kMultiplierRows + i;
-        copy_16_async(target + panel_offset(i, chunk % 8),
-                      source + divider.token(row) * a.q_stride + divider.head(row) * D, row < rows);
+        copy_16_async(panel(multiplier) + panel_offset(i, chunk_ % 8),
+                      source + divider_.token(row) * a_.q_stride + divider_.head(row) * D, row < rows);
       }
       commit_copies();
     }
@@ -310,14 +307,35 @@ __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers)
         wait_copies<1>();
       else
         wait_copies<0>();
-      convert_queries<D, Cache>(
-          shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes,
-          chunk % 8);
+      convert_queries<D, Cache>(panel(multiplier), chunk_ % 8);
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) arrive(shared_address(&control.queries_full[slot.index][multiplier]));
+      if (lane_ == 0) arrive(shared_address(&control.queries_full[slot_.index][multiplier]));
     }
+    slot_.advance();
   }
+
+ private:
+  static constexpr int kChunks = D / 8;
+
+  // Where the lane's columns are.
+  __device__ uint32_t panel(int multiplier) const {
+    return shared_address(buffers_.queries[slot_.index][multiplier]) + chunk_ / 8 * B::kQueryPanelBytes;
+  }
+
+  const AttentionArgs& a_;
+  B& buffers_;
+  const int lane_, chunk_;
+  const GroupDivider divider_;
+  Cursor<kTasks> slot_;
+};
+
+// Warp 2.
+template <int D>
+__device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
+  QueryLoader<D, Bf16Cache> loader(a, buffers);
+  TaskReader tasks(buffers.control);
+  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) loader.load(task);
 }
 
 // Warp 3.
@@ -357,7 +375,7 @@ __device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Prefill
     case 1:
       return load_values<D>(a, map, buffers);
     case 2:
-      return load_queries<D, Bf16Cache>(a, buffers);
+      return load_queries<D>(a, buffers);
     default:
       return clear_edges<D>(buffers);
   }
