@@ -176,6 +176,25 @@ def test_every_code(head_dim: int) -> None:
     check_rows(case, step, attend(case, step, scales))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("kind", [0, 1], ids=["key", "value"])
+def test_nan_stays_nan(kind: int, code: int, head_dim: int) -> None:
+    """Whoever sees it: a number in its place would hide that something failed."""
+    position, dim = 150, 21
+    case = Case(((300, 300),), head_dim=head_dim)
+    step = fp8_step(case)
+    blocks = torch.from_numpy(step.block_tables[0]).to(DEVICE).long()
+    block_size = step.kv_cache.shape[-2]
+    stored = step.kv_cache.view(torch.uint8)
+    stored[blocks[position // block_size], LAYER, kind, :, position % block_size, dim] = code
+    out = attend(case, step)
+    assert out[position:, :, dim].isnan().all()
+    if kind == 0:
+        assert out[position:].isnan().all()
+        assert out[:position].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("lens", "dtype"), [*((lens, dtype) for lens in LENS for dtype in DTYPES), ("long", torch.bfloat16)], ids=str
 )

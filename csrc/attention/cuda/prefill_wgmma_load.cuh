@@ -68,19 +68,20 @@ struct PrefillControl {
   uint64_t task_empty[kTasks];
   PrefillTask tasks[kTasks];
 
-  __device__ void init() {
+  // `fillers`: warps that fill a tile; `task_readers`: warps that read a published task.
+  __device__ void init(int fillers = 1, int task_readers = kTaskReaders) {
     for (int i = 0; i < kKeyStages; ++i) {
-      init_barrier(shared_address(&keys_full[i]), 1);
+      init_barrier(shared_address(&keys_full[i]), fillers);
       init_barrier(shared_address(&keys_empty[i]), kMultipliers * 4);
     }
     for (int i = 0; i < kValueStages; ++i) {
-      init_barrier(shared_address(&values_full[i]), 1);
+      init_barrier(shared_address(&values_full[i]), fillers);
       init_barrier(shared_address(&values_empty[i]), kMultipliers * 4);
       init_barrier(shared_address(&edge_landed[i]), 1);
     }
     for (int i = 0; i < kTasks; ++i) {
       init_barrier(shared_address(&task_full[i]), 1);
-      init_barrier(shared_address(&task_empty[i]), kTaskReaders);
+      init_barrier(shared_address(&task_empty[i]), task_readers);
       for (int j = 0; j < kMultipliers; ++j) {
         init_barrier(shared_address(&queries_full[i][j]), 1);
         init_barrier(shared_address(&queries_empty[i][j]), 4);
@@ -331,9 +332,9 @@ class QueryLoader {
 };
 
 // Warp 2.
-template <int D>
+template <int D, class Cache>
 __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
-  QueryLoader<D, Bf16Cache> loader(a, buffers);
+  QueryLoader<D, Cache> loader(a, buffers);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) loader.load(task);
 }
@@ -375,7 +376,7 @@ __device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Prefill
     case 1:
       return load_values<D>(a, map, buffers);
     case 2:
-      return load_queries<D>(a, buffers);
+      return load_queries<D, Bf16Cache>(a, buffers);
     default:
       return clear_edges<D>(buffers);
   }
