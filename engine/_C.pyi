@@ -17,167 +17,64 @@ def keep_freed_memory() -> None: ...
 def advise_large_pages(address: int, num_bytes: int) -> None: ...
 def populate_pages(address: int, num_bytes: int) -> bool: ...
 
+# --- Structs that are passed as tuples, csrc/bindings/tensors.h
+
+Rows = tuple[int, int, int]  # address, rows, elements between rows; those of a dense [rows, columns] are its columns
+Heads = tuple[int, int, int, int, int]  # address, T, heads, D, elements between tokens
+Norm = tuple[int, int, float]  # weight and bias [H], 0 without a bias; eps
+HiddenTap = tuple[int, int, int, int, int, bool]  # ring rows, layers, ring, rows of the ring; layer, of the output
+Blocks = tuple[int, int]  # address, blocks
+KvSizes = tuple[int, int, int, int, int]  # NB, L, NKV, BS, D
+LayerCache = tuple[KvCacheView, int, float, float]  # cache, layer, what its keys and values are to be multiplied by
+ScoreRule = tuple[float, float, int, int]  # scale, soft cap (0: none), bias [NQ, 2 R + 1] (0: none), R
+HeadCounts = tuple[int, int, int]  # NQ, NKV, D
+Mask = tuple[bool, int]  # causal, window (0: none)
+AttentionBatch = tuple[int, int, int, int, int]  # query_start [S + 1], seq_lens [S], block_tables [S, MB], S, MB
+
 # --- csrc/ops
 
-def pack_weight(
-    weight: int, weight_dtype: int, packed: int, format: int, first_row: int, rows: int, in_features: int
-) -> None: ...
-def pack_quantised(rows: int, bits: int, packed: int, first_row: int, num_rows: int, in_features: int) -> None: ...
-def linear(
-    x: int,
-    weight: int,
-    format: int,
-    bias: int,
-    out: int,
-    num_tokens: int,
-    out_features: int,
-    in_features: int,
-    x_stride: int,
-) -> None: ...
-def finished_linear(
-    x: int,
-    weight: int,
-    format: int,
-    bias: int,
-    out: int,
-    num_tokens: int,
-    out_features: int,
-    in_features: int,
-    x_stride: int,
-    gated: bool,
-    activation: int,
-) -> None: ...
+class PackedMatrix:
+    """A weight [N, K] in a format of csrc/ops/linear.h."""
+
+    def __init__(self, data: int, format: int, out_features: int, in_features: int) -> None: ...
+    def pack(self, rows: int, dtype: int, first_row: int, num_rows: int) -> None: ...
+    def pack_quantised(self, rows: int, bits: int, first_row: int, num_rows: int) -> None: ...
+
+def linear(x: Rows, weight: PackedMatrix, bias: int, out: int) -> None: ...
+def finished_linear(x: Rows, weight: PackedMatrix, bias: int, out: int, activation: int, gated: bool) -> None: ...
 def feed_forward(
-    x: int,
-    up: int,
-    up_bias: int,
-    down: int,
-    down_bias: int,
-    out: int,
-    num_tokens: int,
-    in_features: int,
-    inner_features: int,
-    out_features: int,
-    activation: int,
-    gated: bool,
-) -> None: ...
-def gather_rows(
-    ids: int, weight: int, format: int, out: int, num_tokens: int, out_features: int, in_features: int
-) -> None: ...
-def rms_norm(
-    x: int,
-    residual: int,
-    weight: int,
-    out: int,
-    num_tokens: int,
-    hidden: int,
-    eps: float,
-    ring_rows: int,
-    layers: int,
-    ring: int,
-    num_ring_rows: int,
-    layer: int,
-    store_output: bool,
-) -> None: ...
-def layer_norm(
-    x: int,
-    residual: int,
-    weight: int,
-    bias: int,
-    out: int,
-    num_tokens: int,
-    hidden: int,
-    eps: float,
-    ring_rows: int,
-    layers: int,
-    ring: int,
-    num_ring_rows: int,
-    layer: int,
-    store_output: bool,
-) -> None: ...
-def head_rms_norm(
-    x: int, row_stride: int, weight: int, num_tokens: int, num_heads: int, head_dim: int, eps: float
-) -> None: ...
-def rotary(
-    q: int,
-    k: int,
-    q_stride: int,
-    k_stride: int,
-    positions: int,
-    cos_sin: int,
-    num_tokens: int,
-    num_positions: int,
-    q_heads: int,
-    k_heads: int,
-    head_dim: int,
-    rotary_dim: int,
-) -> None: ...
+    x: Rows, up: tuple[PackedMatrix, int], down: tuple[PackedMatrix, int], out: int, activation: int, gated: bool
+) -> None:
+    """A matrix comes with the address of its bias."""
+
+def gather_rows(ids: int, num_tokens: int, weight: PackedMatrix, out: int) -> None: ...
+def rms_norm(x: Rows, norm: Norm, residual: int, out: int, tap: HiddenTap | None) -> None: ...
+def layer_norm(x: Rows, norm: Norm, residual: int, out: int, tap: HiddenTap | None) -> None: ...
+def head_rms_norm(x: Heads, weight: int, eps: float) -> None: ...
+def rotary(q: Heads, k: Heads, positions: int, cos_sin: Rows) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
 def activate(x: int, count: int, activation: int) -> None: ...
 
-# --- csrc/attention, KV tensors; kv_sizes is (NB, L, NKV, BS, D)
+# --- csrc/attention, KV tensors
 
-def write_kv(
-    k: int,
-    k_stride: int,
-    v: int,
-    v_stride: int,
-    slots: int,
-    num_tokens: int,
-    kv_cache: int,
-    kv_dtype: int,
-    kv_sizes: tuple[int, int, int, int, int],
-    layer: int,
-    key_factor: float,
-    value_factor: float,
-) -> None: ...
-def copy_blocks(
-    source: int,
-    source_blocks: int,
-    destination: int,
-    destination_blocks: int,
-    block_bytes: int,
-    pairs: int,
-    num_pairs: int,
-) -> None: ...
+class KvCacheView:
+    """A cache tensor [NB, L, 2, NKV, BS, D]."""
+
+    def __init__(self, data: int, dtype: int, sizes: KvSizes) -> None: ...
+
+def write_kv(k: Rows, v: Rows, slots: int, to: LayerCache) -> None: ...
+def copy_blocks(source: Blocks, destination: Blocks, block_bytes: int, pairs: int, num_pairs: int) -> None: ...
 
 class AttentionPlan:
     def __init__(
-        self,
-        query_start: int,
-        seq_lens: int,
-        block_tables: int,
-        num_sequences: int,
-        max_blocks: int,
-        num_q_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        num_blocks: int,
-        causal: bool,
-        window: int,
-        bfloat16: bool,
+        self, batch: AttentionBatch, heads: HeadCounts, mask: Mask, block_size: int, num_blocks: int, bfloat16: bool
     ) -> None: ...
     @property
     def num_tokens(self) -> int: ...
     @property
     def num_items(self) -> int: ...
 
-def paged_attention(
-    q: int,
-    q_stride: int,
-    out: int,
-    kv_cache: int,
-    kv_dtype: int,
-    kv_sizes: tuple[int, int, int, int, int],
-    layer: int,
-    scale: float,
-    soft_cap: float,
-    bias: int,
-    bias_reach: int,
-    value_scale: float,
-    plan: AttentionPlan,
-) -> None: ...
+def paged_attention(q: Rows, out: int, of: LayerCache, plan: AttentionPlan, scores: ScoreRule) -> None: ...
 def linear_into_cache(
     x: int,
     product: tuple[int, int, int, int, int],

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels.cpu import _kv_sizes
-from bequest.engine.kernels.cuda import QkNorm, address_of
+from bequest.engine.kernels.cuda import QkNorm, _kv_sizes, address_of
 from bequest.engine.kernels.host_arrays import HostInts, host_ints
 from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
 
