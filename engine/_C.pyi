@@ -118,25 +118,21 @@ class LayerStack:
 
 # --- csrc/ops, sampling
 
+Draw = tuple[float, int, float, float, int, int]  # temperature, top_k, top_p, min_p, seed, choice
+Penalties = tuple[float, float, float]  # presence, frequency, repetition
+# min_tokens, logit_bias, allowed, bad_words, held_back
+TokenBounds = tuple[int, Sequence[tuple[int, float]], Sequence[int] | None, Sequence[Sequence[int]], Sequence[int]]
+Logits = tuple[int, int, int, int, int]  # address, N, V, elements between rows, dtype
+LogprobOutput = tuple[int, int, int, int]  # of the chosen ones [N], rank [N], best ids [N, K], theirs [N, K]
+
 class Sampler:
     def __init__(self, num_rows: int, vocab_size: int) -> None: ...
     def open_row(
         self,
         row: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        presence_penalty: float,
-        frequency_penalty: float,
-        repetition_penalty: float,
-        seed: int,
-        choice: int,
-        min_tokens: int,
-        logit_bias: Sequence[tuple[int, float]],
-        allowed: Sequence[int] | None,
-        bad_words: Sequence[Sequence[int]],
-        held_back: Sequence[int],
+        draw: Draw,
+        penalties: Penalties,
+        bounds: TokenBounds,
         prompt: Sequence[int],
         outputs: Sequence[int],
     ) -> None: ...
@@ -145,22 +141,9 @@ class Sampler:
         self, row: int, catalogue: Catalogue, end_tokens: Sequence[int], outputs: Sequence[int]
     ) -> None: ...
     def resolve(self, ids: int, rows: int, count: int) -> None: ...
-    def sample(
-        self, logits: int, stride: int, rows: int, positions: int, num: int, masks: int, tokens: int, bad: int
-    ) -> None: ...
+    def sample(self, logits: Rows, rows: int, positions: int, masks: int, tokens: int, bad: int) -> None: ...
 
-def logprobs(
-    logits: int,
-    stride: int,
-    num: int,
-    vocab_size: int,
-    chosen: int,
-    top: int,
-    chosen_logprob: int,
-    rank: int,
-    top_ids: int,
-    top_logprob: int,
-) -> None: ...
+def logprobs(logits: Logits, chosen: int, top: int, out: LogprobOutput) -> None: ...
 def philox4x32(counter: Sequence[int], key: int) -> list[int]:
     """Four words for a counter of four words."""
 
@@ -191,22 +174,11 @@ class Catalogue:
 beam_group_bytes: int
 max_beam_candidates: int
 
-def beam_candidates(
-    logits: int,
-    stride: int,
-    vocab_size: int,
-    cumulative: int,
-    nodes: int,
-    group_start: int,
-    groups: int,
-    num_groups: int,
-    score: int,
-    row: int,
-    token: int,
-    logprob: int,
-    bad: int,
-    columns: int,
-) -> None: ...
+# Of the rows: cumulative scores [R], nodes [R] or 0; group_start [G + 1], records [G], G.
+BeamStep = tuple[int, int, int, int, int]
+BeamOutput = tuple[int, int, int, int, int, int]  # score, row, token, logprob [G, K]; bad [R]; K
+
+def beam_candidates(logits: Logits, step: BeamStep, out: BeamOutput) -> None: ...
 
 # --- CUDA: only where with_cuda. Addresses are of device memory unless said otherwise; `stream` is a cudaStream_t.
 
@@ -643,17 +615,14 @@ def prepare_batch(
     computed: Sequence[int],
     scheduled: Sequence[int],
     last_rows: Sequence[int],
-    columns: int = 0,
-    pad_tokens: int = 0,
-    pad_rows: int = 0,
+    room: tuple[int, int, int] = (0, 0, 0),
 ) -> Batch:
     """Sequence i computes positions [computed[i], computed[i] + scheduled[i]), whose blocks are prepared.
 
     BeamTables are as many sequences of one position each, whose tokens they know themselves.
     At most one scheduled position may lie behind the end of tokens[i]; its input_row becomes
     last_rows[i]; other tokens have NO_ROW, and whose sampler row knows nothing has NO_ROW too.
-    MB is `columns`, or the largest number of blocks that a sequence has computed tokens in. T and S are
-    `pad_tokens` and `pad_rows` where these are not 0: slot -1, rows of length 0.
+    `room` is (T, S, MB) of the arrays, 0: as large as they need be. Padding has slot -1 and rows of length 0.
     """
 
 # --- csrc/attention, on a GPU

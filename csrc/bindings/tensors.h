@@ -79,6 +79,17 @@ template <>
 inline constexpr auto fields_of<Logits> =
     std::tuple(&Logits::data, &Logits::num, &Logits::vocab_size, &Logits::stride, &Logits::dtype);
 
+// Where log-probabilities go: ops/logprobs.h.
+struct LogprobOutput {
+  float* chosen;     // [N]
+  int32_t* rank;     // [N]
+  int32_t* top_ids;  // [N, K]
+  float* top;        // [N, K]
+};
+template <>
+inline constexpr auto fields_of<LogprobOutput> =
+    std::tuple(&LogprobOutput::chosen, &LogprobOutput::rank, &LogprobOutput::top_ids, &LogprobOutput::top);
+
 // The weights of a norm, [H] each.
 struct Norm {
   void* weight;

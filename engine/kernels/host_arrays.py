@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 HostInts = npt.NDArray[np.int32] | Tensor
+FLOAT32 = 0  # csrc/core/dtype.h
 
 
-def address(array: npt.NDArray[Any]) -> int:
+def address(array: npt.NDArray[np.generic]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
