@@ -34,7 +34,7 @@ AttentionBatch = tuple[int, int, int, int, int]  # query_start [S + 1], seq_lens
 # --- csrc/ops
 
 class PackedMatrix:
-    """A weight [N, K] in a format of csrc/ops/linear.h."""
+    """A weight [N, K] in a format of csrc/ops/cpu/linear.h."""
 
     def __init__(self, data: int, format: int, out_features: int, in_features: int) -> None: ...
     def pack(self, rows: int, dtype: int, first_row: int, num_rows: int) -> None: ...
@@ -628,7 +628,7 @@ def prepare_batch(
 # --- csrc/attention, on a GPU
 
 class AttentionWork:
-    """The shape of a step's attention work and the layout of its list (csrc/attention/work_list.h)."""
+    """The shape of a step's attention work and the layout of its list (csrc/attention/cuda/work_list.h)."""
 
     def __init__(
         self,

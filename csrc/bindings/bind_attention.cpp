@@ -1,10 +1,10 @@
 #include <memory>
 #include <optional>
 
-#include "attention/attention.h"
+#include "attention/cpu/attention.h"
 #include "bindings/tensors.h"
-#include "cache/kv_copy.h"
-#include "cache/kv_write.h"
+#include "cache/cpu/kv_copy.h"
+#include "cache/cpu/kv_write.h"
 
 namespace py = pybind11;
 

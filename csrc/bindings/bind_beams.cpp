@@ -9,7 +9,7 @@
 #include "ops/beam_candidates.h"
 #include "ops/catalogue.h"
 #ifdef BEQUEST_WITH_CUDA
-#include "ops/beam_candidates_cuda.h"
+#include "ops/cuda/beam_candidates.h"
 #endif
 
 namespace py = pybind11;

@@ -1,6 +1,6 @@
 // The work list is plain C++ and bound in every build; the kernels where CUDA is compiled.
-#include "attention/single_token.h"
-#include "attention/work_list.h"
+#include "attention/cuda/single_token.h"
+#include "attention/cuda/work_list.h"
 #include "bindings/bindings.h"
 
 namespace py = pybind11;

@@ -4,17 +4,17 @@
 
 #include <tuple>
 
-#include "cache/kv_copy_cuda.h"
-#include "model/skinny_chain_cuda.h"
-#include "ops/activation_cuda.h"
-#include "ops/gather_cuda.h"
-#include "ops/late_copy_cuda.h"
-#include "ops/layer_norm_cuda.h"
-#include "ops/logprobs_cuda.h"
-#include "ops/norm_cuda.h"
-#include "ops/rope_cuda.h"
-#include "ops/sampling_cuda.h"
-#include "ops/skinny_linear_cuda.h"
+#include "cache/cuda/kv_copy.h"
+#include "model/cuda/skinny_chain.h"
+#include "ops/cuda/activation.h"
+#include "ops/cuda/gather.h"
+#include "ops/cuda/late_copy.h"
+#include "ops/cuda/layer_norm.h"
+#include "ops/cuda/logprobs.h"
+#include "ops/cuda/norm.h"
+#include "ops/cuda/rope.h"
+#include "ops/cuda/sampling.h"
+#include "ops/cuda/skinny_linear.h"
 
 namespace py = pybind11;
 

@@ -3,11 +3,12 @@
 
 #include "bindings/tensors.h"
 #include "ops/activation.h"
-#include "ops/feed_forward.h"
-#include "ops/gather.h"
-#include "ops/norm.h"
-#include "ops/quantised.h"
-#include "ops/rope.h"
+#include "ops/cpu/feed_forward.h"
+#include "ops/cpu/gather.h"
+#include "ops/cpu/linear.h"
+#include "ops/cpu/norm.h"
+#include "ops/cpu/quantised.h"
+#include "ops/cpu/rope.h"
 
 namespace py = pybind11;
 

@@ -6,8 +6,8 @@
 #include "bindings/tensors.h"
 #include "core/check.h"
 #include "core/philox.h"
-#include "ops/logprobs.h"
-#include "ops/sampling.h"
+#include "ops/cpu/logprobs.h"
+#include "ops/cpu/sampling.h"
 
 namespace py = pybind11;
 

@@ -7,7 +7,7 @@
 #include "bindings/bindings.h"
 #include "core/check.h"
 #include "model/layer_stack.h"
-#include "ops/linear_amx.h"
+#include "ops/cpu/linear_amx.h"
 
 namespace py = pybind11;
 

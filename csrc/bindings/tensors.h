@@ -6,14 +6,14 @@
 #include "bindings/fields.h"
 #include "cache/kv_layout.h"
 #include "core/dtype.h"
+#include "ops/cpu/linear.h"
 #include "ops/hidden_tap.h"
-#include "ops/linear.h"
 
 namespace bequest {
 
 // --- objects: made once, by whoever owns the memory
 
-// A weight [N, K] as ops/linear.h packs it.
+// A weight [N, K] as ops/cpu/linear.h packs it.
 struct PackedMatrix {
   void* data;
   WeightFormat format;
@@ -79,7 +79,7 @@ template <>
 inline constexpr auto fields_of<Logits> =
     std::tuple(&Logits::data, &Logits::num, &Logits::vocab_size, &Logits::stride, &Logits::dtype);
 
-// Where log-probabilities go: ops/logprobs.h.
+// Where log-probabilities go: ops/cpu/logprobs.h.
 struct LogprobOutput {
   float* chosen;     // [N]
   int32_t* rank;     // [N]
@@ -124,7 +124,7 @@ template <>
 inline constexpr auto fields_of<LayerCache> =
     std::tuple(&LayerCache::cache, &LayerCache::layer, &LayerCache::key_scale, &LayerCache::value_scale);
 
-// What becomes of q · k before the softmax: attention/attention.h.
+// What becomes of q · k before the softmax: attention/cpu/attention.h.
 struct ScoreRule {
   double scale;
   float soft_cap;

@@ -4,12 +4,12 @@
 #include <cstdlib>
 #include <memory>
 
-#include "cache/kv_write.h"
+#include "cache/cpu/kv_write.h"
 #include "core/check.h"
-#include "ops/feed_forward.h"
-#include "ops/gather.h"
-#include "ops/linear_amx.h"
-#include "ops/norm.h"
+#include "ops/cpu/feed_forward.h"
+#include "ops/cpu/gather.h"
+#include "ops/cpu/linear_amx.h"
+#include "ops/cpu/norm.h"
 
 namespace bequest {
 namespace {

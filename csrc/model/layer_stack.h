@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/attention.h"
+#include "attention/cpu/attention.h"
 #include "cache/kv_layout.h"
 #include "ops/activation.h"
+#include "ops/cpu/linear.h"
 #include "ops/hidden_tap.h"
-#include "ops/linear.h"
 
 namespace bequest {
 
@@ -24,7 +24,7 @@ struct StackNorm {
 };
 
 struct StackProduct {
-  const void* weight;  // packed (ops/linear.h)
+  const void* weight;  // packed (ops/cpu/linear.h)
   WeightFormat format;
   const float* bias;  // [N], or null
   int64_t out_features;
@@ -64,7 +64,7 @@ struct StackStep {
   KvLayout layout;
   const AttentionPlan* attention;
   const AttentionPlan* cross;  // over the same cache, or null
-  const float* bias;           // on the scores of self attention, as in attention/attention.h; or null
+  const float* bias;           // on the scores of self attention, as in attention/cpu/attention.h; or null
   int64_t bias_reach;
   HiddenTap tap;  // of the states that layers begin with; its layer is set here
 };
@@ -72,7 +72,7 @@ struct StackStep {
 // What a stream can begin with: rows of a table, and of another one that are added to them.
 struct StackEmbedding {
   const int32_t* ids;  // [T]
-  const void* table;   // packed (ops/linear.h), [V, H]
+  const void* table;   // packed (ops/cpu/linear.h), [V, H]
   WeightFormat format;
   int64_t vocab_size;
   const int32_t* positions;  // [T]

@@ -16,7 +16,7 @@ STRIP_WIDTH = 32
 TILE_DEPTH = 32  # values of k
 GROUP = 32  # values of a row that share a scale
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-# Codes of the formats in csrc/ops/linear.h, and bytes of a panel's group in csrc/ops/quantised.h.
+# Codes of the formats in csrc/ops/cpu/linear.h, and bytes of a panel's group in csrc/ops/cpu/quantised.h.
 _QUANTISED_FORMATS = {4: (2, 320), 8: (3, 576)}
 _TILES = 4
 

@@ -1,4 +1,4 @@
-"""All products between two attentions as one kernel, for a few bfloat16 rows (csrc/model/skinny_chain_cuda.h).
+"""All products between two attentions as one kernel, for a few bfloat16 rows (csrc/model/cuda/skinny_chain.h).
 
 Dims: T rows, A what attention gives, H hidden, I inner, Q queries, keys and values of the next layer.
 """
@@ -17,7 +17,7 @@ from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.hidden_tap import tap_arguments
 from bequest.engine.kernels.streams import current_stream
 
-MOST_CHAINED_ROWS = 4  # csrc/model/skinny_chain_cuda.h
+MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
 _BF16 = torch.bfloat16
 
 

@@ -1,7 +1,7 @@
 """Matrix products on a GPU: our own kernels for a few bfloat16 rows, cuBLAS for the rest.
 
 Where a product is our own, the norm before it and what a layer does with its result can be part of it
-(csrc/ops/skinny_linear_cuda.h); the other functions of this file are those of `linear` and its neighbours in
+(csrc/ops/cuda/skinny_linear.h); the other functions of this file are those of `linear` and its neighbours in
 engine.kernels.cuda, with the same roundings, in one launch. Dims as there; N outputs, K inputs.
 """
 
@@ -22,7 +22,7 @@ from bequest.engine.kernels.streams import current_stream
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-MOST_STREAMED_ROWS, MOST_FUSED_ROWS, MOST_SKINNY_ROWS = 4, 16, 32  # csrc/ops/skinny_linear_cuda.h
+MOST_STREAMED_ROWS, MOST_FUSED_ROWS, MOST_SKINNY_ROWS = 4, 16, 32  # csrc/ops/cuda/skinny_linear.h
 _DEPTH_UNIT = 256
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
 # Where our kernels end before cuBLAS: a large weight keeps it busy enough, and beyond the rows that can be fused it is

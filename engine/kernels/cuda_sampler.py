@@ -2,7 +2,7 @@
 
 Rows are opened and closed by records built here and applied by one kernel before the next sampling; they take effect in
 the order of the stream. A row's lists (masks, bias, bad words, penalty counts) live in a storage of its own, laid out
-here and read by csrc/ops/sampling.cu; a row that needs none has none.
+here and read by csrc/ops/cuda/sampling.cu; a row that needs none has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bequest.engine.kernels.cuda import logit_rows
 from bequest.engine.kernels.streams import current_stream
 from bequest.engine.types import NO_ROW, IntArray, RowSpec, mask_words
 
-# csrc/ops/sampling_cuda.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
+# csrc/ops/cuda/sampling.h: RowUpdate (row, last token, payload begin and length), then SamplerRow.
 _UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i Qi4x")
 _CLOSED, _GREEDY, _DRAWS = 0, 1, 2
 # Steps launched past a sequence's end record a token each before they are discarded.

@@ -270,7 +270,7 @@ class CudaRunner:
         arrays = buffers.staging.arrays()
         batch, samples = plan.batch, plan.samples
         num_tokens, num_samples = plan.num_tokens, len(samples)
-        # As the kernel has it (csrc/ops/gather_cuda.h): -(row + 1) where a sampler row has the token, whose id is 0.
+        # As the kernel has it (csrc/ops/cuda/gather.h): -(row + 1) where a sampler row has the token, whose id is 0.
         np.subtract(batch.input_ids, batch.input_rows - NO_ROW, out=arrays["input_ids"][:num_tokens])
         arrays["positions"][:num_tokens] = batch.positions
         arrays["slot_mapping"][:num_tokens] = batch.slot_mapping

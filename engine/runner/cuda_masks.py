@@ -20,7 +20,7 @@ from bequest.engine.types import ComingMasks, IntArray, MaskSource, MaskSpec, ma
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
 # Rows whose masks are copied behind the forward, not beside it: the products of so few need every multiprocessor
-# (csrc/model/skinny_chain.cu), and whoever waits on one of them beside the forward holds all of it up.
+# (csrc/model/cuda/skinny_chain.cu), and whoever waits on one of them beside the forward holds all of it up.
 _FEW = 4
 
 

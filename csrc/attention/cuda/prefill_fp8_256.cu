@@ -1,0 +1,6 @@
+#include "attention/cuda/prefill.cuh"
+
+namespace bequest {
+template void launch_prefill<256, Fp8Cache>(const AttentionArgs& a, int blocks, Scores scores,
+                                            cudaStream_t stream);
+}  // namespace bequest

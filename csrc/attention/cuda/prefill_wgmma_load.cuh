@@ -1,0 +1,340 @@
+// The loading warpgroup of the wgmma prefill kernel (prefill_wgmma.cuh), and what it shares with the others.
+//
+// Each of its warps has a task of its own, so that none waits for another's memory:
+//
+//   warp 0  draws tickets, publishes them as tasks, asks the copy engine for keys, block by block
+//   warp 1  asks for values
+//   warp 2  copies queries
+//   warp 3  zeroes the rows of values that hold no key of the item: what lies there may be NaN, and a weight
+//           of 0 would not hide it. Keys need no such care, their scores are replaced.
+//
+// All of them run ahead of the products as far as buffers allow, across items.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <bit>
+
+#include "attention/cuda/device_args.cuh"
+#include "device/hopper.cuh"
+#include "device/tensor_core.cuh"
+
+namespace bequest {
+
+inline constexpr int kMultipliers = 2;      // warpgroups that multiply
+inline constexpr int kMultiplierRows = 64;  // of one of them
+inline constexpr int kTileKeys = 128;
+inline constexpr int kLog2UnitKeys = std::bit_width(static_cast<uint32_t>(kUnitKeys)) - 1;
+inline constexpr int kTasks = 2;                           // that are published, with their queries
+inline constexpr int kTaskReaders = 3 + kMultipliers * 4;  // warps that read a published task
+
+struct PrefillTask {
+  WorkItem item;
+  int32_t head;  // -1: there is no more work
+
+  __device__ int first_key() const { return item.kv_begin / kUnitKeys * kUnitKeys; }
+  __device__ int last_tile_key() const {
+    return first_key() + (item.kv_end - first_key() - 1) / kTileKeys * kTileKeys;
+  }
+  // Whether one unit holds all keys of its last tile.
+  __device__ bool has_narrow_end() const { return item.kv_end - last_tile_key() <= kUnitKeys; }
+};
+
+// A place in a ring of n buffers, and the parity of its current round.
+template <int n>
+struct Cursor {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    index = index + 1 == n ? 0 : index + 1;
+    parity ^= index == 0;
+  }
+};
+
+// "full": the buffer holds what it should; "empty": nobody needs it any more.
+template <int kKeyStages, int kValueStages>
+struct PrefillControl {
+  uint64_t queries_full[kTasks][kMultipliers];
+  uint64_t queries_empty[kTasks][kMultipliers];
+  uint64_t keys_full[kKeyStages];
+  uint64_t keys_empty[kKeyStages];
+  uint64_t values_full[kValueStages];
+  uint64_t values_empty[kValueStages];
+  uint64_t edge_landed[kValueStages];  // values of which some rows have to be zeroed before they are full
+  uint64_t task_full[kTasks];
+  uint64_t task_empty[kTasks];
+  PrefillTask tasks[kTasks];
+
+  __device__ void init() {
+    for (int i = 0; i < kKeyStages; ++i) {
+      init_barrier(shared_address(&keys_full[i]), 1);
+      init_barrier(shared_address(&keys_empty[i]), kMultipliers * 4);
+    }
+    for (int i = 0; i < kValueStages; ++i) {
+      init_barrier(shared_address(&values_full[i]), 1);
+      init_barrier(shared_address(&values_empty[i]), kMultipliers * 4);
+      init_barrier(shared_address(&edge_landed[i]), 1);
+    }
+    for (int i = 0; i < kTasks; ++i) {
+      init_barrier(shared_address(&task_full[i]), 1);
+      init_barrier(shared_address(&task_empty[i]), kTaskReaders);
+      for (int j = 0; j < kMultipliers; ++j) {
+        init_barrier(shared_address(&queries_full[i][j]), 1);
+        init_barrier(shared_address(&queries_empty[i][j]), 4);
+      }
+    }
+    publish_barriers();
+  }
+};
+
+template <int D>
+struct PrefillBuffers {
+  static constexpr int kKeyStages = 2, kValueStages = 2;
+  static constexpr int kPanels = D / kPanelColumns;
+  static constexpr int kQueryPanelBytes = kMultiplierRows * kPanelRowBytes;
+  static constexpr int kTilePanelBytes = kTileKeys * kPanelRowBytes;
+  static constexpr int kTileBytes = kPanels * kTilePanelBytes;
+  using Control = PrefillControl<kKeyStages, kValueStages>;
+
+  alignas(1024) uint8_t queries[kTasks][kMultipliers][kPanels * kQueryPanelBytes];
+  alignas(1024) uint8_t keys[kKeyStages][kTileBytes];
+  alignas(1024) uint8_t values[kValueStages][kTileBytes];
+  Control control;
+};
+
+// The tasks in the order in which they are published. By a whole warp.
+template <class Control>
+class TaskReader {
+ public:
+  __device__ explicit TaskReader(Control& control) : control_(control) {}
+
+  __device__ PrefillTask next() {
+    wait(shared_address(&control_.task_full[cursor_.index]), cursor_.parity);
+    const PrefillTask& slot = control_.tasks[cursor_.index];
+    const WorkItem& item = slot.item;
+    const PrefillTask task{
+        {same(item.sequence), same(item.first_token), same(item.num_tokens), same(item.first_position),
+         same(item.kv_begin), same(item.kv_end), same(item.state_row), -1},
+        same(slot.head)};
+    if (threadIdx.x % 32 == 0) arrive(shared_address(&control_.task_empty[cursor_.index]));
+    cursor_.advance();
+    return task;
+  }
+
+ private:
+  // A value that all lanes have: the compiler then keeps what follows from it in uniform registers.
+  __device__ static int same(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+  Control& control_;
+  Cursor<kTasks> cursor_;
+};
+
+// Brings an item's keys, or its values, to the stages of a ring. By a whole warp.
+template <int D, int kStages>
+class TileLoader {
+ public:
+  using B = PrefillBuffers<D>;
+
+  // `first_row`: of kv head 0 in a block, as the map counts rows.
+  __device__ TileLoader(const AttentionArgs& a, const CUtensorMap& map,
+                        uint8_t (&tiles)[kStages][B::kTileBytes], int first_row)
+      : a_(a),
+        map_(map),
+        tiles_(tiles),
+        first_row_(first_row),
+        log2_box_(min(a.log2_block_size, kLog2UnitKeys)),
+        box_keys_(1 << log2_box_) {}
+
+  // A stage is full when its tile has landed; tiles with keys that are not the item's complete `edge`
+  // instead. Calls meanwhile() behind the first tile.
+  template <class F>
+  __device__ void load(const WorkItem& item, int head, uint64_t* full, uint64_t* edge, uint64_t* empty,
+                       F&& meanwhile) {
+    const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
+    const int head_row = first_row_ + head * a_.block_size;
+    const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
+    int id = block_id(item, table, first_key);
+    for (int key = first_key; key < item.kv_end; key += kTileKeys) {
+      const int next_id = block_id(item, table, key + kTileKeys);
+      const bool is_edge = key < item.kv_begin || key + kTileKeys > item.kv_end;
+      wait(shared_address(&empty[stage_.index]), stage_.parity ^ 1);
+      load_tile(item, key, id, head_row, shared_address(is_edge ? &edge[stage_.index] : &full[stage_.index]));
+      stage_.advance();
+      id = next_id;
+      if (key == first_key) meanwhile();
+    }
+  }
+
+ private:
+  // The block of the lane's box in the tile at `key`.
+  __device__ int block_id(const WorkItem& item, const int32_t* table, int key) const {
+    const int box_key = key + (static_cast<int>(threadIdx.x) % 32 << log2_box_);
+    const bool needed = box_key < min(item.kv_end, key + kTileKeys) && box_key + box_keys_ > item.kv_begin;
+    return needed ? __ldg(table + (box_key >> a_.log2_block_size)) : 0;
+  }
+
+  // The boxes of the tile that hold keys of the item; `id`: the block of box `lane`.
+  __device__ void load_tile(const WorkItem& item, int key, int id, int head_row, uint32_t barrier) const {
+    const uint32_t target = shared_address(tiles_[stage_.index]);
+    const int begin = max(item.kv_begin - key, 0) >> log2_box_;
+    const int end = (min(item.kv_end - key, kTileKeys) + box_keys_ - 1) >> log2_box_;
+    if (is_elected()) arrive_expecting(barrier, (end - begin) * B::kPanels * (box_keys_ * kPanelRowBytes));
+    for (int first = begin; first < end; first += kBoxes) {
+      int blocks[kBoxes];
+#pragma unroll
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(0xffffffffu, id, first + i);
+      if (is_elected())
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+          const int at = (first + i) << log2_box_;
+          const int row = head_row + ((key + at) & (a_.block_size - 1));
+          if (first + i < end)
+#pragma unroll
+            for (int panel = 0; panel < B::kPanels; ++panel)
+              copy_box(map_, target + panel * B::kTilePanelBytes + at * kPanelRowBytes, barrier,
+                       panel * kPanelColumns, row, blocks[i]);
+        }
+      __syncwarp();
+    }
+  }
+
+  static constexpr int kBoxes = 4;  // at a time
+
+  const AttentionArgs& a_;
+  const CUtensorMap& map_;
+  uint8_t (&tiles_)[kStages][B::kTileBytes];
+  const int first_row_;
+  const int log2_box_;
+  const int box_keys_;  // keys that one copy brings
+  Cursor<kStages> stage_;
+};
+
+// Publishes `ticket` as a task, -1: the end. By a whole warp.
+template <class Control>
+__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, int ticket) {
+  wait(shared_address(&control.task_empty[slot.index]), slot.parity ^ 1);
+  if (threadIdx.x % 32 == 0) {
+    PrefillTask& task = control.tasks[slot.index];
+    task.head = ticket < 0 ? -1 : ticket % a.num_kv_heads;
+    if (ticket >= 0) task.item = load_item(a.items, ticket / a.num_kv_heads);
+    arrive(shared_address(&control.task_full[slot.index]));
+  }
+  __syncwarp();
+  slot.advance();
+}
+
+// Warp 0. A task is published when the keys of the one before begin to be loaded: its queries have time.
+template <int D>
+__device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+  auto& control = buffers.control;
+  const Tickets tickets(a);
+  TileLoader<D, PrefillBuffers<D>::kKeyStages> loader(a, map, buffers.keys, 0);
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  Cursor<kTasks> next_slot, slot;
+  publish(a, control, next_slot, tickets.first());
+  while (control.tasks[slot.index].head >= 0) {
+    int ticket = 0;
+    if (is_first_lane) ticket = tickets.draw();
+    const PrefillTask task = control.tasks[slot.index];
+    loader.load(task.item, task.head, control.keys_full, control.keys_full, control.keys_empty,
+                [&] { publish(a, control, next_slot, __shfl_sync(0xffffffffu, ticket, 0)); });
+    slot.advance();
+  }
+  if (is_first_lane) tickets.finish();
+}
+
+// Warp 1.
+template <int D>
+__device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+  auto& control = buffers.control;
+  TileLoader<D, PrefillBuffers<D>::kValueStages> loader(a, map, buffers.values,
+                                                        a.num_kv_heads * a.block_size);
+  TaskReader tasks(control);
+  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
+    loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty, [] {});
+}
+
+// Warp 2: the queries, zeros below the item's last row.
+template <int D>
+__device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
+  using B = PrefillBuffers<D>;
+  constexpr int kChunks = D / 8;
+  auto& control = buffers.control;
+  const int lane = threadIdx.x % 32;
+  const int chunk = lane % kChunks;
+  const GroupDivider divider(a.group);
+  TaskReader tasks(control);
+  Cursor<kTasks> slot;
+  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next(), slot.advance()) {
+    const bf16* source = static_cast<const bf16*>(a.q) + task.item.first_token * a.q_stride +
+                         task.head * a.group * D + chunk * 8;
+    const int rows = task.item.num_tokens * a.group;
+    for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+      wait(shared_address(&control.queries_empty[slot.index][multiplier]), slot.parity ^ 1);
+      const uint32_t target =
+          shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes;
+#pragma unroll 4
+      for (int i = lane / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
+        const int row = multiplier * kMultiplierRows + i;
+        copy_16_async(target + panel_offset(i, chunk % 8),
+                      source + divider.token(row) * a.q_stride + divider.head(row) * D, row < rows);
+      }
+      commit_copies();
+    }
+    for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+      if (multiplier == 0)
+        wait_copies<1>();
+      else
+        wait_copies<0>();
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) arrive(shared_address(&control.queries_full[slot.index][multiplier]));
+    }
+  }
+}
+
+// Warp 3.
+template <int D>
+__device__ void clear_edges(PrefillBuffers<D>& buffers) {
+  using B = PrefillBuffers<D>;
+  auto& control = buffers.control;
+  const int lane = threadIdx.x % 32;
+  TaskReader tasks(control);
+  Cursor<B::kValueStages> stage;
+  uint32_t parities = 0;  // bit i: of edge_landed[i]
+  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
+    for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
+      const int begin = max(task.item.kv_begin - key, 0), end = min(task.item.kv_end - key, kTileKeys);
+      if (begin == 0 && end == kTileKeys) continue;
+      wait(shared_address(&control.edge_landed[stage.index]), parities >> stage.index & 1);
+      parities ^= 1u << stage.index;
+      const int used = end <= kUnitKeys ? kUnitKeys : kTileKeys;  // keys that are multiplied
+      uint8_t* tile = buffers.values[stage.index];
+      for (int i = lane; i < B::kTileBytes / 16; i += 32) {
+        const int row = i / 8 % kTileKeys;
+        if (row < begin || (row >= end && row < used)) *reinterpret_cast<uint4*>(tile + i * 16) = {};
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) arrive(shared_address(&control.values_full[stage.index]));
+    }
+  }
+}
+
+// A launch of Tickets' blocks; by the whole warpgroup.
+template <int D>
+__device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+  switch (threadIdx.x / 32) {
+    case 0:
+      return load_keys<D>(a, map, buffers);
+    case 1:
+      return load_values<D>(a, map, buffers);
+    case 2:
+      return load_queries<D>(a, buffers);
+    default:
+      return clear_edges<D>(buffers);
+  }
+}
+
+}  // namespace bequest

@@ -1,0 +1,417 @@
+// The attention of a step's only token, from its projected row to the result, in one launch.
+//
+// Between the product ahead and the one behind a single token has little to do, and what there is to wait for
+// is one launch after another. So this kernel does what prepare_qkv, decode and merge do apart. A head's keys
+// are dealt to the warps of a cluster of thread blocks, step by step; keys and values of tokens before this
+// one are read while the product ahead still runs. Each block norms and rotates the head's queries for
+// itself; the one whose warp has the last step makes the new key and value too, stores them in the cache and
+// puts them into that step. Then the blocks send each other their states: each gets a part of the columns
+// from everybody and writes their result.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+#include <utility>
+
+#include "attention/cuda/decode_warp.cuh"
+#include "attention/cuda/single_token.h"
+#include "device/hopper.cuh"
+#include "ops/cuda/qkv_heads.cuh"
+
+namespace bequest {
+
+inline constexpr int kMostParts = 16;     // blocks of a cluster
+inline constexpr int kFewestParts = 2;    // one would be no cluster
+inline constexpr int kPortableParts = 8;  // that any chip with clusters can have
+
+template <int D, class Cache>
+struct SingleShape {
+  static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
+  static constexpr int kStageBytes = DecodeShape<D, Cache>::kStageBytes;
+  static constexpr int kWarpBytes = kStages * kStageBytes;
+  static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
+  static constexpr int kStepKeys = DecodeStep<D, Cache>::kKeys;
+  static constexpr int kLaneElements = D / 32;
+  static constexpr int kRowVectors = D / 4;  // float4 of a row
+
+  // The queries [group, D] follow the ring, then the states that come from all blocks: group * D floats, and
+  // the scales of each four of them.
+  static constexpr int kRowBytes = D * 2 + D * 4 + kRowVectors * static_cast<int>(sizeof(float2));
+  static constexpr int bytes(int group) { return kRingBytes + group * kRowBytes; }
+};
+
+// Where the token's keys are and who has which.
+template <int D, class Cache>
+struct SingleRange {
+  int begin, position;  // the keys [begin, position], the last being the token's own
+  int first;            // where the first step begins
+  int round;            // keys from a warp's step to its next
+  bool stores;          // the last key and value are new, not in the cache yet
+
+  __device__ SingleRange(const AttentionArgs& a, const cuda::QkvParams& p)
+      : position(__ldg(p.positions)), stores(__ldg(p.slots) >= 0) {
+    constexpr int kStepKeys = SingleShape<D, Cache>::kStepKeys;
+    begin = max(0, position - a.window + 1);
+    first = begin / kStepKeys * kStepKeys;
+    round = static_cast<int>(gridDim.x) * kDecodeWarps * kStepKeys;
+  }
+
+  // The first key of this warp's first step.
+  __device__ int first_of(int warp) const {
+    return first + (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
+  }
+  // Whether a warp of this block has the last key.
+  __device__ bool has_last() const {
+    constexpr int kBlockKeys = kDecodeWarps * SingleShape<D, Cache>::kStepKeys;
+    return (position - first) % round / kBlockKeys == static_cast<int>(blockIdx.x);
+  }
+  __device__ int end_in_cache() const { return position + (stores ? 0 : 1); }
+};
+
+// The head's queries, and the token's key and value where this block has them to make. By the whole block.
+template <int D, class Cache>
+class SingleHeads {
+ public:
+  using Stored = std::conditional_t<std::is_same_v<Cache, Bf16Cache>, BFloat16, Float8>;
+  struct Memory {
+    float staged[kDecodeWarps][D];
+    __align__(16) Stored own[2][D];  // the token's key and value as the cache has them
+  };
+
+  // Reads what came before any kernel of the step.
+  __device__ SingleHeads(const cuda::QkvParams& p, int warp, int lane)
+      : p_(p), warp_(warp), lane_(lane), angles_(p, 0, lane, p.rotary_dim == D) {
+    if (p.q_weight == nullptr) return;
+    cuda::load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.q_weight), lane, D, weight_[0]);
+    cuda::load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.k_weight), lane, D, weight_[1]);
+  }
+
+  // Leaves the queries at `queries` [group, D]; `with_own`: makes key and value.
+  __device__ void make(int head, int group, bool with_own, BFloat16* queries, Memory& memory) {
+    const int count = group + (with_own ? 2 : 0);
+    for (int first = warp_; first < count; first += kAtOnce * kDecodeWarps) {
+      float x[kAtOnce][E];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i * kDecodeWarps < count)
+          cuda::load_head<BFloat16, E, true>(
+              cuda::source_of<BFloat16>(p_, 0, head_of(first + i * kDecodeWarps, head, group)), lane_, D,
+              x[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int index = first + i * kDecodeWarps;
+        if (index < count) make_head(head_of(index, head, group), queries + index * D, memory, x[i]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int E = SingleShape<D, Cache>::kLaneElements;
+  static constexpr int kAtOnce = 2;
+
+  __device__ static cuda::Head head_of(int index, int head, int group) {
+    if (index < group) return {cuda::HeadKind::kQuery, head * group + index};
+    return {index == group ? cuda::HeadKind::kKey : cuda::HeadKind::kValue, head};
+  }
+
+  __device__ void make_head(const cuda::Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
+    const bool is_query = head.kind == cuda::HeadKind::kQuery, is_value = head.kind == cuda::HeadKind::kValue;
+    if (!is_value) {
+      if (p_.q_weight != nullptr) {
+        float weight[E];
+#pragma unroll
+        for (int i = 0; i < E; ++i) weight[i] = is_query ? weight_[0][i] : weight_[1][i];
+        cuda::normalise<BFloat16, E>(weight, p_.eps, D, x);
+      }
+      if (p_.cos_sin != nullptr)
+        cuda::rotate<E>(angles_, static_cast<int>(p_.rotary_dim) / 2, p_.rotary_dim == D, lane_,
+                        memory.staged[warp_], x);
+    }
+    if (is_query) return cuda::store_head<BFloat16, E, true>(query, lane_, D, x);
+    cuda::store_cached<Stored, E, true>(p_, head, cuda::first_key(p_, __ldg(p_.slots)), lane_, x);
+    cuda::store_head<Stored, E, true>(memory.own[is_value], lane_, D, x);
+  }
+
+  const cuda::QkvParams& p_;
+  const int warp_, lane_;
+  const cuda::Angles<E> angles_;
+  float weight_[2][E];
+};
+
+// The new key and value into their row of a step. By a warp.
+template <int D, class Cache>
+__device__ void put_own(const typename SingleHeads<D, Cache>::Memory& memory, uint32_t stage, int row,
+                        int lane) {
+  using Step = DecodeStep<D, Cache>;
+  constexpr int kChunks = Step::kRowBytes / 16;
+  for (int i = lane; i < 2 * kChunks; i += 32) {
+    const int kind = i / kChunks, chunk = i % kChunks;
+    const uint4 bytes = reinterpret_cast<const uint4*>(memory.own[kind])[chunk];
+    store_16(stage + kind * DecodeShape<D, Cache>::kTileBytes + Step::offset(row, chunk),
+             {bytes.x, bytes.y, bytes.z, bytes.w});
+  }
+}
+
+struct MergedVector {
+  float4 o;
+  float2 scale;  // {m, d}
+};
+
+// Four columns of a row, from the states of the block's warps.
+template <int D, class Cache>
+__device__ MergedVector merge_warps(const uint8_t* rings, const float2 (&scales)[kDecodeWarps][kDecodeRows],
+                                    int row, int column) {
+  float m = -INFINITY;
+#pragma unroll
+  for (int w = 0; w < kDecodeWarps; ++w) m = fmaxf(m, scales[w][row].x);
+  MergedVector merged{{}, {m, 0.0f}};
+  float4& o = merged.o;
+#pragma unroll
+  for (int w = 0; w < kDecodeWarps; ++w) {
+    const float factor = exp2f(scales[w][row].x - finite_or_zero(m));
+    const auto* tile = reinterpret_cast<const float*>(rings + w * SingleShape<D, Cache>::kWarpBytes);
+    const float4 part = *reinterpret_cast<const float4*>(
+        tile + row * D + WarpState<D, Cache, Scores::kPlain>::swizzled(row, column));
+    o = {o.x + factor * part.x, o.y + factor * part.y, o.z + factor * part.z, o.w + factor * part.w};
+    merged.scale.y += factor * scales[w][row].y;
+  }
+  return merged;
+}
+
+// What the blocks of a cluster send each other: block r gets the vectors r, r + parts, ... from everybody. A
+// barrier counts the bytes, so that nobody waits for more than its own.
+class StateExchange {
+ public:
+  // `memory`: float4 [vectors], then float2 [vectors]; it and `barrier` at the same place in every block.
+  __device__ StateExchange(uint8_t* memory, uint64_t* barrier, int vectors)
+      : log2_parts_(static_cast<int>(std::bit_width(gridDim.x)) - 1),
+        vectors_(vectors),
+        values_(reinterpret_cast<float4*>(memory)),
+        scales_(reinterpret_cast<float2*>(values_ + vectors)),
+        barrier_(shared_address(barrier)) {}
+
+  // By one thread, before all blocks meet.
+  __device__ void expect() const {
+    init_barrier(barrier_, 1);
+    publish_barriers();
+    arrive_expecting(barrier_, vectors_ * static_cast<int>(sizeof(float4) + sizeof(float2)));
+  }
+
+  // After all blocks have met.
+  __device__ void send(int vector, const MergedVector& merged) const {
+    const int to = vector & (parts() - 1), place = (vector >> log2_parts_) * parts() + rank();
+    const uint32_t barrier = remote(barrier_, to);
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            remote(shared_address(values_ + place), to)),
+        "f"(merged.o.x), "f"(merged.o.y), "f"(merged.o.z), "f"(merged.o.w), "r"(barrier)
+        : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                     remote(shared_address(scales_ + place), to)),
+                 "f"(merged.scale.x), "f"(merged.scale.y), "r"(barrier)
+                 : "memory");
+  }
+
+  // Calls f(vector, merged) for this block's vectors, in one lane each. By the whole block.
+  template <class F>
+  __device__ void for_each_merged(F&& f) const {
+    wait(barrier_, 0);
+    // Neighbouring lanes have the parts of a vector, in the order of the blocks.
+    for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < vectors_; first += kDecodeWarps * 32) {
+      const int place = first + static_cast<int>(threadIdx.x) % 32;
+      const MergedVector merged = merge_parts(place);
+      if (place < vectors_ && (place & (parts() - 1)) == 0)
+        f((place >> log2_parts_) * parts() + rank(), merged);
+    }
+  }
+
+ private:
+  __device__ static int parts() { return static_cast<int>(gridDim.x); }
+  __device__ static int rank() { return static_cast<int>(blockIdx.x); }
+  __device__ static uint32_t remote(uint32_t address, int rank) {
+    uint32_t result;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+    return result;
+  }
+
+  __device__ MergedVector merge_parts(int place) const {
+    MergedVector own{{}, {-INFINITY, 0.0f}};
+    if (place < vectors_) own = {values_[place], scales_[place]};
+    float m = own.scale.x;
+    for (int step = 1; step < parts(); step *= 2) m = fmaxf(m, __shfl_xor_sync(cuda::kAllLanes, m, step));
+    const float factor = exp2f(own.scale.x - finite_or_zero(m));
+    float sums[5] = {own.o.x * factor, own.o.y * factor, own.o.z * factor, own.o.w * factor,
+                     own.scale.y * factor};
+    for (int step = 1; step < parts(); step *= 2)
+#pragma unroll
+      for (float& sum : sums) sum += __shfl_xor_sync(cuda::kAllLanes, sum, step);
+    return {{sums[0], sums[1], sums[2], sums[3]}, {m, sums[4]}};
+  }
+
+  const int log2_parts_, vectors_;
+  float4* const values_;
+  float2* const scales_;
+  const uint32_t barrier_;
+};
+
+// Writes this block's vectors of the head's rows. By the whole block.
+template <int D>
+__device__ void write_merged(const AttentionArgs& a, const StateExchange& exchange, int head) {
+  bf16* const rows = static_cast<bf16*>(a.out) + static_cast<int64_t>(head) * a.group * D;
+  exchange.for_each_merged([&](int vector, const MergedVector& merged) {
+    const float factor = merged.scale.y > 0.0f ? a.value_scale / merged.scale.y : 0.0f;
+    const float4& o = merged.o;
+    *reinterpret_cast<uint2*>(rows + vector * 4) = {pack(o.x * factor, o.y * factor),
+                                                    pack(o.z * factor, o.w * factor)};
+  });
+}
+
+template <int D, class Cache>
+__device__ __forceinline__ void read_queries(QueryRows<D, Cache>& rows, const BFloat16* queries, int group,
+                                             int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + half * 8;
+    const auto* query = reinterpret_cast<const bf16*>(queries) + row * D;
+    DecodeStep<D, Cache>::read_query(rows.q, half, row < group ? query : nullptr, lane);
+  }
+}
+
+// A warp's steps from `first` on, whose first copies are on their way into the ring. `with_own`: the token's
+// own key and value, which are not in the cache yet, belong to this block.
+template <int D, class Cache>
+__device__ __forceinline__ void attend_range(const AttentionArgs& a, SingleRange<D, Cache> range,
+                                             const StepCopier<D, Cache>& copier, const WorkItem& item,
+                                             WarpState<D, Cache, Scores::kPlain>& state,
+                                             const typename SingleHeads<D, Cache>::Memory& memory,
+                                             bool with_own, uint32_t ring_address, int first, int lane) {
+  using S = SingleShape<D, Cache>;
+  const int end = range.position + 1;
+  int stage = 0, later = first + S::kStages * range.round;
+  // A step ahead of their use, so that copies never wait for the block table.
+  typename StepCopier<D, Cache>::Blocks next{};
+  if (later < end) next = copier.blocks_of(a.block_tables, later, end);
+  for (int token = first; token < end; token += range.round, later += range.round) {
+    const uint32_t address = ring_address + stage * S::kStageBytes;
+    wait_copies<S::kStages - 1>();
+    __syncwarp();
+    if (with_own && range.position < token + S::kStepKeys) {
+      put_own<D, Cache>(memory, address, range.position - token, lane);
+      __syncwarp();
+    }
+    state.add_step(a, item, token, address);
+    __syncwarp();
+    if (later < end) copier.copy(address, next, later, range.begin, range.end_in_cache());
+    commit_copies();
+    if (later + range.round < end) next = copier.blocks_of(a.block_tables, later + range.round, end);
+    stage = stage + 1 == S::kStages ? 0 : stage + 1;
+  }
+  wait_copies<0>();
+}
+
+// `early`: the keys before the token's own were in the cache before the kernel ahead began.
+template <int D, class Cache>
+__global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
+    single_token_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ cuda::QkvParams p,
+                        bool early) {
+  using S = SingleShape<D, Cache>;
+  using Copier = StepCopier<D, Cache>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ float2 scales[kDecodeWarps][kDecodeRows];
+  __shared__ typename SingleHeads<D, Cache>::Memory memory;
+  __shared__ uint64_t received;
+  cuda::let_next_start();
+  if (__ldg(a.num_items) == 0) return cuda::wait_for_previous();  // padding
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+  const auto cluster = cooperative_groups::this_cluster();
+  const int vectors = a.group * S::kRowVectors;
+  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, &received, vectors);
+  if (threadIdx.x == 0) exchange.expect();
+  auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
+
+  const SingleRange<D, Cache> range(a, p);
+  const int end = range.position + 1;
+  uint8_t* const ring = shared + warp * S::kWarpBytes;
+  const uint32_t ring_address = shared_address(ring);
+  const Copier copier(a, lane, head);
+  const int first = range.first_of(warp);
+  typename Copier::Blocks blocks[S::kStages];
+#pragma unroll
+  for (int s = 0; s < S::kStages; ++s)
+    if (first + s * range.round < end)
+      blocks[s] = copier.blocks_of(a.block_tables, first + s * range.round, end);
+  SingleHeads<D, Cache> heads(p, warp, lane);
+  if (!early) cuda::wait_for_previous();
+#pragma unroll
+  for (int s = 0; s < S::kStages; ++s) {
+    const int token = first + s * range.round;
+    if (token < end)
+      copier.copy(ring_address + s * S::kStageBytes, blocks[s], token, range.begin, range.end_in_cache());
+    commit_copies();
+  }
+  if (early) cuda::wait_for_previous();
+
+  auto* const queries = reinterpret_cast<BFloat16*>(shared + S::kRingBytes);
+  const bool with_own = range.stores && range.has_last();
+  heads.make(head, a.group, with_own, queries, memory);
+  __syncthreads();
+  QueryRows<D, Cache> rows;
+  read_queries<D, Cache>(rows, queries, a.group, lane);
+  const WorkItem item{0, 0, 1, range.position, range.begin, end, -1, -1};
+  WarpState<D, Cache, Scores::kPlain> state(a, item, rows, head, lane);
+  attend_range<D, Cache>(a, range, copier, item, state, memory, with_own, ring_address, first, lane);
+  state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
+  __syncthreads();
+
+  cluster.barrier_wait(std::move(begun));
+  for (int i = threadIdx.x; i < vectors; i += kDecodeWarps * 32)
+    exchange.send(i, merge_warps<D, Cache>(shared, scales, i / S::kRowVectors, i % S::kRowVectors * 4));
+  write_merged<D>(a, exchange, head);
+}
+
+// Blocks of a cluster: so many that the heads fill the device, as far as that many heads find room at once.
+template <class Kernel>
+int single_token_parts(Kernel kernel, int heads, int multiprocessors, const cuda::LaunchShape& shape) {
+  cuda::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  cuda::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shape.shared_bytes)));
+  int parts =
+      std::bit_floor(static_cast<unsigned>(std::clamp(multiprocessors / heads, kFewestParts, kMostParts)));
+  for (; parts > kPortableParts; parts /= 2) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(parts, heads);
+    config.blockDim = shape.block;
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    cuda::check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    if (clusters >= heads) break;
+  }
+  return parts;
+}
+
+template <int D, class Cache>
+void launch_single_token(const AttentionArgs& a, const cuda::QkvParams& p, int multiprocessors,
+                         cudaStream_t stream) {
+  const auto kernel = single_token_kernel<D, Cache>;
+  cudaStreamCaptureStatus capture{};
+  cuda::check_cuda(cudaStreamIsCapturing(stream, &capture));
+  // A graph begins when all before it has ended; launches one by one overlap with what came before them.
+  const bool early = capture == cudaStreamCaptureStatusActive;
+  cuda::LaunchShape shape{.grid = {},
+                          .block = kDecodeWarps * 32,
+                          .shared_bytes = static_cast<size_t>(SingleShape<D, Cache>::bytes(a.group)),
+                          .overlaps_previous = true};
+  shape.cluster = single_token_parts(kernel, a.num_kv_heads, multiprocessors, shape);
+  shape.grid = dim3(shape.cluster, a.num_kv_heads);
+  cuda::launch(kernel, shape, stream, a, p, early);
+}
+
+}  // namespace bequest

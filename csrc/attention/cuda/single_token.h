@@ -1,0 +1,24 @@
+// The attention of a step's only token, from its projected row to the result, in one launch.
+#pragma once
+
+#include "attention/cuda/attention.h"
+#include "ops/cuda/rope.h"
+
+namespace bequest {
+
+// Whether attend_token serves this device and shape.
+bool can_attend_token(const WorkShape& shape);
+
+// prepare_qkv and cuda_paged_attention of a step with one token, or none; `heads` and `p` are what these take
+// (of p neither q nor states and tickets are used, and of the list only whether there is work). Queries stay
+// as they were projected.
+// REQUIRES: can_attend_token; the token's position is its place in its sequence. Captured in a graph: the
+// graph holds no other writer of this layer's keys and values.
+void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cudaStream_t stream);
+
+struct AttentionArgs;
+template <int D, class Cache>
+void launch_single_token(const AttentionArgs& a, const cuda::QkvParams& p, int multiprocessors,
+                         cudaStream_t stream);
+
+}  // namespace bequest

@@ -1,0 +1,50 @@
+#include "attention/cuda/tensor_map.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/cuda/work_list.h"
+#include "device/launch.cuh"
+
+namespace bequest {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// Through the runtime, so that the extension needs no driver library to be loaded.
+Encode encode_function() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  check_cuda(
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+      "cuTensorMapEncodeTiled");
+  check(found == cudaDriverEntryPointSuccess, "the driver has no tensor maps");
+  return reinterpret_cast<Encode>(function);
+}
+
+}  // namespace
+
+CUtensorMap kv_tensor_map(const void* keys, const KvLayout& layout) {
+  static const Encode encode = encode_function();
+  constexpr cuuint64_t kElement = 2;
+  constexpr cuuint32_t kColumns = 64;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(layout.head_dim),
+                              static_cast<cuuint64_t>(2 * layout.num_kv_heads * layout.block_size),
+                              static_cast<cuuint64_t>(layout.num_blocks)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(layout.head_dim) * kElement,
+                                static_cast<cuuint64_t>(layout.block_stride()) * kElement};
+  const cuuint32_t box[] = {kColumns,
+                            static_cast<cuuint32_t>(std::min<int64_t>(layout.block_size, kUnitKeys)), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(keys), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "the driver refused the tensor map of the cache");
+  return map;
+}
+
+}  // namespace bequest

@@ -1,6 +1,0 @@
-#include "attention/decode.cuh"
-
-namespace bequest {
-template void launch_decode<128, Fp8Cache>(const AttentionArgs& a, int workers, Scores scores,
-                                           cudaStream_t stream);
-}  // namespace bequest

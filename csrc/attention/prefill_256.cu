@@ -1,6 +1,0 @@
-#include "attention/prefill.cuh"
-
-namespace bequest {
-template void launch_prefill<256, Bf16Cache>(const AttentionArgs& a, int blocks, Scores scores,
-                                             cudaStream_t stream);
-}  // namespace bequest

@@ -1,8 +1,0 @@
-#include "attention/single_token.cuh"
-
-namespace bequest {
-template void launch_single_token<128, Bf16Cache>(const AttentionArgs& a, const cuda::QkvParams& p,
-                                                  int multiprocessors, cudaStream_t stream);
-template void launch_single_token<128, Fp8Cache>(const AttentionArgs& a, const cuda::QkvParams& p,
-                                                 int multiprocessors, cudaStream_t stream);
-}  // namespace bequest

@@ -1,0 +1,231 @@
+// One CTA on each multiprocessor, all at once. The weights of all products stream through a ring in shared
+// memory, asked for by a warp that looks at nothing else: when the rows of a product are there, its weights
+// are, too. They begin before the predecessor has ended, because weights depend on nothing.
+//
+// Between the products all CTAs need what all have made. Results go to the L2 as words of two values and the
+// number of the launch; whoever needs them reads them until the number is right. No barrier, no fence: value
+// and number are one access. Each launch counts for itself, so that graphs can be replayed.
+//
+// Eight warps multiply. They divide k: of each 256, a warp has 32, and reads only these of x, so that no warp
+// waits for another until their sums meet. A norm needs no pass of its own: its weight is multiplied into x,
+// the sum of squares is one more result, and what it comes to is a factor of the output.
+//
+// It cannot hang: CTAs wait for CTAs of the same launch alone; there are no more than the chip has room for
+// at once; whatever else holds that room (attention before it, other streams) ends without them, and kernels
+// behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
+// trap.
+#include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_results.cuh"
+#include "model/cuda/skinny_chain_rows.cuh"
+#include "model/cuda/skinny_chain_weights.cuh"
+#include "ops/cuda/skinny_linear.cuh"
+
+namespace bequest::cuda {
+namespace chain {
+namespace {
+
+__device__ __forceinline__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
+
+// A lane's x for a stage.
+struct Row {
+  uint2 of[kSteps];
+
+  __device__ __forceinline__ void load(uint32_t from) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(of[s].x), "=r"(of[s].y)
+                   : "r"(from + s * kSliceBytes));
+  }
+};
+
+// The sums of a tile. The tensor cores multiply 16 rows by 8 columns; here both are two halves. The 16 bytes
+// that a lane reads of a row of W are its registers as they come: two of them belong to the first half of the
+// rows, two to the second. Each token has two columns: one with what of x belongs to the former, one with
+// what belongs to the latter. So of a lane's four results the first and the last are parts of the sum for one
+// row and one token, and nobody looks at the others.
+struct TileSum {
+  float of[2][4] = {};  // two, so that a product need not wait for the one before it
+
+  __device__ __forceinline__ void add(const Weights& w, const Row& x) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      multiply_add(of[s % 2], w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w, x.of[s].x, x.of[s].y);
+  }
+
+  __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
+};
+
+// step(now, next) `count` times, where the next of one is the now of the other; at the end what is taken for
+// the next round, if anything is left, is in `even`.
+template <class Step>
+__device__ __forceinline__ void in_turns(int count, const int& left, Weights& even, Weights& odd,
+                                         const Step& step) {
+#pragma unroll 1
+  for (;;) {
+    step(even, odd);
+    if (--count == 0) break;
+    step(odd, even);
+    if (--count == 0) return;
+  }
+  if (left > 0) even = odd;
+}
+
+// The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
+// `even`. x: this lane's; to: of its row, and of its token if it has one
+__device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chunks, uint32_t x_begin,
+                                               bool has_token, float* to, int& left, Weights& even,
+                                               Weights& odd) {
+  Row x;
+  x.load(x_begin);
+  if (chunks == 1) {
+    const auto step = [&](const Weights& now, Weights& next) {
+      if (--left > 0) ring.take(next);
+      TileSum sum;
+      sum.add(now, x);
+      ring.give_back(now);
+      if (has_token) *to = sum.total();
+      to += kTile;
+    };
+    return in_turns(count, left, even, odd, step);
+  }
+  const uint32_t x_end = x_begin + chunks * (kSteps * kSliceBytes);
+  uint32_t x_at = x_begin;
+  TileSum sum;
+  const auto step = [&](const Weights& now, Weights& next) {
+    if (--left > 0) ring.take(next);
+    sum.add(now, x);
+    ring.give_back(now);
+    x_at += kSteps * kSliceBytes;
+    if (x_at == x_end) {
+      x_at = x_begin;
+      if (has_token) *to = sum.total();
+      sum = TileSum{};
+      to += kTile;
+    }
+    x.load(x_at);
+  };
+  in_turns(count * chunks, left, even, odd, step);
+}
+
+// By the warps that multiply.
+template <int T>
+__device__ __forceinline__ void multiply(const Arguments& a, const Places& places, uint8_t* shared,
+                                         LaunchNumber launch) {
+  Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
+  const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp);
+  const RowStager<T> rows(a, shared + places.rows, shared + places.gains, warp, lane);
+  RingEnd ring(fixed.ring, shared_offset(shared) + lane_in_stage(warp, lane), lane, a.stages);
+  // Columns beyond the last row of x are the last; nobody stores what becomes of them.
+  const uint32_t row_at = shared_offset(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
+                          lane % 4 * 16 + lane / 4 % 2 * 8;
+  constexpr int kPartsSize = T * kWarps * kPartPitch;
+  // parts: [2, T, kWarps, kPartPitch]; of_round: those of the current round
+  float* of_round = reinterpret_cast<float*>(shared + places.parts);
+  int to_other = kPartsSize;
+  // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
+#pragma unroll 1
+  for (int i = 0; i < a.num_phases; ++i) {
+    const View& view = fixed.views[i];
+    const int units = view.units, chunks = view.chunks, end = view.end, gain = view.gain;
+    int tile = view.first;
+    if (tile == end) continue;
+    const uint32_t x_begin = row_at + warp * (chunks * kSteps * kSliceBytes);
+    auto& shared_squares = fixed.squares[i / 2];
+    Weights even, odd;
+    ring.take(even);                   // the first ones, before x is there
+    int left = (end - tile) * chunks;  // stages
+#pragma unroll 1
+    do {
+      const int count = min(kRoundTiles, end - tile);
+      float* to = of_round + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
+      const Element element(view, T, tile, count, warp * kWarp + lane);
+      if (tile == view.first) {
+        float squares[T] = {};
+        if (view.from == nullptr)
+          rows.stage_attended(units, chunks);
+        else
+          rows.stage_published(view.from, units, chunks, gain, launch, squares);
+        if (gain >= 0) store_squares(squares, warp, lane, shared_squares);
+      }
+      multiply_tiles(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
+      sync_consumers();
+      if (warp < T * (kPlaces / kWarp))
+        element.store(view, a.activation, of_round, shared_squares, launch,
+                      i == 2 && a.tap.ring_rows != nullptr ? &a.tap : nullptr);
+      of_round += to_other;
+      to_other = -to_other;
+      tile += kRoundTiles;
+    } while (tile < end);
+  }
+}
+
+template <int T>
+__global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
+  Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
+  if (a.lets_next_in_early) let_next_start();
+  if (threadIdx.x == kConsumers) {
+#pragma unroll 1
+    for (int i = 0; i < a.stages; ++i) {
+      fixed.ring.full[i].init(1);
+      fixed.ring.empty[i].init(kWarps);
+    }
+    publish_barriers();
+  }
+  if (threadIdx.x < a.num_phases)
+    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], static_cast<int>(threadIdx.x) / 2);
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    if (threadIdx.x > kConsumers) return;
+    Reader reader(a, fixed.ring, shared_offset(shared));
+#pragma unroll 1
+    for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
+    let_next_start();
+    return;
+  }
+#pragma unroll 1
+  for (int i = 1; i < a.num_phases; i += 2)
+    stage_gain(a.phases[i], shared + places.gains + i / 2 * a.gain_bytes);
+  sync_consumers();
+  wait_for_previous();
+  uint32_t* launches = a.launches + blockIdx.x;
+  const LaunchNumber launch(__ldcg(launches));
+  multiply<T>(a, places, shared, launch);
+  sync_consumers();  // all have read the number
+  if (threadIdx.x == 0) *launches = launch.get();
+}
+
+template <int T>
+void launch_rows(const Arguments& a, int grid, Stream stream) {
+  const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
+  const LaunchShape shape{.grid = static_cast<unsigned>(grid),
+                          .block = kThreads,
+                          .shared_bytes = static_cast<size_t>(places.total),
+                          .overlaps_previous = true};
+  // The room beside it is for other kernels, not for a cache that it does not use.
+  check_cuda(cudaFuncSetAttribute(skinny_chain_kernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
+  launch(skinny_chain_kernel<T>, shape, stream, a);
+}
+
+}  // namespace
+
+void launch_chain(const Arguments& a, int grid, Stream stream) {
+  switch (a.num_tokens) {
+    case 1:
+      return launch_rows<1>(a, grid, stream);
+    case 2:
+      return launch_rows<2>(a, grid, stream);
+    case 3:
+      return launch_rows<3>(a, grid, stream);
+    default:
+      return launch_rows<4>(a, grid, stream);
+  }
+}
+
+}  // namespace chain
+}  // namespace bequest::cuda

@@ -1,0 +1,151 @@
+// The sizes of skinny_chain.cu, its arguments and its shared memory.
+#pragma once
+
+#include "device/cuda.cuh"
+#include "model/cuda/skinny_chain.h"
+#include "ops/cuda/skinny_stage.cuh"
+
+namespace bequest::cuda::chain {
+
+inline constexpr int kWarps = 8;  // that multiply
+inline constexpr int kConsumers = kWarps * kWarp;
+inline constexpr int kThreads = kConsumers + kWarp;
+inline constexpr int kTile = kStageRows;
+inline constexpr int kUnit = 256;                       // of k: 32 for each warp
+inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
+inline constexpr int kSteps = kStageDepth / kUnit;
+inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
+inline constexpr int kPlaces = kRoundTiles * kTile;
+inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
+inline constexpr int kMostStages = 12;
+inline constexpr int kMostPhases = 4;
+static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2);
+static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
+
+enum class Kind { kAdd, kGate, kStore };
+
+// Two results and the number of the launch that made them. Who reads the number it waits for has the results.
+struct alignas(8) Word {
+  uint32_t values;  // two bfloat16
+  uint32_t launch;
+};
+
+// Words lie in sectors of the L2, apart from each other: all CTAs read all of them at once, and so more of
+// the L2 answers.
+inline constexpr int kSectorWords = 4, kSectorPitch = 64;  // bytes
+static_assert(kSectorWords * sizeof(Word) == 32);
+template <class Index>
+__host__ __device__ constexpr Index place_of_word(Index word) {
+  return word / kSectorWords * kSectorPitch + word % kSectorWords * static_cast<Index>(sizeof(Word));
+}
+
+// How many launches there are with this one. Made of the number before when it is needed: who adds to it
+// waits for it to come from memory, and the compiler would add at once.
+class LaunchNumber {
+ public:
+  __device__ explicit LaunchNumber(uint32_t before) : before_(before) {}
+
+  __device__ __forceinline__ uint32_t get() const {
+    uint32_t number;
+    asm volatile("add.u32 %0, %1, 1;" : "=r"(number) : "r"(before_));
+    return number;
+  }
+
+ private:
+  uint32_t before_;
+};
+
+// A product as all CTAs see it.
+struct Phase {
+  Kind kind;
+  int units;               // of K
+  int outputs;             // of a token
+  int tiles_each, longer;  // the first `longer` CTAs have one tile more than the others
+  float eps;
+  const void* gain;  // [K] bfloat16 of the norm of x, or null
+  const void* bias;  // [N] bfloat16, or null
+  const Word* from;  // [T, K / 2] in sectors: x; null: the first phase, whose x is `attended`
+  Word* to;          // [T, outputs / 2] in sectors: what the next phase reads, or null
+  BFloat16* out;     // [T, outputs], or null
+};
+
+struct Arguments {
+  CUtensorMap weights[kMostPhases];  // see weight_map
+  Phase phases[kMostPhases];
+  int num_phases, num_tokens, stages, in_flight, row_pitch, gain_bytes;
+  bool lets_next_in_early;
+  const void* attended;
+  Activation activation;
+  HiddenTap tap;       // of the results of phase 2
+  uint32_t* launches;  // [CTAs]: how many there were; each CTA has its own
+};
+
+// A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
+struct alignas(16) View {
+  int units, chunks;  // chunks: stages along k
+  int first, end;     // tiles
+  int outputs;
+  Kind kind;
+  int gain;  // whose gain in shared memory, -1: no norm
+  float eps;
+  const BFloat16* bias;
+  const Word* from;
+  Word* to;
+  BFloat16* out;
+
+  __device__ static View of(const Phase& phase, int gain) {
+    const int block = static_cast<int>(blockIdx.x);
+    const int first = block * phase.tiles_each + min(block, phase.longer);
+    return {phase.units,
+            (phase.units + kSteps - 1) / kSteps,
+            first,
+            first + phase.tiles_each + (block < phase.longer ? 1 : 0),
+            phase.outputs,
+            phase.kind,
+            phase.gain != nullptr ? gain : -1,
+            phase.eps,
+            static_cast<const BFloat16*>(phase.bias),
+            phase.from,
+            phase.to,
+            phase.out};
+  }
+};
+
+// By way of a shuffle, so that it is kept: the compiler would read the special register again and again,
+// which takes longer than multiplying.
+__device__ __forceinline__ int kept(int value) {
+  return __shfl_sync(kAllLanes, value, static_cast<int>(threadIdx.x) % kWarp);
+}
+
+struct Ring {
+  PhaseBarrier full[kMostStages];   // the bytes of a stage are there
+  PhaseBarrier empty[kMostStages];  // all warps have read them
+};
+
+// What follows the ring, the rows of x and the gains in shared memory.
+struct Fixed {
+  View views[kMostPhases];
+  float squares[2][kMostChainedRows][kWarps];  // sums of x², of phases 1 and 3
+  Ring ring;
+};
+
+// Where things lie in dynamic shared memory.
+struct Places {
+  int rows, gains, fixed, parts, total;
+
+  __host__ __device__ Places(int stages, int num_tokens, int row_pitch, int gain_bytes) {
+    rows = stages * kStageBytes;
+    gains = rows + num_tokens * row_pitch;  // two of gain_bytes
+    fixed = gains + 2 * gain_bytes;
+    parts = fixed + static_cast<int>(sizeof(Fixed));
+    total = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
+  }
+};
+
+// A row of x, and a gain, in shared memory: for each warp its 32 of each unit, filled up to whole stages.
+__host__ __device__ constexpr int padded_units(int units) { return (units + kSteps - 1) / kSteps * kSteps; }
+
+// REQUIRES: as many CTAs as the chip has room for at once.
+void launch_chain(const Arguments& a, int grid, Stream stream);
+
+}  // namespace bequest::cuda::chain

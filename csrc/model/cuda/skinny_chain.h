@@ -1,0 +1,53 @@
+// What a layer does between its attention and the next one's, for a few rows, in one kernel:
+//   residual += attended Woᵀ;  inner = f(norm(residual) Wgᵀ) * (norm(residual) Wuᵀ);
+//   residual += inner Wdᵀ;     qkv = norm'(residual) Wqkvᵀ of the next layer, if there is one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/stream.h"
+#include "ops/activation.h"
+#include "ops/hidden_tap.h"
+
+namespace bequest::cuda {
+
+inline constexpr int kMostChainedRows = 4;
+inline constexpr size_t kChainScratchBytes = 2 << 20;
+
+struct ChainProduct {
+  const void* weight;  // [N, K] bfloat16, contiguous, aligned to 16 bytes
+  const void* bias;    // [N] bfloat16, or null
+  int64_t out_features;
+  int64_t in_features;
+};
+
+// A root-mean-square norm of the residual.
+struct ChainNorm {
+  const void* weight;  // [H] bfloat16, aligned to 16 bytes
+  float eps;
+};
+
+struct SkinnyChainParams {
+  int num_tokens;        // T
+  const void* attended;  // [T, A] bfloat16, contiguous, aligned to 16 bytes
+  void* residual;        // [T, H] bfloat16, contiguous; read and written
+  ChainProduct output;   // [H, A]
+  ChainNorm mlp_norm;
+  ChainProduct gate_up;  // [2 I, H], the gate's rows and then those of up
+  Activation activation;
+  ChainProduct down;  // [H, I]
+  ChainNorm next_norm;
+  ChainProduct next_qkv;  // [Q, H]; weight null: no layer follows, and next_norm, tap and qkv mean nothing
+  void* qkv;              // [T, Q] bfloat16
+  HiddenTap tap;          // of the residual before next_norm; not `store_output`
+  void* scratch;          // [kChainScratchBytes], zero before the first launch, of one stream at a time
+};
+
+// Whether there is a kernel for these sizes, for any T up to kMostChainedRows.
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner);
+
+// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain.
+void skinny_chain(const SkinnyChainParams& p, Stream stream);
+
+}  // namespace bequest::cuda

@@ -1,0 +1,97 @@
+// What becomes of the sums of a phase of skinny_chain.cu.
+#pragma once
+
+#include "device/cuda.cuh"
+#include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_rows.cuh"
+#include "ops/cuda/activation.cuh"
+#include "ops/cuda/hidden_tap.cuh"
+
+namespace bequest::cuda::chain {
+
+// Out of the way of the code that every step runs through.
+__device__ __noinline__ float rarely_activate(Activation activation, float x) {
+  return activate(activation, x);
+}
+__device__ __noinline__ void rarely_tap(const HiddenTap& tap, int token, int hidden, int output,
+                                        BFloat16 value) {
+  if (BFloat16* row = tap_row<BFloat16>(tap, token, hidden)) row[output] = value;
+}
+
+// In pairs, for the latency; always in the same order.
+template <class Of>
+__device__ __forceinline__ float sum_of_warps(const Of& of) {
+  float sums[kWarps];
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) sums[warp] = of(warp);
+#pragma unroll
+  for (int distance = kWarps / 2; distance > 0; distance /= 2)
+#pragma unroll
+    for (int warp = 0; warp < distance; ++warp) sums[warp] += sums[warp + distance];
+  return sums[0];
+}
+
+// A thread's element of a round: [kMostChainedRows, kPlaces] of them.
+class Element {
+ public:
+  // Asks for what is added. tile, count: of the round.
+  __device__ __forceinline__ Element(const View& view, int num_tokens, int tile, int count, int thread) {
+    token_ = thread / kPlaces;
+    place_ = thread % kPlaces;
+    const bool gated = view.kind == Kind::kGate;
+    const int row = place_ % kTile;
+    output_ = (tile + place_ / kTile) * (gated ? kTile / 2 : kTile) + row;
+    exists_ = token_ < num_tokens && place_ < count * kTile && output_ < view.outputs &&
+              !(gated && row >= kTile / 2);
+    const int at = token_ * view.outputs + output_;
+    out_ = exists_ && view.out != nullptr ? view.out + at : nullptr;
+    to_ = exists_ && view.to != nullptr && output_ % 2 == 0 ? word_at(view.to, at / 2) : nullptr;
+    if (!exists_) return;
+    if (view.bias != nullptr) {
+      bias_ = view.bias[output_];
+      if (gated) other_ = view.bias[output_ + view.outputs];
+    }
+    // Stored by this very thread where this launch has stored it.
+    if (view.kind == Kind::kAdd) other_ = {__ldcg(reinterpret_cast<const uint16_t*>(out_))};
+  }
+
+  // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps]; tap: or null
+  __device__ __forceinline__ void store(const View& view, Activation activation, const float* parts,
+                                        const float (*squares)[kWarps], LaunchNumber launch,
+                                        const HiddenTap* tap) const {
+    const float* part = parts + token_ * (kWarps * kPartPitch) + place_;
+    float scale = 1;
+    if (view.gain >= 0) {
+      const float square = sum_of_warps([&](int warp) { return squares[token_][warp]; });
+      scale = rsqrtf(square / static_cast<float>(view.units * kUnit) + view.eps);
+    }
+    float y = rounded<BFloat16>(total(part) * scale + widen(bias_));
+    if (view.kind == Kind::kGate) {
+      const float up = rounded<BFloat16>(total(part + kTile / 2) * scale + widen(other_));
+      y = (activation == Activation::kSilu ? activate<Activation::kSilu>(y)
+                                           : rarely_activate(activation, y)) *
+          up;
+    } else {
+      y += widen(other_);
+    }
+    const BFloat16 value = narrow<BFloat16>(y);
+    const uint32_t neighbour = __shfl_down_sync(kAllLanes, uint32_t{value.bits}, 1);
+    if (to_ != nullptr) store_word(to_, neighbour << 16 | value.bits, launch.get());
+    if (out_ != nullptr) *out_ = value;
+    if (tap != nullptr && exists_) rarely_tap(*tap, token_, view.outputs, output_, value);
+  }
+
+ private:
+  __device__ __forceinline__ static float total(const float* part) {
+    return sum_of_warps([&](int warp) { return part[warp * kPartPitch]; });
+  }
+
+  int token_, place_, output_;
+  bool exists_;
+  Word* to_;       // null: the neighbour stores it, or nobody
+  BFloat16* out_;  // or null
+  // As they come: who converts them waits for them. Other: what is added, or the bias of up.
+  BFloat16 bias_{}, other_{};
+};
+
+}  // namespace bequest::cuda::chain

@@ -1,0 +1,166 @@
+// Rows of x on their way into a phase of skinny_chain.cu: a warp's part of them, 32 of each 256, from the L2
+// to its own place in shared memory.
+#pragma once
+
+#include "device/cuda.cuh"
+#include "model/cuda/skinny_chain.cuh"
+
+namespace bequest::cuda::chain {
+
+// Two words, each in one access.
+__device__ __forceinline__ uint4 load_words(const uint8_t* p) {
+  uint64_t low, high;
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(p) : "memory");
+  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
+          static_cast<uint32_t>(high >> 32)};
+}
+
+__device__ __forceinline__ Word* word_at(Word* words, int word) {
+  return reinterpret_cast<Word*>(reinterpret_cast<uint8_t*>(words) + place_of_word(word));
+}
+
+__device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t launch) {
+  const uint64_t word = uint64_t{launch} << 32 | values;
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(word) : "memory");
+}
+
+// x · gain of two values, their squares added to `square`.
+__device__ __forceinline__ uint32_t weighted(uint32_t x, uint32_t gain, float& square) {
+  const float low = __uint_as_float(x << 16), high = __uint_as_float(x & 0xffff0000u);
+  square += low * low;
+  square += high * high;
+  const __nv_bfloat162 pair =
+      __floats2bfloat162_rn(low * __uint_as_float(gain << 16), high * __uint_as_float(gain & 0xffff0000u));
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The gain of a norm, in the order of a row of x.
+__device__ __forceinline__ void stage_gain(const Phase& phase, uint8_t* to) {
+  const int pitch = padded_units(phase.units) * kSliceBytes;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < padded_units(phase.units) * (kUnit / 8); i += kConsumers) {  // 16 bytes each
+    const int unit = i / (kUnit / 8), place = i % (kUnit / 8);
+    uint4 gain = make_uint4(0, 0, 0, 0);
+    if (unit < phase.units) gain = __ldg(static_cast<const uint4*>(phase.gain) + i);
+    *reinterpret_cast<uint4*>(to + place / 4 * pitch + unit * kSliceBytes + place % 4 * 16) = gain;
+  }
+}
+
+// A warp's sums of x² of each token; squares: a lane's.
+template <int T>
+__device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int lane,
+                                              float (&to)[kMostChainedRows][kWarps]) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+#pragma unroll
+    for (int t = 0; t < T; ++t) squares[t] += __shfl_xor_sync(kAllLanes, squares[t], distance);
+  if (lane != 0) return;
+#pragma unroll
+  for (int t = 0; t < T; ++t) to[t][warp] = squares[t];
+}
+
+// The 16 bytes that a lane multiplies at once lie in the order in which the tensor cores take them: their
+// first and third word, then the others.
+template <int T>
+class RowStager {
+ public:
+  // rows: [T, row_pitch]; gains: [2, gain_bytes]
+  __device__ RowStager(const Arguments& a, uint8_t* rows, const uint8_t* gains, int warp, int lane)
+      : a_(a), rows_(rows), gains_(gains), warp_(warp), lane_(lane) {}
+
+  // x as the kernel before has stored it.
+  __device__ __forceinline__ void stage_attended(int units, int chunks) const {
+    constexpr int kGroup = 8;  // units; a lane has 16 bytes of each group
+    const int padded = chunks * kSteps, row_bytes = units * kUnit * 2;
+    const auto* from = static_cast<const uint8_t*>(a_.attended) + lane_ / 4 * (kUnit * 2) +
+                       warp_ * kSliceBytes + lane_ % 4 * 16;
+    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + lane_ * 16;
+#pragma unroll 1
+    for (int unit = lane_ / 4; unit < padded; unit += kGroup) {
+      uint4 x[T] = {};
+#pragma unroll
+      for (int t = 0; t < T; ++t)
+        if (unit < units) x[t] = __ldcg(reinterpret_cast<const uint4*>(from + t * row_bytes));
+#pragma unroll
+      for (int t = 0; t < T; ++t)
+        *reinterpret_cast<uint4*>(to + t * a_.row_pitch) = {x[t].x, x[t].z, x[t].y, x[t].w};
+      from += kGroup * kUnit * 2;
+      to += kGroup * kSliceBytes;
+    }
+    __syncwarp();
+  }
+
+  // x [T, K / 2] as the phase before publishes it, multiplied by the gain if there is a norm (`gain`: which,
+  // or -1); squares: this lane's sum of x² of each token.
+  __device__ __forceinline__ void stage_published(const Word* x, int units, int chunks, int gain,
+                                                  LaunchNumber number, float (&squares)[T]) const {
+    const uint32_t launch = number.get();
+    const int lane_unit = lane_ / 8, slice = warp_ * chunks * (kSteps * kSliceBytes);
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(x) + lane_unit * kUnitBytes +
+                          warp_ * (kUnitBytes / kWarps) + lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
+    // Of its 16 bytes an even lane has the first two words, an odd one the others.
+    uint8_t* to = rows_ + slice + lane_ / 2 * 16 + lane_ % 2 * 4;
+    const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
+#pragma unroll 1
+    for (int unit = lane_unit; unit < chunks * kSteps; unit += kBatch * kSteps) {
+      uint4 words[kBatch][T] = {};
+      read_until(from, unit, units, launch, words);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (unit + b * kSteps >= chunks * kSteps) break;
+        uint2 factor;
+        if (gain >= 0) factor = *reinterpret_cast<const uint2*>(gains + b * kSteps * kSliceBytes);
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+          uint2 values = make_uint2(words[b][t].x, words[b][t].z);
+          if (gain >= 0)
+            values = make_uint2(weighted(values.x, factor.x, squares[t]),
+                                weighted(values.y, factor.y, squares[t]));
+          auto* at = reinterpret_cast<uint32_t*>(to + t * a_.row_pitch + b * kSteps * kSliceBytes);
+          at[0] = values.x;
+          at[2] = values.y;
+        }
+      }
+      from += kBatch * kSteps * kUnitBytes;
+      to += kBatch * kSteps * kSliceBytes;
+      gains += kBatch * kSteps * kSliceBytes;
+    }
+    __syncwarp();
+  }
+
+ private:
+  static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
+  static constexpr int kMostTries = 1 << 24;                  // seconds: nothing takes as long
+  static constexpr int kUnitBytes = place_of_word(kUnit / 2);
+
+  // Two words of each group and token; what lies beyond the last unit stays zero.
+  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
+                                                    uint4 (&words)[kBatch][T]) {
+    bool all_there;
+    int tries = 0;
+    do {
+      all_there = true;
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+        if (unit + b * kSteps < units) {
+#pragma unroll
+          for (int t = 0; t < T; ++t)
+            words[b][t] = load_words(from + t * units * kUnitBytes + b * kSteps * kUnitBytes);
+        }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+        if (unit + b * kSteps < units) {
+#pragma unroll
+          for (int t = 0; t < T; ++t) all_there &= words[b][t].y == launch && words[b][t].w == launch;
+        }
+      if (++tries == kMostTries) __trap();
+    } while (!all_there);
+  }
+
+  const Arguments& a_;
+  uint8_t* const rows_;
+  const uint8_t* const gains_;
+  const int warp_, lane_;
+};
+
+}  // namespace bequest::cuda::chain

@@ -1,0 +1,80 @@
+// Weights on their way into a phase of skinny_chain.cu: from memory into a ring, from the ring into
+// registers.
+#pragma once
+
+#include "device/bulk_copy.cuh"
+#include "device/cuda.cuh"
+#include "model/cuda/skinny_chain.cuh"
+
+namespace bequest::cuda::chain {
+
+// Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
+// than keeps the memory busy: rows of x would wait behind it. By one thread.
+class Reader {
+ public:
+  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at)
+      : a_(a), ring_(ring), ring_at_(ring_at), policy_(evict_first_policy()) {}
+
+  __device__ void read(const View& view, const CUtensorMap& map) {
+    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+#pragma unroll 1
+    for (int tile = view.first; tile < view.end; ++tile)
+#pragma unroll 1
+      for (int chunk = 0; chunk < view.chunks; ++chunk) copy(map, tile * rows, chunk * kStageLines);
+  }
+
+ private:
+  __device__ __forceinline__ void copy(const CUtensorMap& map, int row, int line) {
+    if (asked_ >= a_.in_flight) {
+      ring_.full[arrived_.stage].wait(arrived_.parity);
+      arrived_.advance(a_.stages);
+    }
+    if (asked_ >= a_.stages) ring_.empty[at_.stage].wait(at_.parity ^ 1);
+    copy_stage(map, ring_at_ + at_.stage * kStageBytes, ring_.full[at_.stage], row, line, policy_);
+    at_.advance(a_.stages);
+    ++asked_;
+  }
+
+  const Arguments& a_;
+  Ring& ring_;
+  const uint32_t ring_at_;
+  const uint64_t policy_;
+  Cursor at_, arrived_;
+  int asked_ = 0;
+};
+
+// A lane's weights of a stage, on their way from the ring into the tensor cores.
+struct Weights {
+  uint4 of[kSteps];
+  int stage;
+};
+
+class RingEnd {
+ public:
+  __device__ RingEnd(Ring& ring, uint32_t lane_at, int lane, int stages)
+      : ring_(ring), lane_at_(lane_at), lane_(lane), stages_(stages) {}
+
+  // The next stage, when it is there.
+  __device__ __forceinline__ void take(Weights& w) {
+    w.stage = at_.stage;
+    ring_.full[at_.stage].wait(at_.parity);
+    const uint32_t from = lane_at_ + at_.stage * kStageBytes;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) w.of[s] = load_weights(from + s * kStepBytes);
+    at_.advance(stages_);
+  }
+
+  // They are in registers: their place can be filled again.
+  __device__ __forceinline__ void give_back(const Weights& w) {
+    __syncwarp();
+    if (lane_ == 0) ring_.empty[w.stage].arrive();
+  }
+
+ private:
+  Ring& ring_;
+  const uint32_t lane_at_;
+  const int lane_, stages_;
+  Cursor at_;
+};
+
+}  // namespace bequest::cuda::chain

@@ -1,0 +1,343 @@
+// Few rows read codes and make weights of them in registers. For many rows a strip of panels is made float32
+// once, in L2, and all tiles of rows pass over it.
+#include "ops/cpu/linear_quantised.h"
+
+#include "ops/cpu/activation_functions.h"
+#include "ops/cpu/linear_tiles.h"
+#include "ops/cpu/quantised.h"
+
+namespace bequest::BEQUEST_ISA {
+namespace {
+
+constexpr int64_t kBlockRows = 256;  // that pass over a strip
+
+// The part of the weights that is float32 at a time: in L1 where few tiles of rows pass over it, else as much
+// as L2 holds beside the rows.
+struct Strip {
+  int64_t panels;  // the numbers of panels in wide tiles divide it
+  int64_t depth;   // values of k, at most
+
+  explicit Strip(const LinearParams& p)
+      : panels(p.num_tokens > 64 || p.gated() ? 6 : 3), depth(p.num_tokens > 64 ? kDepth : 128) {}
+
+  // A pass is a whole number of groups and may be one longer than the depth.
+  int64_t floats() const { return panels * (depth + kGroup) * kPanelWidth; }
+};
+constexpr int64_t kMostGated = 3;  // panels of a gate at a time, here and where rows are few
+
+// Rows that read codes, and panels at once for so many: registers hold their sums, scales, offsets and words.
+#if defined(BEQUEST_ISA_avx512)
+constexpr int kFewRows = 16;
+constexpr int few_panels(int rows) { return rows <= 4 ? 3 : rows <= 8 ? 2 : 1; }
+#else
+constexpr int kFewRows = kTileRows;
+constexpr int few_panels(int) { return 1; }
+#endif
+
+// Codes number i of some words, as float.
+template <int Bits>
+VecF codes(VecU words, int i) {
+  if constexpr (Bits == 8) return __builtin_convertvector((VecI)(words << (24 - 8 * i)) >> 24, VecF);
+#if defined(BEQUEST_ISA_avx512)
+  // A permutation looks at the lowest four bits of an index only.
+  const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return (VecF)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), table);
+#else
+  return __builtin_convertvector((VecI)((words >> (4 * i)) & 15u), VecF);
+#endif
+}
+
+VecU load_words(const uint32_t* p) {
+  VecU v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+// A group of a panel with its scales in registers.
+template <int Bits>
+struct OpenGroup {
+  const QuantisedGroup<Bits>* group;
+  VecF scale[kVecs], offset[kVecs];
+  VecU words[kVecs];
+
+  void open(const QuantisedGroup<Bits>* at) {
+    group = at;
+    for (int v = 0; v < kVecs; ++v) {
+      scale[v] = load_half(at->scales + v * kLanes);
+      offset[v] = load_half(at->offsets + v * kLanes);
+    }
+  }
+  void take_words(int w) {
+    for (int v = 0; v < kVecs; ++v) words[v] = load_words(group->words[w] + v * kLanes);
+  }
+  VecF weights(int i, int v) const { return codes<Bits>(words[v], i) * scale[v] + offset[v]; }
+};
+
+// acc [R, P] += x [R, k of a word] · open words
+template <int R, int P, int Bits>
+[[gnu::always_inline]] inline void multiply_words(const float* x, int64_t x_stride,
+                                                  const OpenGroup<Bits>* open, VecF (&acc)[R][P][kVecs]) {
+  constexpr int kPerWord = QuantisedGroup<Bits>::kPerWord;
+  // More rows than pointers to rows fit registers: so many k are made weights that each pointer is loaded
+  // once.
+  constexpr int kAtOnce = R > kTileRows ? kPerWord : 1;
+#pragma GCC unroll 8
+  for (int first = 0; first < kPerWord; first += kAtOnce) {
+    VecF b[kAtOnce][P][kVecs];
+#pragma GCC unroll 8
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < P; ++j)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) b[i][j][v] = open[j].weights(first + i, v);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < kAtOnce; ++i) {
+        const VecF a = broadcast(x[r * x_stride + first + i]);
+#pragma GCC unroll 4
+        for (int j = 0; j < P; ++j)
+#pragma GCC unroll 4
+          for (int v = 0; v < kVecs; ++v) acc[r][j][v] = a * b[i][j][v] + acc[r][j][v];
+      }
+  }
+}
+
+// c [R, 16 P] = x [R, K] · panelsᵀ, meanwhile asking for the panels after these.
+template <int R, int P, int Bits>
+void multiply_codes(const TileOperands& t, const QuantisedGroup<Bits>* panel) {
+  using Group = QuantisedGroup<Bits>;
+  const int64_t groups = t.depth / kGroup;
+  VecF acc[R][P][kVecs] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    OpenGroup<Bits> open[P];
+#pragma GCC unroll 4
+    for (int j = 0; j < P; ++j) {
+      const Group* at = panel + j * groups + g;
+      open[j].open(at);
+      for (size_t line = 0; line < sizeof(Group); line += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(at + P * groups) + line, 0, 2);
+    }
+    for (int w = 0; w < Group::kWords; ++w) {
+#pragma GCC unroll 4
+      for (int j = 0; j < P; ++j) open[j].take_words(w);
+      multiply_words<R, P>(t.x + g * kGroup + w * Group::kPerWord, t.x_stride, open, acc);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < P; ++j)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        const int column = j * kPanelWidth + v * kLanes;
+        if (t.bias) acc[r][j][v] += load(t.bias + column);
+        store(t.c + r * t.c_stride + column, acc[r][j][v]);
+      }
+}
+
+// f<R>() for R = rows, which is at most Most.
+template <int Most, class F>
+void with_rows(int64_t rows, F f) {
+  if constexpr (Most > 1) {
+    if (rows < Most) return with_rows<Most - 1>(rows, f);
+  }
+  f.template operator()<Most>();
+}
+
+// Some columns of the product: where their weights are and where their sums go. Plain ones are columns of the
+// output.
+struct PlainColumns {
+  static constexpr int kHalves = 1;
+  const LinearParams& p;
+  int64_t first_panel;
+  int64_t panels;  // of a half
+
+  PlainColumns(const LinearParams& params, int64_t first, int64_t count, Span, float*)
+      : p(params), first_panel(first), panels(count) {}
+
+  int64_t panel(int) const { return first_panel; }  // the first of a half
+  int64_t columns() const { return p.out_features - first_panel * kPanelWidth; }
+  float* sums(int64_t row) const { return p.out + row * p.out_features + first_panel * kPanelWidth; }
+  int64_t stride() const { return p.out_features; }
+  const float* bias() const { return p.bias ? p.bias + first_panel * kPanelWidth : nullptr; }
+  void finish(Span) const {}
+};
+
+// Gated ones are some of the gate, then as many of the other half; their sums stay in L2.
+template <class F>
+struct GatedColumns {
+  static constexpr int kHalves = 2;
+  const LinearParams& p;
+  int64_t first_panel;
+  int64_t panels;
+  Span rows;  // of the sums
+  float* scratch;
+  float both_biases[2 * kMostGated * kPanelWidth];
+
+  GatedColumns(const LinearParams& params, int64_t first, int64_t count, Span span, float* memory)
+      : p(params), first_panel(first), panels(count), rows(span), scratch(memory) {
+    if (!p.bias) return;
+    for (int half = 0; half < 2; ++half)
+      std::memcpy(both_biases + half * panels * kPanelWidth, p.bias + panel(half) * kPanelWidth,
+                  panels * kPanelWidth * sizeof(float));
+  }
+
+  int64_t panel(int half) const { return first_panel + half * (p.out_features / (2 * kPanelWidth)); }
+  int64_t columns() const { return 2 * panels * kPanelWidth; }
+  float* sums(int64_t row) const { return scratch + (row - rows.begin) * stride(); }
+  int64_t stride() const { return 2 * panels * kPanelWidth; }
+  const float* bias() const { return p.bias ? both_biases : nullptr; }
+  void finish(Span done) const {
+    const int64_t width = panels * kPanelWidth;
+    for (int64_t row = done.begin; row < done.end; ++row)
+      gate_row<F>(sums(row), sums(row) + width,
+                  p.out + row * (p.out_features / 2) + first_panel * kPanelWidth, width);
+  }
+};
+
+// What is multiplied for panel `j` of some columns, both halves counted.
+template <class Columns>
+TileOperands operands(const Columns& at, int64_t row, int64_t j, Span k) {
+  const LinearParams& p = at.p;
+  return {.x = p.x + row * p.x_stride + k.begin,
+          .x_stride = p.x_stride,
+          .depth = k.end - k.begin,
+          .resumes = k.begin > 0,
+          .bias = at.bias() && k.end == p.in_features ? at.bias() + j * kPanelWidth : nullptr,
+          .c = at.sums(row) + j * kPanelWidth,
+          .c_stride = at.stride()};
+}
+
+// Panels [j, end) in blocks of P, the last ones fewer; f<P>(j, whole): whether all of its columns are there.
+template <int P, class F>
+void each_block(int64_t columns, int64_t j, int64_t end, F f) {
+  for (; j + P <= end; j += P) {
+    if ((j + P) * kPanelWidth > columns) break;
+    f.template operator()<P>(j, true);
+  }
+  if constexpr (P > 1) {
+    if (j < end) each_block<P - 1>(columns, j, end, f);
+  } else if (j < end) {
+    f.template operator()<1>(j, false);
+  }
+}
+
+template <int Bits, class Columns>
+void multiply_few(const LinearParams& p, const QuantisedItem& item, float* scratch) {
+  const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
+  const int64_t per_panel = p.in_features / kGroup;
+  const Span rows{item.row_begin, item.row_end};
+  with_rows<kFewRows>(rows.end - rows.begin, [&]<int R>() {
+    constexpr int kMost = few_panels(R);
+    const int64_t step = Columns::kHalves == 2 ? kMost : item.panel_end - item.panel_begin;
+    for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += step) {
+      const int64_t count = begin + step < item.panel_end ? step : item.panel_end - begin;
+      const Columns at(p, begin, count, rows, scratch);
+      for (int half = 0; half < Columns::kHalves; ++half) {
+        const auto* first = groups + (at.panel(half) - half * count) * per_panel;
+        each_block<kMost>(at.columns(), half * count, (half + 1) * count, [&]<int P>(int64_t j, bool whole) {
+          const TileOperands t = operands(at, rows.begin, j, {0, p.in_features});
+          const auto multiply = [&](const TileOperands& to) {
+            multiply_codes<R, P, Bits>(to, first + j * per_panel);
+          };
+          whole ? multiply(t) : multiply_edge<R>(t, at.columns() - j * kPanelWidth, multiply);
+        });
+      }
+      at.finish(rows);
+    }
+  });
+}
+
+// to [depth, 16] = weights of a panel
+template <int Bits>
+void expand(const QuantisedGroup<Bits>* groups, int64_t count, float* to) {
+  using Group = QuantisedGroup<Bits>;
+  for (int64_t g = 0; g < count; ++g) {
+    OpenGroup<Bits> open;
+    open.open(groups + g);
+    for (int w = 0; w < Group::kWords; ++w) {
+      open.take_words(w);
+#pragma GCC unroll 8
+      for (int i = 0; i < Group::kPerWord; ++i, to += kPanelWidth)
+        for (int v = 0; v < kVecs; ++v) store(to + v * kLanes, open.weights(i, v));
+    }
+  }
+}
+
+// All tiles of rows over some columns, whose weights are `strip`.
+template <class Columns>
+void multiply_strip(const Columns& at, const QuantisedItem& item, Span k, const float* strip) {
+  const PlainPanel<float> weight{strip, (k.end - k.begin) * kPanelWidth};
+  const int64_t rows = item.row_end - item.row_begin;
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const Span span = part_of(rows, tiles, tile);
+    const int64_t row = item.row_begin + span.begin;
+    with_rows<kTileRows>(span.end - span.begin, [&]<int R>() {
+      each_block<tile_panels(R)>(
+          at.columns(), 0, Columns::kHalves * at.panels, [&]<int P>(int64_t j, bool whole) {
+            const TileOperands t = operands(at, row, j, k);
+            const auto panel = weight.next(j);
+            const auto multiply = [&](const TileOperands& to) {
+              multiply_tile<R, P>(to, panel, {panel.address(), 0});
+            };
+            whole ? multiply(t) : multiply_edge<R>(t, at.columns() - j * kPanelWidth, multiply);
+          });
+    });
+    if (k.end == at.p.in_features) at.finish({row, item.row_begin + span.end});
+  }
+}
+
+template <int Bits, class Columns>
+void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scratch) {
+  const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
+  const int64_t per_panel = p.in_features / kGroup;
+  const Strip strip(p);
+  const int64_t step = strip.panels / Columns::kHalves;
+  const int64_t passes = (p.in_features + strip.depth - 1) / strip.depth;
+  for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += step) {
+    const int64_t count = begin + step < item.panel_end ? step : item.panel_end - begin;
+    const Columns at(p, begin, count, {item.row_begin, item.row_end}, scratch + strip.floats());
+    for (int64_t i = 0; i < passes; ++i) {
+      const Span g = part_of(per_panel, passes, i);
+      const Span k{g.begin * kGroup, g.end * kGroup};
+      float* to = scratch;
+      for (int half = 0; half < Columns::kHalves; ++half)
+        for (int64_t j = 0; j < count; ++j, to += (k.end - k.begin) * kPanelWidth)
+          expand<Bits>(groups + (at.panel(half) + j) * per_panel + g.begin, g.end - g.begin, to);
+      multiply_strip(at, item, k, scratch);
+    }
+  }
+}
+
+template <class Columns>
+void multiply_columns(const LinearParams& p, const QuantisedItem& item, float* scratch) {
+  const bool few = p.num_tokens <= kFewRows;
+  if (p.format == WeightFormat::kQ4) {
+    few ? multiply_few<4, Columns>(p, item, scratch) : multiply_many<4, Columns>(p, item, scratch);
+  } else {
+    few ? multiply_few<8, Columns>(p, item, scratch) : multiply_many<8, Columns>(p, item, scratch);
+  }
+}
+
+}  // namespace
+
+QuantisedCut quantised_cut(const LinearParams& p) {
+  const auto sums = [&](int64_t rows) { return p.gated() ? rows * 2 * kMostGated * kPanelWidth : 0; };
+  if (p.num_tokens <= kFewRows)
+    return {.rows = kFewRows,
+            .panels = few_panels(static_cast<int>(p.num_tokens)),
+            .scratch_bytes = sums(kFewRows) * int64_t{sizeof(float)}};
+  const Strip strip(p);
+  return {.rows = kBlockRows,
+          .panels = p.gated() ? strip.panels / 2 : strip.panels,
+          .scratch_bytes = (strip.floats() + sums(kBlockRows)) * int64_t{sizeof(float)}};
+}
+
+void multiply_quantised(const LinearParams& p, const QuantisedItem& item, float* scratch) {
+  if (!p.gated()) return multiply_columns<PlainColumns>(p, item, scratch);
+  with_activation(p.activation, [&]<class F>() { multiply_columns<GatedColumns<F>>(p, item, scratch); });
+}
+
+}  // namespace bequest::BEQUEST_ISA

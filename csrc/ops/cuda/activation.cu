@@ -1,0 +1,96 @@
+// Memory-bound: 3 I elements per token, one vector of gate and of up per thread.
+#include "device/cuda.cuh"
+#include "ops/cuda/activation.cuh"
+#include "ops/cuda/activation.h"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T, int W, Activation kActivation>
+__global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t i = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * W;
+  if (i >= intermediate) return;
+  const T* gate = gate_up + blockIdx.x * 2 * intermediate + i;
+  float a[W];
+  float b[W];
+  load_vector<T, W>(gate, a);
+  load_vector<T, W>(gate + intermediate, b);
+#pragma unroll
+  for (int j = 0; j < W; ++j) a[j] = activate<kActivation>(a[j]) * b[j];
+  store_vector<T, W>(out + blockIdx.x * intermediate + i, a);
+}
+
+template <class T, int W, Activation kActivation>
+__global__ void plain_kernel(T* x, int64_t count) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * W;
+  if (i >= count) return;
+  float a[W];
+  load_vector<T, W>(x + i, a);
+#pragma unroll
+  for (int j = 0; j < W; ++j) a[j] = activate<kActivation>(a[j]);
+  store_vector<T, W>(x + i, a);
+}
+
+// f<activation>()
+template <class F>
+void with_activation(Activation activation, F&& f) {
+  switch (activation) {
+    case Activation::kSilu:
+      return f.template operator()<Activation::kSilu>();
+    case Activation::kGeluErf:
+      return f.template operator()<Activation::kGeluErf>();
+    case Activation::kGeluTanh:
+      return f.template operator()<Activation::kGeluTanh>();
+    case Activation::kRelu:
+      return f.template operator()<Activation::kRelu>();
+  }
+  fail("unknown activation");
+}
+
+template <class T, int W>
+void launch_width(const GatedParams& p, Stream stream) {
+  with_activation(p.activation, [&]<Activation kActivation>() {
+    const dim3 grid(static_cast<unsigned>(p.num_tokens),
+                    static_cast<unsigned>(ceil_div(p.intermediate, kThreads * W)));
+    launch(gated_kernel<T, W, kActivation>, {.grid = grid, .block = kThreads, .overlaps_previous = true},
+           stream, static_cast<const T*>(p.gate_up), static_cast<T*>(p.out), p.intermediate);
+  });
+}
+
+template <class T, int W>
+void launch_plain(const ActivateParams& p, Stream stream) {
+  with_activation(p.activation, [&]<Activation kActivation>() {
+    const auto blocks = static_cast<unsigned>(ceil_div(p.count, kThreads * W));
+    launch(plain_kernel<T, W, kActivation>, {.grid = blocks, .block = kThreads, .overlaps_previous = true},
+           stream, static_cast<T*>(p.x), p.count);
+  });
+}
+
+}  // namespace
+
+void gated_activation(const GatedParams& p, Stream stream) {
+  check(p.num_tokens >= 0 && p.intermediate >= 1, "gated_activation: empty rows");
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    if (p.intermediate % kWide == 0 && is_aligned(p.gate_up, 16) && is_aligned(p.out, 16))
+      return launch_width<T, kWide>(p, stream);
+    launch_width<T, 1>(p, stream);
+  });
+}
+
+void activate(const ActivateParams& p, Stream stream) {
+  check(p.count >= 0, "activate: negative count");
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    if (p.count % kWide == 0 && is_aligned(p.x, 16)) return launch_plain<T, kWide>(p, stream);
+    launch_plain<T, 1>(p, stream);
+  });
+}
+
+}  // namespace bequest::cuda

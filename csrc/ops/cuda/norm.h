@@ -1,0 +1,29 @@
+// Root-mean-square norm on the device, with the residual's addition and the hidden-state tap in the same
+// pass. A row's result depends on the row alone, to the bit.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "device/stream.h"
+#include "ops/hidden_tap.h"
+
+namespace bequest::cuda {
+
+struct RmsNormParams {
+  const void* x;       // [T, H], contiguous
+  void* residual;      // [T, H], contiguous, or null: residual += x, and the residual is what is normalised
+  const void* weight;  // [H]
+  void* out;           // [T, H], contiguous; may be x
+  DType dtype;         // of all of them
+  int64_t num_tokens;
+  int64_t hidden;
+  float eps;
+  HiddenTap tap;
+};
+
+// Throws on H > 8192, in bf16 with H a multiple of 8 on H > 16384. REQUIRES: out does not overlap the
+// residual.
+void rms_norm(const RmsNormParams& p, Stream stream);
+
+}  // namespace bequest::cuda

@@ -1,0 +1,115 @@
+// Memory-bound: each head is read once and written once.
+#include "ops/cuda/qkv_heads.cuh"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kMaxHeadDim = 256;
+
+// A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on. The cache
+// is of type C.
+template <class T, class C, int E, bool kFull, int kHeads>
+__global__ void prepare_qkv_kernel(const QkvParams p) {
+  __shared__ float staged[kWarps][kWarp * E];
+  let_next_start();
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int64_t token = blockIdx.x;
+  const int first = static_cast<int>(blockIdx.y * kWarps + warp) * kHeads;
+  const int end = static_cast<int>(p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads);
+  if (first >= end) return wait_for_previous();
+
+  // What came before any kernel of the step.
+  const int64_t slot = p.kv_cache ? p.slots[token] : -1;
+  float weight[2][E];  // of queries and keys
+  if (p.q_weight) {
+    load_head<T, E, kFull>(static_cast<const T*>(p.q_weight), lane, p.head_dim, weight[0]);
+    load_head<T, E, kFull>(static_cast<const T*>(p.k_weight), lane, p.head_dim, weight[1]);
+  }
+  const bool whole = kFull && p.rotary_dim == p.head_dim;
+  const Angles<E> angles(p, token, lane, whole);
+  const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
+
+  wait_for_previous();
+  float x[kHeads][E];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h)
+    if (first + h < end)
+      load_head<T, E, kFull>(source_of<T>(p, token, head_of(p, first + h)), lane, p.head_dim, x[h]);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (first + h >= end) return;
+    const Head head = head_of(p, first + h);
+    const bool is_query = head.kind == HeadKind::kQuery;
+    if (!is_query && p.kv_cache && slot < 0) return;  // keys and values come last
+    if (head.kind != HeadKind::kValue) {
+      if (p.q_weight) {
+        float w[E];
+#pragma unroll
+        for (int i = 0; i < E; ++i) w[i] = is_query ? weight[0][i] : weight[1][i];
+        normalise<T, E>(w, p.eps, p.head_dim, x[h]);
+      }
+      if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, whole, lane, staged[warp], x[h]);
+    }
+    if (is_query || !p.kv_cache)
+      store_head<T, E, kFull>(source_of<T>(p, token, head), lane, p.head_dim, x[h]);
+    else
+      store_cached<C, E, kFull>(p, head, key, lane, x[h]);
+  }
+}
+
+template <class T, class C, int E, int kHeads>
+void launch_heads(const QkvParams& p, Stream stream) {
+  constexpr size_t kBytes = E * sizeof(T);
+  const bool full = p.head_dim == E * kWarp && is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) &&
+                    is_aligned(p.v, kBytes) && is_aligned(p.q_weight, kBytes) &&
+                    is_aligned(p.k_weight, kBytes) && is_aligned(p.kv_cache, kBytes) && p.q_stride % E == 0 &&
+                    p.k_stride % E == 0 && p.v_stride % E == 0;
+  const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
+  const dim3 grid(static_cast<unsigned>(p.num_tokens),
+                  static_cast<unsigned>(ceil_div(num_heads, kWarps * kHeads)));
+  const LaunchShape shape{.grid = grid, .block = kWarps * kWarp, .overlaps_previous = true};
+  if constexpr (kBytes <= 16)
+    if (full) return launch(prepare_qkv_kernel<T, C, E, true, kHeads>, shape, stream, p);
+  launch(prepare_qkv_kernel<T, C, E, false, kHeads>, shape, stream, p);
+}
+
+// Few tokens: a head per warp, for the latency. Many: four, for the bytes in flight. A head's result is the
+// same.
+template <class T, class C, int E>
+void launch_elements(const QkvParams& p, Stream stream) {
+  constexpr int64_t kManyTokens = 128;
+  if (p.num_tokens < kManyTokens) return launch_heads<T, C, E, 1>(p, stream);
+  launch_heads<T, C, E, 4>(p, stream);
+}
+
+template <class T, class C>
+void launch_head_dim(const QkvParams& p, Stream stream) {
+  if (p.head_dim <= 32) return launch_elements<T, C, 1>(p, stream);
+  if (p.head_dim <= 64) return launch_elements<T, C, 2>(p, stream);
+  if (p.head_dim <= 128) return launch_elements<T, C, 4>(p, stream);
+  return launch_elements<T, C, 8>(p, stream);
+}
+
+}  // namespace
+
+void prepare_qkv(const QkvParams& p, Stream stream) {
+  check(p.head_dim >= 1 && p.head_dim <= kMaxHeadDim, "prepare_qkv: head dim outside [1, 256]");
+  check(!p.cos_sin || (p.rotary_dim >= 0 && p.rotary_dim % 2 == 0 && p.rotary_dim <= p.head_dim),
+        "prepare_qkv: rotary dim");
+  check(!p.q_weight == !p.k_weight, "prepare_qkv: a norm has two weights");
+  check(!p.kv_cache || (p.layout.num_kv_heads == p.k_heads && p.layout.head_dim == p.head_dim &&
+                        p.layer >= 0 && p.layer < p.layout.num_layers),
+        "prepare_qkv: the cache has another shape");
+  check(!p.kv_cache || p.kv_dtype == p.dtype || p.kv_dtype == DType::kF8E4M3,
+        "prepare_qkv: the cache has the dtype of the heads, or is fp8");
+  check(p.layout.num_slots() <= INT32_MAX, "prepare_qkv: more slots than 32 bits count");
+  if (p.num_tokens == 0 || p.q_heads + p.k_heads == 0) return;
+  dispatch(p.dtype, [&]<class T>() {
+    if (p.kv_cache && p.kv_dtype == DType::kF8E4M3) return launch_head_dim<T, Float8>(p, stream);
+    launch_head_dim<T, T>(p, stream);
+  });
+}
+
+}  // namespace bequest::cuda

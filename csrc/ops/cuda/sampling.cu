@@ -1,0 +1,435 @@
+// A cluster per row. Greedy rows and rows with a temperature alone stream their logits once, from device
+// memory into registers; the others stage them in shared memory, edit them there, and search where the kept
+// tokens end.
+#include <algorithm>
+
+#include "ops/cuda/sampling.h"
+#include "ops/cuda/vocab_draw.cuh"
+#include "ops/cuda/vocab_select.cuh"
+
+namespace bequest::cuda {
+namespace {
+
+// --- what a row does to its logits
+// -----------------------------------------------------------------------------
+
+__device__ bool edits(const SamplerRow& row) {
+  return row.allowed >= 0 || row.rule != nullptr || row.num_bad_words > 0 || row.num_bias > 0 ||
+         row.counts_capacity > 0 || (row.num_outputs < row.min_tokens && row.num_held_back > 0);
+}
+
+__device__ void mask_bad_words(RowCluster& logits, const SamplerRow& row) {
+  const int32_t* starts = row.storage + row.bad_words;
+  const int32_t* tokens = starts + row.num_bad_words + 1;
+  const int32_t* tail = row.storage + row.tail;
+  for (int word = threadIdx.x; word < row.num_bad_words; word += kRowThreads) {
+    const int before = starts[word + 1] - starts[word] - 1;
+    const int32_t* wanted = tokens + starts[word];
+    bool matches = before <= row.tail_len;
+    for (int i = 0; matches && i < before; ++i) matches = wanted[i] == tail[row.tail_len - before + i];
+    float* x = matches ? logits.find(wanted[before]) : nullptr;
+    if (x) *x = -INFINITY;
+  }
+}
+
+__device__ void penalise(RowCluster& logits, const SamplerRow& row) {
+  const auto* counts = reinterpret_cast<const int2*>(row.storage + row.counts);
+  for (int i = threadIdx.x; i < row.num_counts; i += kRowThreads) {
+    const auto [token, outputs] = counts[i];
+    float* at = logits.find(token);
+    if (!at) continue;
+    float x = *at;
+    const float repetition = row.repetition_penalty;
+    if (repetition != 1) x = x > 0 ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
+    if (outputs > 0) {
+      const float taken =
+          __fadd_rn(__fmul_rn(row.frequency_penalty, static_cast<float>(outputs)), row.presence_penalty);
+      x = __fadd_rn(x, -taken);
+    }
+    *at = __fadd_rn(x, 0.0f);
+  }
+}
+
+// Masks, bias and penalties on the staged slice, in the order of ops/cpu/sampling.h. The allowed mask was
+// applied when it was staged.
+__device__ void edit(RowCluster& logits, const SamplerRow& row) {
+  __syncthreads();
+  mask_bad_words(logits, row);
+  if (row.num_outputs < row.min_tokens) {
+    for (int i = threadIdx.x; i < row.num_held_back; i += kRowThreads) {
+      float* x = logits.find(row.storage[row.held_back + i]);
+      if (x) *x = -INFINITY;
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < row.num_bias; i += kRowThreads) {
+    float* x = logits.find(row.storage[row.bias + i]);
+    if (x) atomicAdd(x, __int_as_float(row.storage[row.bias + row.num_bias + i]));
+  }
+  __syncthreads();
+  penalise(logits, row);
+  __syncthreads();
+}
+
+template <class T>
+struct Input {
+  const T* logits;  // [V]
+  bool aligned;
+  RowDrawKey key;
+  const uint8_t* mask;  // the step's, a bit for each token; null: none
+
+  __device__ Input(const SampleParams& p, int64_t item, const SamplerRow& row)
+      : logits(static_cast<const T*>(p.logits) + item * p.stride),
+        aligned(p.stride % kVectorWidth<T> == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0),
+        key{row.seed, static_cast<uint32_t>(p.positions[item]), row.choice},
+        mask(p.masks ? reinterpret_cast<const uint8_t*>(p.masks + item * ceil_div(p.vocab_size, 32))
+                     : nullptr) {}
+};
+
+// Logits into the slice, without those that the row or the step's mask does not allow; the range of what was
+// read, of this thread's part.
+template <class T>
+__device__ RowRange stage(RowCluster& logits, const Input<T>& in, const SamplerRow& row) {
+  const auto* allowed =
+      row.allowed >= 0 ? reinterpret_cast<const uint8_t*>(row.storage + row.allowed) : nullptr;
+  RowRange range;
+  const auto keep = [&](float (&x)[kUnit], int unit) {
+    const int first = logits.begin() + unit * kUnit;
+    unsigned mask = row.rule ? 0 : allowed ? allowed[first / kUnit] : 0xffu;
+    if (in.mask) mask &= in.mask[first / kUnit];
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if (first + i < logits.end()) range.add(x[i]);
+      if ((mask >> i & 1) == 0) x[i] = -INFINITY;
+    }
+    logits.store_unit(unit, x);
+  };
+  logits.for_each_loaded(in.logits, in.aligned, keep, [] {});
+  __syncthreads();
+  return range;
+}
+
+// Puts back what may follow the row's node; nothing else is in the slice. REQUIRES: the row has a catalogue.
+template <class T>
+__device__ void admit_next_of_item(RowCluster& logits, const T* from, const SamplerRow& row) {
+  const CatalogueRule rule = *row.rule;
+  const CatalogueView& tree = rule.tree;
+  if (!tree.contains(row.node)) return;
+  const auto* allowed = row.allowed >= 0 ? row.storage + row.allowed : nullptr;
+  const auto admit = [&](int token) {
+    float* x = logits.find(token);
+    if (x && (!allowed || (allowed[token / 32] >> (token % 32) & 1)))
+      *x = __fadd_rn(widen(from[token]), 0.0f);
+  };
+  const int end = tree.end(row.node);
+  for (int i = tree.begin(row.node) + threadIdx.x; i < end; i += kRowThreads) admit(tree.tokens[i]);
+  if (!tree.is_terminal(row.node)) return;
+  for (int i = threadIdx.x; i < rule.num_ends; i += kRowThreads) admit(rule.end_tokens[i]);
+}
+
+// --- the choice
+// ------------------------------------------------------------------------------------------------
+
+struct Choice {
+  int token;
+  bool bad;
+};
+
+__device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+// The first of the best. `best` of this thread.
+__device__ int all_best(RowCluster& logits, uint64_t best) {
+  return ranked_id(logits.all_reduce(best, larger));
+}
+
+// No edits and no filters, but for the step's mask: one pass over the logits in device memory.
+template <class T, bool kDraws, bool kMasked>
+__device__ Choice choose_streaming(RowCluster& logits, const Input<T>& in, const SamplerRow& row) {
+  float max = -INFINITY;
+  bool broken = false;
+  uint64_t best = 0;
+  Draw draw(logits.shared(), row.inverse_temperature, in.key);
+  if constexpr (kDraws) draw.start();
+  const RowCutoff everything{-INFINITY, INT_MAX};
+  const auto offer = [&](float (&x)[kUnit], int unit) {
+    const int first = logits.begin() + unit * kUnit;
+    const unsigned allowed = kMasked ? in.mask[first / kUnit] : 0xffu;
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      broken |= !(x[i] < INFINITY);
+      if (kMasked && (allowed >> i & 1) == 0) x[i] = -INFINITY;
+      most = fmaxf(most, x[i]);
+    }
+    if constexpr (kDraws) {
+      draw.offer(x, first, everything);
+    } else if (most > max) {
+#pragma unroll
+      for (int i = kUnit - 1; i >= 0; --i)
+        if (x[i] == most) best = ranked(most, first + i);
+    }
+    max = fmaxf(max, most);
+  };
+  logits.for_each_loaded(in.logits, in.aligned, offer, [&] {
+    if constexpr (kDraws) draw.publish();
+  });
+  uint64_t parts[2] = {warp_reduce(kDraws ? draw.best() : best, larger),
+                       uint64_t{__reduce_max_sync(kAllLanes, static_cast<unsigned>(broken))} << 32 |
+                           __reduce_max_sync(kAllLanes, ordered(max))};
+  logits.combine(parts, larger);
+  const float row_max = from_ordered(static_cast<uint32_t>(parts[1]));
+  return {ranked_id(parts[0]), parts[1] >> 32 != 0 || row_max == -INFINITY};
+}
+
+__device__ bool limits_number(const SamplerRow& row, int vocab) { return row.top_k > 0 && row.top_k < vocab; }
+
+__device__ RowCutoff min_p_cutoff(const SamplerRow& row, const RowRange& range, int vocab) {
+  if (row.min_p_offset == -INFINITY) return RowCutoff::all(vocab);
+  return {__fadd_rn(range.max, row.min_p_offset), INT_MAX};
+}
+
+// top_k and top_p on the `n` best tokens, sorted in this CTA, and the draw among what they leave.
+__device__ int draw_from_sorted(ClusterShared& shared, const SamplerRow& row, float max,
+                                const RowDrawKey& key, int n) {
+  n = min(n, row.top_k);
+  constexpr int kEach = kSortable / kRowThreads;
+  const int first = threadIdx.x * kEach;
+  const auto value = [&](int i) { return ranked_value(shared.sorted[i]); };
+  const auto weight = [&](int i) {
+    return static_cast<double>(weight_of(value(i), max, row.inverse_temperature));
+  };
+  int last = n;  // tokens before it are kept
+  if (row.top_p < 1) {
+    double mine = 0;
+    for (int i = first; i < min(first + kEach, n); ++i) mine += weight(i);
+    auto* parts = reinterpret_cast<double*>(shared.warp_part);
+    double before = block_exclusive_sum(mine, parts);
+    if (threadIdx.x == kRowThreads - 1) parts[0] = before + mine;
+    __syncthreads();
+    const double target = row.top_p * parts[0];
+    for (int i = first; i < min(first + kEach, n); ++i) {
+      if (i > 0 && before >= target) last = min(last, i);
+      before += weight(i);
+    }
+    __syncthreads();
+    last =
+        block_reduce(last, reinterpret_cast<int*>(shared.warp_part), [](int a, int b) { return min(a, b); });
+  }
+  uint64_t best = 0;
+  for (int i = threadIdx.x; i < last; i += kRowThreads) {
+    const int id = ranked_id(shared.sorted[i]);
+    best = larger(best, ranked(score_of(value(i), id, row.inverse_temperature, key), id));
+  }
+  __syncthreads();
+  return ranked_id(block_reduce(best, reinterpret_cast<uint64_t*>(shared.total), larger));
+}
+
+// Where the tokens end that min_p, top_k and top_p leave. `range` of the edited row.
+__device__ RowCutoff find_kept(RowCluster& logits, const SamplerRow& row, const RowRange& range, int vocab) {
+  RowCutoff kept = min_p_cutoff(row, range, vocab);
+  if (limits_number(row, vocab))
+    kept = CutoffSearch<false>(logits, range, row.inverse_temperature, kept, row.top_k).run(vocab);
+  if (row.top_p < 1) {
+    float mine = 0;
+    logits.for_each_unit([&](const float (&x)[kUnit], int first) {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i)
+        if (kept.keeps(x[i], first + i)) mine += weight_of(x[i], range.max, row.inverse_temperature);
+    });
+    const double total =
+        logits.all_reduce(static_cast<double>(mine), [](double a, double b) { return a + b; });
+    kept = CutoffSearch<true>(logits, range, row.inverse_temperature, kept, row.top_p * total).run(vocab);
+  }
+  return kept;
+}
+
+template <class T>
+__device__ Choice choose_staged(RowCluster& logits, const Input<T>& in, const SamplerRow& row, int vocab) {
+  RowRange mine = stage(logits, in, row);
+  if (in.mask || edits(row)) {
+    if (!logits.all_reduce(mine).finite()) return {0, true};
+    if (row.rule != nullptr) admit_next_of_item(logits, in.logits, row);
+    edit(logits, row);
+    mine = logits.scan();
+  }
+  const RowRange range = logits.all_reduce(mine);
+  if (!range.finite()) return {0, true};
+
+  if (row.state == RowState::kGreedy) {
+    uint64_t best = 0;
+    logits.for_each_unit([&](const float (&x)[kUnit], int first) {
+#pragma unroll
+      for (int i = kUnit - 1; i >= 0; --i)
+        if (x[i] == range.max) best = larger(best, ranked(x[i], first + i));
+    });
+    return {all_best(logits, best), false};
+  }
+  if (limits_number(row, vocab) && row.top_k <= kSortable / 2) {
+    CutoffSearch<false> search(logits, range, row.inverse_temperature, min_p_cutoff(row, range, vocab),
+                               row.top_k);
+    const int n = search.try_sort_head(vocab);
+    // Only rank 0 has it, and only rank 0 needs it.
+    if (n > 0)
+      return {logits.leads() ? draw_from_sorted(logits.shared(), row, range.max, in.key, n) : 0, false};
+  }
+  const RowCutoff kept = find_kept(logits, row, range, vocab);
+  Draw draw(logits.shared(), row.inverse_temperature, in.key);
+  draw.start();
+  for (unsigned base = 0; base < logits.units(); base += kRowThreads) {
+    const unsigned unit = base + threadIdx.x;
+    if (unit < logits.units()) {
+      float x[kUnit];
+      logits.load_unit(unit, x);
+      draw.offer(x, logits.begin() + unit * kUnit, kept);
+    }
+    draw.publish();
+  }
+  return {all_best(logits, draw.best()), false};
+}
+
+// --- the row's memory
+// ------------------------------------------------------------------------------------------
+
+// By one CTA, after every other has read the row.
+__device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_token, int token) {
+  auto* counts = reinterpret_cast<int2*>(row.storage + row.counts);
+  const int num_counts = row.num_counts;
+  if (row.counts_capacity > 0) {
+    if (threadIdx.x == 0) shared.found = -1;
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_counts; i += blockDim.x)
+      if (counts[i].x == token) shared.found = i;
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  if (row.counts_capacity > 0) {
+    if (shared.found >= 0) {
+      ++counts[shared.found].y;
+    } else if (num_counts < row.counts_capacity) {
+      counts[num_counts] = {token, 1};
+      row.num_counts = num_counts + 1;
+    }
+  }
+  if (row.tail_capacity > 0) {
+    int32_t* tail = row.storage + row.tail;
+    if (row.tail_len == row.tail_capacity) {
+      for (int i = 1; i < row.tail_capacity; ++i) tail[i - 1] = tail[i];
+      tail[row.tail_capacity - 1] = token;
+    } else {
+      tail[row.tail_len++] = token;
+    }
+  }
+  if (row.rule != nullptr && row.node >= 0) row.node = row.rule->tree.child(row.node, token);
+  ++row.num_outputs;
+  last_token = token;
+}
+
+// What both kernels do after the choice. REQUIRES: all CTAs of the cluster are here.
+__device__ void finish(const SampleParams& p, RowCluster& logits, int64_t item, const Choice& choice) {
+  logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
+  if (!logits.leads()) return;
+  const int row_id = p.row_ids[item];
+  if (!choice.bad) record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
+  if (threadIdx.x == 0) {
+    p.tokens[item] = choice.bad ? 0 : choice.token;
+    p.bad[item] = choice.bad;
+  }
+}
+
+__device__ bool is_open(const SampleParams& p, int row_id) {
+  return row_id >= 0 && row_id < p.num_rows && p.rows[row_id].state != RowState::kClosed;
+}
+
+__device__ bool needs_staging(const SamplerRow& row, int vocab) {
+  return edits(row) || (row.state == RowState::kDraws &&
+                        (row.top_p < 1 || row.min_p_offset > -INFINITY || limits_number(row, vocab)));
+}
+
+// Into shared memory: in registers it would crowd out the logits.
+__device__ void copy_row(const SamplerRow& from, SamplerRow& to) {
+  constexpr int kWords = sizeof(SamplerRow) / sizeof(uint32_t);
+  if (threadIdx.x < kWords)
+    reinterpret_cast<uint32_t*>(&to)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+  __syncthreads();
+}
+
+// The rows that need no staging, and those that are not open.
+template <class T, bool kMasked>
+__global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SampleParams p) {
+  __shared__ ClusterShared shared;
+  const int vocab = static_cast<int>(p.vocab_size);
+  RowCluster logits(shared, nullptr, vocab);
+  const int64_t item = blockIdx.x / logits.size();
+  const int row_id = p.row_ids[item];
+  if (!is_open(p, row_id)) {
+    if (logits.leads() && threadIdx.x == 0) {
+      p.tokens[item] = 0;
+      p.bad[item] = row_id >= 0;
+    }
+    return;
+  }
+  if (needs_staging(p.rows[row_id], vocab)) return;
+  __shared__ SamplerRow row;
+  copy_row(p.rows[row_id], row);
+  const Input<T> in(p, item, row);
+  if (row.state == RowState::kDraws)
+    finish(p, logits, item, choose_streaming<T, true, kMasked>(logits, in, row));
+  else
+    finish(p, logits, item, choose_streaming<T, false, kMasked>(logits, in, row));
+}
+
+// The rows that need staging, taken in turn by as many clusters as fit on the device: a batch without such
+// rows costs a look at each. Runs after stream_kernel: a row that did not need staging does not need it one
+// token later either, but the last token that is held back moves a row from here to there.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p) {
+  extern __shared__ float4 slice[];
+  __shared__ ClusterShared shared;
+  __shared__ SamplerRow row;
+  const int vocab = static_cast<int>(p.vocab_size);
+  RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
+  for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
+    const int row_id = p.row_ids[item];
+    if (!is_open(p, row_id)) continue;
+    if (!needs_staging(p.rows[row_id], vocab)) continue;
+    copy_row(p.rows[row_id], row);
+    finish(p, logits, item, choose_staged(logits, Input<T>(p, item, row), row, vocab));
+  }
+}
+
+__global__ void update_rows_kernel(const RowUpdateParams p) {
+  const RowUpdate& update = p.updates[blockIdx.x];
+  if (threadIdx.x == 0) {
+    p.rows[update.row] = update.state;
+    p.last_tokens[update.row] = update.last_token;
+  }
+  for (int i = threadIdx.x; i < update.payload_len; i += blockDim.x)
+    update.state.storage[i] = p.payload[update.payload_begin + i];
+}
+
+}  // namespace
+
+void update_rows(const RowUpdateParams& p, Stream stream) {
+  launch(update_rows_kernel, {static_cast<unsigned>(p.num_updates), 128}, stream, p);
+}
+
+void sample(const SampleParams& p, Stream stream) {
+  check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "sample: vocabulary outside [1, 416000]");
+  check(p.stride >= p.vocab_size || p.num <= 1, "sample: rows overlap");
+  dispatch(p.dtype, [&]<class T>() {
+    // About a CTA for each of the device's multiprocessors, however many rows there are.
+    constexpr int64_t kMultiprocessors = 132;
+    unsigned size = kClusterSize;
+    while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
+    const auto num = static_cast<unsigned>(p.num);
+    launch(p.masks ? stream_kernel<T, true> : stream_kernel<T, false>, {num * size, kRowThreads, 0, size},
+           stream, p);
+    constexpr unsigned kStagedClusters = 32;
+    const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
+    launch(stage_kernel<T>,
+           {std::min(num, kStagedClusters) * kClusterSize, kRowThreads, slice_bytes, kClusterSize}, stream,
+           p);
+  });
+}
+
+}  // namespace bequest::cuda

@@ -1,0 +1,47 @@
+// y = x Wᵀ + b for a few rows of x, where reading W is all the work; a norm before it and what a layer does
+// with the result are part of it.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "ops/activation.h"
+#include "ops/hidden_tap.h"
+
+namespace bequest::cuda {
+
+inline constexpr int kMostStreamedRows = 4, kMostFusedRows = 16;
+inline constexpr int kMostSkinnyRows = 32;
+inline constexpr int kSkinnyDepthUnit = 256;  // 32 accesses of 8 bfloat16
+
+enum class SkinnyResult {
+  kStore,  // out = y
+  kAdd,    // out += y, where out is the residual of a layer
+  kGate,   // out = f(gate) * up, where W has the rows of the gate and then those of up
+};
+
+struct SkinnyLinearParams {
+  const void* x;       // [T, K] bfloat16, contiguous, aligned to 16 bytes
+  const void* weight;  // [N, K] bfloat16, contiguous, aligned to 16 bytes
+  const void* bias;    // [N] bfloat16, or null
+  void* out;           // [T, N] bfloat16; kGate: [T, N / 2]
+  int num_tokens;      // T
+  int64_t out_features;
+  int64_t in_features;
+  SkinnyResult result = SkinnyResult::kStore;
+  Activation activation = Activation::kSilu;  // of kGate
+  // The rest is of a root-mean-square norm of x before the product; null: none.
+  const void* norm_weight = nullptr;  // [K] bfloat16, aligned to 16 bytes
+  float eps = 0;
+  HiddenTap tap = {};  // of x as it is before the norm; not `store_output`
+};
+
+// Whether a norm can be part of a product of rows [T, K].
+bool skinny_linear_norms(int num_tokens, int64_t in_features);
+
+// A row's result depends on the row alone, and on whether there are more than kMostStreamedRows, and more
+// than kMostFusedRows. REQUIRES: 1 <= T <= kMostSkinnyRows; K is a multiple of kSkinnyDepthUnit; beyond
+// kMostFusedRows kStore and no norm; a norm where skinny_linear_norms.
+void skinny_linear(const SkinnyLinearParams& p, Stream stream);
+
+}  // namespace bequest::cuda

@@ -1,0 +1,87 @@
+// Weights on their way into a product of a few rows: stages of 8 rows of W by 1024 of k, in shared memory as
+// the copy engine places them with one request. A stage is lines of 64 of k (128 bytes), each with its 8
+// rows; of row r the 16-byte piece p lies at piece p ^ r.
+#pragma once
+
+#include <cuda.h>
+
+#include "device/bulk_copy.cuh"
+#include "device/cuda.cuh"
+#include "device/tensor_map.cuh"
+
+namespace bequest::cuda {
+
+inline constexpr int kStageRows = 8;  // of W; of a gated product half of them are the gate's, half are up's
+inline constexpr int kLine = 64;      // of k
+inline constexpr int kLineBytes = kLine * 2;
+inline constexpr int kStageLines = 16;
+inline constexpr int kStageDepth = kStageLines * kLine;
+inline constexpr int kStageBytes = kStageRows * kStageDepth * 2;
+
+// A place in the ring of stages and the parity of its phase.
+struct Cursor {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage < stages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// W [N, K] as stages. What lies beyond its end arrives as zeros. REQUIRES: K is a multiple of kLine.
+inline CUtensorMap weight_map(const void* weight, int64_t out_features, int64_t in_features, bool gated) {
+  const auto k = static_cast<cuuint64_t>(in_features), halves = cuuint64_t{gated ? 2u : 1u};
+  const cuuint64_t rows = static_cast<cuuint64_t>(out_features) / halves;
+  const cuuint64_t sizes[] = {kLine, rows, halves, k / kLine};
+  const cuuint64_t strides[] = {k * 2, rows * k * 2, kLineBytes};
+  const cuuint32_t box[] = {kLine, static_cast<cuuint32_t>(kStageRows / halves),
+                            static_cast<cuuint32_t>(halves), kStageLines};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(weight), sizes,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "the driver refused the tensor map of a weight");
+  return map;
+}
+
+// Asks for the stage that begins with row `row` (of each half, of a gated product) and line `line`; its
+// bytes complete on `arrived`. By one thread.
+__device__ __forceinline__ void copy_stage(const CUtensorMap& map, uint32_t to, PhaseBarrier& arrived,
+                                           int row, int line, uint64_t policy) {
+  arrived.arrive_expecting(kStageBytes);
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(&map), "r"(0), "r"(row), "r"(0), "r"(line), "r"(arrived.address()), "l"(policy)
+      : "memory");
+}
+
+// --- a lane's part of a stage, where kStageWarps warps divide each 256 of k
+// ---------------------------------------------------------------------------------------------------
+
+inline constexpr int kStageWarps = 8;
+inline constexpr int kStepBytes = 256 * kStageRows * 2;  // from 256 of k to the next
+
+// The row that a lane reads. Lanes are served eight at a time, two rows of a line; rows four apart lie in
+// different banks.
+__device__ __forceinline__ int row_of_lane(int lane) { return lane / 8 | (lane / 4 % 2) << 2; }
+
+// A lane's place in a stage: 16 bytes along k of its row; further steps follow at kStepBytes.
+__device__ __forceinline__ uint32_t lane_in_stage(int warp, int lane) {
+  const int row = row_of_lane(lane), piece = warp % 2 * 4 + lane % 4;
+  return (warp / 2 * kStageRows + row) * kLineBytes + (piece ^ row) * 16;
+}
+
+__device__ __forceinline__ uint4 load_weights(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address));
+  return v;
+}
+
+}  // namespace bequest::cuda
