@@ -1,7 +1,7 @@
 """The C++ core. Addresses are data pointers as integers, 0 for null; dtypes are the codes of csrc/core/dtype.h."""
 
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -180,214 +180,117 @@ BeamOutput = tuple[int, int, int, int, int, int]  # score, row, token, logprob [
 
 def beam_candidates(logits: Logits, step: BeamStep, out: BeamOutput) -> None: ...
 
+# --- csrc/attention/cuda: the work list, in every build
+
+class AttentionWork:
+    """The shape of a step's attention work and the layout of its list (csrc/attention/cuda/work_list.h)."""
+
+    def __init__(
+        self,
+        heads: HeadCounts,
+        mask: Mask,
+        dtype: int,
+        max_sequences: int,
+        max_tokens: int,
+        device: tuple[int, int, bool],
+    ) -> None:
+        """`device`: its multiprocessors, cuda_prefill_blocks_per_sm, cuda_has_wide_tiles."""
+    size: Final[int]  # int32 of the list
+    state_rows: Final[int]
+    decode_tokens: Final[int]
+    workers: Final[int]
+    max_merges: Final[tuple[int, int]]  # of decode tiles, of prefill tiles
+    ticket_ints: Final[int]
+    mail_ints: Final[int]
+    sections: Final[tuple[int, int, int]]  # where merges, decode items and prefill items begin
+    def use_scratch(self, state_values: int, state_scales: int, tickets: int, mail: int) -> None: ...
+    def write(self, rows: AttentionBatch, block_size: int, buffer: int) -> tuple[int, int, int]:
+        """(decode items, prefill items, merges); block tables may be null."""
+
 # --- CUDA: only where with_cuda. Addresses are of device memory unless said otherwise; `stream` is a cudaStream_t.
+
+Matrix = tuple[int, int, int, int]  # address, rows, columns, dtype
+TokenIds = tuple[int, int, int, int]  # ids [T], T, last tokens [rows] or 0, rows
+HeadNorm = tuple[int, int, float]  # weights [D] of queries and keys, eps
+Rotation = tuple[int, int, int]  # positions [T], cosines and sines [P, R] or 0, R
+Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are slots [T]
+Product = tuple[int, int, int, int]  # weight [N, K], bias [N] or 0, N, K
+TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
+ChainTail = tuple[Product, tuple[int, float], Product, int, Product]  # output, norm, gate and up, activation, down
+ChainHead = tuple[TappedNorm, Product, int]  # norm, qkv, where that goes
+
+def cuda_rms_norm(x: Matrix, norm: Norm, residual: int, out: int, tap: HiddenTap | None, stream: int) -> None: ...
+def cuda_layer_norm(x: Matrix, norm: Norm, residual: int, out: int, tap: HiddenTap | None, stream: int) -> None: ...
+def cuda_prepare_qkv(
+    q: Heads, k: Heads, v: Heads | None, dtype: int, preparation: Preparation, stream: int
+) -> None: ...
+def cuda_embedding(ids: TokenIds, weight: Matrix, out: int, stream: int) -> None: ...
+def cuda_gated_activation(gate_up: Matrix, out: int, activation: int, stream: int) -> None: ...
+def cuda_activate(x: int, dtype: int, count: int, activation: int, stream: int) -> None: ...
+
+cuda_most_streamed_rows: int
+cuda_most_chained_rows: int
+cuda_chain_scratch_bytes: int
+
+def cuda_is_skinny_product(num_tokens: int, out_features: int, in_features: int) -> bool: ...
+def cuda_is_fused_product(num_tokens: int, out_features: int, in_features: int, normed: bool) -> bool: ...
+def cuda_skinny_linear(
+    x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
+) -> None:
+    """`finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation."""
+
+def cuda_can_chain(attended: int, hidden: int, inner: int) -> bool: ...
+def cuda_skinny_chain(
+    attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
+) -> None: ...
+def cuda_copy_blocks(cache: Blocks, block_bytes: int, pairs: int, num_pairs: int, stream: int) -> None: ...
+def cuda_swap_blocks(
+    source: Blocks, destination: Blocks, block_bytes: int, pairs: int, num_pairs: int, stream: int
+) -> None:
+    """`pairs` is in host memory."""
+
+def cuda_copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> None:
+    """Between pinned host memory and the device's, or inside it; asynchronous."""
+
+class CudaLateCopy:
+    def __init__(self, flag: int, source: int, destination: int, arrived: int) -> None: ...
+    def queue(self, num_bytes: int, value: int, stream: int) -> None: ...
+    def wait(self, value: int, stream: int) -> None: ...
+
+def cuda_publish(flag: int, value: int) -> None: ...
 
 cuda_sampler_row_bytes: int
 cuda_row_update_bytes: int
 
-def cuda_rms_norm(
-    x: int,
-    residual: int,
-    weight: int,
-    out: int,
-    dtype: int,
-    num_tokens: int,
-    hidden: int,
-    eps: float,
-    ring_rows: int,
-    layers: int,
-    ring: int,
-    num_ring_rows: int,
-    layer: int,
-    store_output: bool,
-    stream: int,
-) -> None: ...
-def cuda_layer_norm(
-    x: int,
-    residual: int,
-    weight: int,
-    bias: int,
-    out: int,
-    dtype: int,
-    num_tokens: int,
-    hidden: int,
-    eps: float,
-    ring_rows: int,
-    layers: int,
-    ring: int,
-    num_ring_rows: int,
-    layer: int,
-    store_output: bool,
-    stream: int,
-) -> None: ...
-def cuda_prepare_qkv(
-    q: int,
-    k: int,
-    v: int,
-    q_stride: int,
-    k_stride: int,
-    v_stride: int,
-    num_tokens: int,
-    q_heads: int,
-    k_heads: int,
-    head_dim: int,
-    q_weight: int,
-    k_weight: int,
-    eps: float,
-    positions: int,
-    cos_sin: int,
-    rotary_dim: int,
-    slots: int,
-    kv_cache: int,
-    kv_sizes: tuple[int, int, int, int, int],
-    layer: int,
-    kv_dtype: int,
-    key_factor: float,
-    value_factor: float,
-    dtype: int,
-    stream: int,
-) -> None: ...
-def cuda_gated_activation(
-    gate_up: int, out: int, dtype: int, num_tokens: int, intermediate: int, activation: int, stream: int
-) -> None: ...
-def cuda_activate(x: int, dtype: int, count: int, activation: int, stream: int) -> None: ...
-def cuda_skinny_linear(
-    x: int,
-    weight: int,
-    bias: int,
-    out: int,
-    num_tokens: int,
-    out_features: int,
-    in_features: int,
-    result: int,
-    activation: int,
-    norm_weight: int,
-    eps: float,
-    ring_rows: int,
-    layers: int,
-    ring: int,
-    num_ring_rows: int,
-    layer: int,
-    store_output: bool,
-    stream: int,
-) -> None: ...
-def cuda_skinny_linear_norms(num_tokens: int, in_features: int) -> bool: ...
-def cuda_skinny_chain(
-    num_tokens: int,
-    attended: int,
-    residual: int,
-    output: tuple[int, int, int, int],
-    mlp_norm: tuple[int, float],
-    gate_up: tuple[int, int, int, int],
-    activation: int,
-    down: tuple[int, int, int, int],
-    next_norm: tuple[int, float],
-    next_qkv: tuple[int, int, int, int],
-    qkv: int,
-    ring_rows: int,
-    layers: int,
-    ring: int,
-    num_ring_rows: int,
-    layer: int,
-    store_output: bool,
-    scratch: int,
-    stream: int,
-) -> None: ...
-def cuda_can_chain(attended: int, hidden: int, inner: int) -> bool: ...
+class CudaSamplerRows:
+    def __init__(self, rows: int, last_tokens: int, num_rows: int) -> None: ...
+    def update(self, updates: int, num_updates: int, payload: int, stream: int) -> None: ...
+    def sample(
+        self, logits: Logits, row_ids: int, positions: int, masks: int, out: tuple[int, int], stream: int
+    ) -> None:
+        """`out`: tokens [N], and which are bad [N]."""
 
-CHAIN_SCRATCH_BYTES: int
-
-def cuda_embedding(
-    ids: int,
-    last_tokens: int,
-    num_rows: int,
-    weight: int,
-    out: int,
-    dtype: int,
-    num_tokens: int,
-    vocab_size: int,
-    hidden: int,
-    stream: int,
-) -> None: ...
-def cuda_copy_blocks(
-    cache: int, num_blocks: int, block_bytes: int, pairs: int, num_pairs: int, stream: int
-) -> None: ...
-def cuda_late_copy(
-    flag: int, value: int, source: int, destination: int, num_bytes: int, arrived: int, stream: int
-) -> None: ...
-def cuda_wait_for_flag(flag: int, value: int, stream: int) -> None: ...
-def cuda_publish(flag: int, value: int) -> None: ...
-def cuda_copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> None:
-    """Between pinned host memory and the device's, or inside it; asynchronous."""
-
-def cuda_swap_blocks(
-    source: int,
-    source_blocks: int,
-    destination: int,
-    destination_blocks: int,
-    block_bytes: int,
-    pairs: int,
-    num_pairs: int,
-    stream: int,
-) -> None:
-    """`pairs` is in host memory."""
-
-def cuda_update_rows(
-    updates: int, num_updates: int, payload: int, rows: int, last_tokens: int, stream: int
-) -> None: ...
-def cuda_sample(
-    logits: int,
-    dtype: int,
-    stride: int,
-    row_ids: int,
-    positions: int,
-    num: int,
-    vocab_size: int,
-    num_rows: int,
-    rows: int,
-    last_tokens: int,
-    masks: int,
-    tokens: int,
-    bad: int,
-    stream: int,
-) -> None: ...
-def cuda_logprobs(
-    logits: int,
-    dtype: int,
-    stride: int,
-    num: int,
-    vocab_size: int,
-    chosen: int,
-    top: int,
-    chosen_logprob: int,
-    rank: int,
-    top_ids: int,
-    top_logprob: int,
-    stream: int,
-) -> None: ...
+def cuda_logprobs(logits: Logits, chosen: int, top: int, out: LogprobOutput, stream: int) -> None: ...
 
 cuda_max_beam_rows: int
 
 def cuda_beam_workspace_bytes(num_rows: int, num_slots: int) -> int: ...
-def cuda_beam_candidates(
-    logits: int,
-    dtype: int,
-    stride: int,
-    vocab_size: int,
-    num_rows: int,
-    cumulative: int,
-    nodes: int,
-    group_start: int,
-    groups: int,
-    num_groups: int,
-    workspace: int,
-    score: int,
-    row: int,
-    token: int,
-    logprob: int,
-    bad: int,
-    columns: int,
-    stream: int,
+def cuda_beam_candidates(logits: Logits, step: BeamStep, workspace: int, out: BeamOutput, stream: int) -> None: ...
+def cuda_prefill_blocks_per_sm(head_dim: int, kv_dtype: int) -> int: ...
+def cuda_has_wide_tiles() -> bool: ...
+def cuda_can_attend_token(work: AttentionWork) -> bool: ...
+
+class CudaStepWork:
+    def __init__(
+        self, work: AttentionWork, block_tables: int, max_blocks: int, work_list: int, launches: tuple[bool, bool, int]
+    ) -> None:
+        """`launches`: decode, prefill, the most merges."""
+
+def cuda_attend_token(
+    step: CudaStepWork, qkv: int, out: int, scale: float, preparation: Preparation, stream: int
+) -> None: ...
+def cuda_paged_attention(
+    step: CudaStepWork, q: Heads, out: int, of: LayerCache, scores: ScoreRule, stream: int
 ) -> None: ...
 
 # --- csrc/cache
@@ -624,107 +527,3 @@ def prepare_batch(
     last_rows[i]; other tokens have NO_ROW, and whose sampler row knows nothing has NO_ROW too.
     `room` is (T, S, MB) of the arrays, 0: as large as they need be. Padding has slot -1 and rows of length 0.
     """
-
-# --- csrc/attention, on a GPU
-
-class AttentionWork:
-    """The shape of a step's attention work and the layout of its list (csrc/attention/cuda/work_list.h)."""
-
-    def __init__(
-        self,
-        num_q_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: int,
-        causal: bool,
-        window: int,
-        num_multiprocessors: int,
-        max_sequences: int,
-        max_tokens: int,
-        prefill_blocks_per_sm: int,
-        wide_tiles: bool,
-    ) -> None: ...
-    @property
-    def size(self) -> int:
-        """int32 of the list."""
-    @property
-    def state_rows(self) -> int: ...
-    @property
-    def decode_tokens(self) -> int: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def max_merges(self) -> tuple[int, int]:
-        """Of decode tiles, of prefill tiles."""
-    @property
-    def ticket_ints(self) -> int: ...
-    @property
-    def mail_ints(self) -> int: ...
-    @property
-    def sections(self) -> tuple[int, int, int]:
-        """Where merges, decode items and prefill items begin."""
-    def write(
-        self,
-        query_start: int,
-        seq_lens: int,
-        block_tables: int,
-        num_sequences: int,
-        max_blocks: int,
-        block_size: int,
-        buffer: int,
-    ) -> tuple[int, int, int]:
-        """(decode items, prefill items, merges); block_tables may be null."""
-
-def prefill_blocks_per_sm(head_dim: int, kv_dtype: int) -> int: ...
-def has_wide_tiles() -> bool: ...
-def can_attend_token(work: AttentionWork) -> bool: ...
-def cuda_attend_token(
-    work: AttentionWork,
-    qkv: int,
-    out: int,
-    kv_cache: int,
-    kv_dtype: int,
-    kv_sizes: tuple[int, int, int, int, int],
-    layer: int,
-    key_scale: float,
-    value_scale: float,
-    scale: float,
-    q_weight: int,
-    k_weight: int,
-    eps: float,
-    positions: int,
-    cos_sin: int,
-    rotary_dim: int,
-    slots: int,
-    block_tables: int,
-    max_blocks: int,
-    work_list: int,
-    stream: int,
-) -> None: ...
-def cuda_paged_attention(
-    work: AttentionWork,
-    q: int,
-    q_stride: int,
-    out: int,
-    kv_cache: int,
-    kv_dtype: int,
-    kv_sizes: tuple[int, int, int, int, int],
-    layer: int,
-    key_scale: float,
-    value_scale: float,
-    scale: float,
-    soft_cap: float,
-    bias: int,
-    bias_reach: int,
-    block_tables: int,
-    max_blocks: int,
-    work_list: int,
-    state_values: int,
-    state_scales: int,
-    tickets: int,
-    mail: int,
-    decode: bool,
-    prefill: bool,
-    max_merges: int,
-    stream: int,
-) -> None: ...
