@@ -115,7 +115,7 @@ def install() -> None:
         cuda_can_attend_token=lambda work: False,
         cuda_row_update_bytes=144,
         cuda_sampler_row_bytes=128,
-        **dict.fromkeys(("CudaLateCopy", "CudaSamplerRows", "CudaStepWork"), _Idle),
+        **dict.fromkeys(("CudaLateCopy", "CudaSamplerRows", "CudaStep"), _Idle),
         **dict.fromkeys(("cuda_copy_blocks", "cuda_logprobs", "cuda_publish"), _nothing),
     )
     vars(torch._C).update(

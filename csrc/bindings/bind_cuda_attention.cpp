@@ -168,9 +168,9 @@ void attend(const StepWork& step, const Heads& q, Address out, const LayerCache&
   cuda_paged_attention(params, step.launches, stream_of(stream));
 }
 
-void attend_one(const StepWork& step, Address qkv, Address out, float scale, const Preparation& preparation,
+void attend_one(const StepWork& step, Address qkv, Address out, float scale, const Preparation& steps,
                 Address stream) {
-  const LayerCache& of = preparation.to.value();
+  const LayerCache& of = steps.to.value();
   const KvLayout& layout = of.cache.layout;
   const WorkShape& shape = step.work->shape;
   const int64_t q_heads = shape.num_q_heads, kv_heads = layout.num_kv_heads, head_dim = layout.head_dim;
@@ -181,7 +181,7 @@ void attend_one(const StepWork& step, Address qkv, Address out, float scale, con
   params.q_stride = width;
   params.out = pointer<void>(out);
   params.scale = scale;
-  cuda::QkvParams heads = qkv_params(preparation, shape.dtype);
+  cuda::QkvParams heads = qkv_params(steps, shape.dtype);
   heads.q = q;
   heads.k = q + q_heads * head_dim;
   heads.v = q + (q_heads + kv_heads) * head_dim;
@@ -204,7 +204,7 @@ void bind_kernels(py::module_& m) {
   m.def(
       "cuda_can_attend_token", [](const AttentionWork& work) { return can_attend_token(work.shape); },
       py::arg("work"));
-  py::class_<StepWork>(m, "CudaStepWork")
+  py::class_<StepWork>(m, "CudaStep")
       .def(py::init([](std::shared_ptr<AttentionWork> work, Address block_tables, int64_t max_blocks,
                        Address work_list, const AttentionLaunches& launches) {
              return StepWork{std::move(work), pointer<int32_t>(block_tables), max_blocks,
@@ -213,7 +213,7 @@ void bind_kernels(py::module_& m) {
            py::arg("work"), py::arg("block_tables"), py::arg("max_blocks"), py::arg("work_list"),
            py::arg("launches"));
   m.def("cuda_attend_token", &attend_one, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
-        py::arg("qkv"), py::arg("out"), py::arg("scale"), py::arg("preparation"), py::arg("stream"));
+        py::arg("qkv"), py::arg("out"), py::arg("scale"), py::arg("steps"), py::arg("stream"));
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
         py::arg("q"), py::arg("out"), py::arg("of"), py::arg("scores"), py::arg("stream"));
 }

@@ -60,8 +60,8 @@ void bind_norms(py::module_& m) {
 }
 
 void prepare_qkv(const Heads& q, const Heads& k, const std::optional<Heads>& v, int dtype,
-                 const Preparation& preparation, Address stream) {
-  cuda::QkvParams params = qkv_params(preparation, DType(dtype));
+                 const Preparation& steps, Address stream) {
+  cuda::QkvParams params = qkv_params(steps, DType(dtype));
   params.q = q.data;
   params.k = k.data;
   params.v = v ? v->data : nullptr;
@@ -77,7 +77,7 @@ void prepare_qkv(const Heads& q, const Heads& k, const std::optional<Heads>& v, 
 
 void bind_values(py::module_& m) {
   m.def("cuda_prepare_qkv", &prepare_qkv, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("dtype"),
-        py::arg("preparation"), py::arg("stream"));
+        py::arg("steps"), py::arg("stream"));
   m.def(
       "cuda_embedding",
       [](const TokenIds& ids, const Matrix& weight, Address out, Address stream) {
@@ -154,11 +154,9 @@ void bind_products(py::module_& m) {
         py::arg("in_features"));
   m.def("cuda_is_fused_product", &cuda::is_fused_product, py::arg("num_tokens"), py::arg("out_features"),
         py::arg("in_features"), py::arg("normed"));
-  m.attr("cuda_most_streamed_rows") = cuda::kMostStreamedRows;
   m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
         py::arg("head"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"));
-  m.attr("cuda_most_chained_rows") = cuda::kMostChainedRows;
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
 }
 
@@ -244,12 +242,12 @@ void bind_sampler(py::module_& m) {
           py::arg("updates"), py::arg("num_updates"), py::arg("payload"), py::arg("stream"))
       .def(
           "sample",
-          [](const SamplerRows& self, const Logits& logits, Address row_ids, Address positions, Address masks,
+          [](const SamplerRows& self, const Logits& logits, Address rows, Address positions, Address masks,
              const SampledTokens& out, Address stream) {
             cuda::sample({.logits = logits.data,
                           .dtype = logits.dtype,
                           .stride = logits.stride,
-                          .row_ids = pointer<int32_t>(row_ids),
+                          .row_ids = pointer<int32_t>(rows),
                           .positions = pointer<int32_t>(positions),
                           .num = logits.num,
                           .vocab_size = logits.vocab_size,
@@ -261,7 +259,7 @@ void bind_sampler(py::module_& m) {
                           .bad = out.bad},
                          stream_of(stream));
           },
-          py::arg("logits"), py::arg("row_ids"), py::arg("positions"), py::arg("masks"), py::arg("out"),
+          py::arg("logits"), py::arg("rows"), py::arg("positions"), py::arg("masks"), py::arg("out"),
           py::arg("stream"));
   m.def(
       "cuda_logprobs",

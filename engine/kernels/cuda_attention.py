@@ -195,7 +195,7 @@ class CudaAttentionPlan(AttentionWork):
         self.work_list = work_list
         self.block_tables = block_tables
         self.single_token = single_token
-        self._step = _C.CudaStepWork(
+        self._step = _C.CudaStep(
             workspace._work,
             block_tables.data_ptr(),
             block_tables.stride(0),

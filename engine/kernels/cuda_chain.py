@@ -17,6 +17,7 @@ from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.hidden_tap import tap_arguments
 from bequest.engine.kernels.streams import current_stream
 
+MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
 _BF16 = torch.bfloat16
 _BF16_CODE = 1  # csrc/core/dtype.h
 
@@ -62,7 +63,7 @@ def has_kernel(attended: int, hidden: int, inner: int) -> bool:
 
 def can_chain(attended: Tensor, down: Tensor) -> bool:
     """Whether there is a kernel for rows [T, A] of a model whose down is [H, I]."""
-    if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= _C.cuda_most_chained_rows:
+    if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= MOST_CHAINED_ROWS:
         return False
     return _C.cuda_can_chain(attended.shape[1], *down.shape)
 

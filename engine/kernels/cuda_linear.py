@@ -22,6 +22,7 @@ from bequest.engine.kernels.streams import current_stream
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
+MOST_STREAMED_ROWS = 4  # csrc/ops/cuda/skinny_linear.h
 _BF16 = torch.bfloat16
 _BF16_CODE = 1  # csrc/core/dtype.h
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult

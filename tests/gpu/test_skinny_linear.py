@@ -84,7 +84,7 @@ def test_normed_linear(num_tokens: int, outputs: int, depth: int, with_bias: boo
     gain = randn(depth, dtype=BF16, seed=5)
     weight, bias = weights(outputs, depth, with_bias)
     normed = reference_norm(x, gain, 1e-5)
-    if num_tokens <= _C.cuda_most_streamed_rows:
+    if num_tokens <= products.MOST_STREAMED_ROWS:
         normed = normed.to(BF16)  # as the norm alone would store it; more rows are scaled behind the product
     kept = x.clone()
     assert_near(products.normed_linear(x, RowNorm(gain, 1e-5), weight, bias), product(normed, weight, bias))
