@@ -17,9 +17,13 @@
 #include "attention/cuda/join.cuh"
 #include "attention/cuda/narrow_tail.cuh"
 #include "attention/cuda/wide_tile.cuh"
+#include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // Merges the warps' states of an item (tiles[warp] null: no step of it), joins what there is to join, and
 // writes the rows. By the whole block.
@@ -143,22 +147,23 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     decode_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   // The merge may take its place beside this grid and wait there.
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_start();
   attend_items<D, Cache, kScores>(a, shared);
   // Whoever comes next waits for this grid, not for the one ahead of it.
-  if (a.follows_prefill) wait_for_grid_ahead();
+  if (a.follows_prefill) wait_for_previous();
 }
 
 template <int D, class Cache>
-void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream) {
+void launch_decode(const AttentionArgs& a, int workers, Scores scores, Stream stream) {
   const auto kernel = scores == Scores::kPlain     ? decode_kernel<D, Cache, Scores::kPlain>
                       : scores == Scores::kSoftCap ? decode_kernel<D, Cache, Scores::kSoftCap>
                                                    : decode_kernel<D, Cache, Scores::kBias>;
-  launch_kernel(
-      Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32,
-             static_cast<size_t>(std::max(DecodeShape<D, Cache>::kBlockBytes, kNarrowBytes<D, Cache>)),
-             Overlap::kPrevious},
-      stream, a);
+  const LaunchShape shape{.grid = dim3(workers, a.num_kv_heads),
+                          .block = kDecodeWarps * kWarp,
+                          .shared_bytes = static_cast<size_t>(
+                              std::max(DecodeShape<D, Cache>::kBlockBytes, kNarrowBytes<D, Cache>)),
+                          .overlaps_previous = true};
+  launch(kernel, shape, stream, a);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

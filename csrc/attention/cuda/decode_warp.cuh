@@ -7,9 +7,11 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/mailbox.cuh"
-#include "device/tensor_core.cuh"
+#include "device/copies.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kDecodeWarps = 4;
 
@@ -263,7 +265,7 @@ class WarpState {
     highest[0] = quad_max(highest[0]);
     highest[1] = quad_max(highest[1]);
     const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
-    if (__any_sync(0xffffffffu, grows)) rescale(highest);
+    if (__any_sync(kAllLanes, grows)) rescale(highest);
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
 #pragma unroll
@@ -297,4 +299,4 @@ class WarpState {
   float d_[2] = {0.0f, 0.0f};
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

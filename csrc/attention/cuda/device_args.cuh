@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "attention/cuda/attention.h"
+#include "device/launch.cuh"
+#include "ops/cuda/rope.h"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // How far the tickets of a prefill launch are drawn. Both are 0 between launches.
 struct TicketCounter {
@@ -71,12 +73,10 @@ __device__ inline JoinEntry load_join(const AttentionArgs& a, int index) {
   return {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 }
 
-// Until the grid ahead has ended and all it wrote can be seen.
-__device__ inline void wait_for_grid_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// The same, for what decode reads first: queries, keys and values. The prefill kernel changes none of them.
+// wait_for_previous() for what decode reads first: queries, keys and values. The prefill kernel changes none
+// of them.
 __device__ inline void wait_for_inputs(const AttentionArgs& a) {
-  if (!a.follows_prefill) wait_for_grid_ahead();
+  if (!a.follows_prefill) wait_for_previous();
 }
 
 // The worker that this block of a decode grid (workers, NKV) is a part of. A multiprocessor has two blocks,
@@ -173,14 +173,16 @@ struct Bf16Cache;
 struct Fp8Cache;
 
 template <int D, class Cache>
-void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
+void launch_decode(const AttentionArgs& a, int workers, Scores scores, Stream stream);
 template <int D, class Cache>
-void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream);
+void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, Stream stream);
 // On Hopper, without a bias; `map` as of kv_tensor_map().
 template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
-                          cudaStream_t stream);
-void launch_f32(const AttentionArgs& a, DType cache, int blocks, cudaStream_t stream);
-void launch_merge(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream);
+                          Stream stream);
+template <int D, class Cache>
+void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream);
+void launch_f32(const AttentionArgs& a, DType cache, int blocks, Stream stream);
+void launch_merge(const AttentionArgs& a, int blocks_per_head, Stream stream);
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -9,12 +9,13 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
-#include "device/tensor_core.cuh"
+#include "device/exchange.cuh"
+#include "device/launch.cuh"
+#include "device/pairs.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
-inline constexpr int kMostPolls = 1 << 24;  // seconds
-inline constexpr int kReader = 1 << 16;     // what a reader adds to a counter, above the pieces
+inline constexpr int kReader = 1 << 16;  // what a reader adds to a counter, above the pieces
 
 // The counter of the wide tile that this item is a piece of; null: nobody waits for it.
 __device__ inline int32_t* counter_of_piece(const AttentionArgs& a, const WorkItem& item, int head) {
@@ -27,7 +28,7 @@ __device__ inline void count_piece(const AttentionArgs& a, const WorkItem& item,
   int32_t* const counter = counter_of_piece(a, item, head);
   if (counter == nullptr) return;
   __syncthreads();
-  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+  if (threadIdx.x == 0) add_one_release(counter);
 }
 
 // Four columns of a row: {o, m, d}.
@@ -48,15 +49,11 @@ class Join {
 
   // Until the states are there. By a warp.
   __device__ void wait(const AttentionArgs& a, int head) const {
-    if (entry_.counter < 0) return wait_for_grid_ahead();
+    if (entry_.counter < 0) return wait_for_previous();
     if (threadIdx.x % 32 == 0) {
       const int32_t* const counter = counter_of(a, head);
-      for (int polls = 0;; ++polls) {
-        int32_t count;
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-        if (count % kReader >= entry_.num_states) break;
-        if (polls == kMostPolls) __trap();
-      }
+      Patience patience;
+      while (load_acquire(counter) % kReader < entry_.num_states) patience.spend();
     }
     __syncwarp();
   }
@@ -137,4 +134,4 @@ __device__ inline void write_vector(const AttentionArgs& a, int64_t token, int q
                                     pack(v.o.z * factor, v.o.w * factor)};
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

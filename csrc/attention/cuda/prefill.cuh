@@ -12,10 +12,14 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
+#include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kPrefillThreads = 128;
 inline constexpr int kIdRows = 8;  // keys that share a block whatever the block size
@@ -275,7 +279,7 @@ class WarpTile {
         highest[t][half] = quad_max(top) * factor;
         grows = grows || highest[t][half] > m_[t][half] + kRescaleThreshold;
       }
-    if (__any_sync(0xffffffffu, grows)) rescale(highest);
+    if (__any_sync(kAllLanes, grows)) rescale(highest);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -428,7 +432,7 @@ template <int D, class Cache, Scores kScores>
 __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
     prefill_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_start();
   const Tickets tickets(a);
   for (int ticket = tickets.first(); ticket >= 0;)
     ticket = attend_item<D, Cache, kScores>(a, tickets, ticket, shared);
@@ -436,11 +440,14 @@ __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
 }
 
 template <int D, class Cache>
-void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream) {
+void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, Stream stream) {
   const auto kernel = scores == Scores::kPlain     ? prefill_kernel<D, Cache, Scores::kPlain>
                       : scores == Scores::kSoftCap ? prefill_kernel<D, Cache, Scores::kSoftCap>
                                                    : prefill_kernel<D, Cache, Scores::kBias>;
-  launch_kernel(Launch{kernel, dim3(blocks), kPrefillThreads, PrefillShape<D>::kBlockBytes}, stream, a);
+  const LaunchShape shape{.grid = static_cast<unsigned>(blocks),
+                          .block = kPrefillThreads,
+                          .shared_bytes = PrefillShape<D>::kBlockBytes};
+  launch(kernel, shape, stream, a);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

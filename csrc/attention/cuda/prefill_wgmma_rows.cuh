@@ -1,6 +1,6 @@
 // A multiplying warpgroup's 64 rows of a tile: softmax state and accumulators (prefill_wgmma.cuh).
 //
-// A lane holds rows lane / 4 + {0, 8} ("halves") of its warp's 16, in the layout of hopper.cuh's
+// A lane holds rows lane / 4 + {0, 8} ("halves") of its warp's 16, in the layout of warpgroup.cuh's
 // accumulators.
 #pragma once
 
@@ -8,10 +8,11 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 __device__ __forceinline__ int multiplier_row(int multiplier) {
   return multiplier * kMultiplierRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -105,7 +106,7 @@ class RowSoftmax {
       m_[half] = m;
       d_[half] *= shrink_[half];
     }
-    has_moved_ = __any_sync(0xffffffffu, grows[0] || grows[1]);
+    has_moved_ = __any_sync(kAllLanes, grows[0] || grows[1]);
   }
 
   int key_begin_[2], key_end_[2];  // what a row sees
@@ -147,7 +148,7 @@ class RowAccumulator {
   }
 
   // Until no product is under way.
-  __device__ __forceinline__ void wait_products() { bequest::wait_products<0>(o_); }
+  __device__ __forceinline__ void wait_products() { cuda::wait_products<0>(o_); }
 
   // Takes a tile's weights over. At rest.
   template <Scores kScores, int kCount>
@@ -213,7 +214,7 @@ class RowAccumulator {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i & distance) continue;
-        const uint32_t received = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + distance], distance);
+        const uint32_t received = __shfl_xor_sync(kAllLanes, upper ? x[i] : x[i + distance], distance);
         if (upper)
           x[i] = received;
         else
@@ -226,4 +227,4 @@ class RowAccumulator {
   uint32_t weights_[kTileKeys / 4];
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

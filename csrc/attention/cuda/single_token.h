@@ -16,9 +16,4 @@ bool can_attend_token(const WorkShape& shape);
 // graph holds no other writer of this layer's keys and values.
 void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cudaStream_t stream);
 
-struct AttentionArgs;
-template <int D, class Cache>
-void launch_single_token(const AttentionArgs& a, const cuda::QkvParams& p, int multiprocessors,
-                         cudaStream_t stream);
-
 }  // namespace bequest

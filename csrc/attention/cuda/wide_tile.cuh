@@ -14,10 +14,15 @@
 #include "attention/cuda/join.cuh"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/mailbox.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/exchange.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 template <int D>
 struct WideShape {
@@ -220,8 +225,8 @@ struct StateWriter {
 #pragma unroll
       for (int n = 0; n < kCount; n += 16) {
         const int i = n + half * 2;
-        send_words(words + n, pack(o[i], o[i + 1]), pack(o[i + 4], o[i + 5]), pack(o[i + 8], o[i + 9]),
-                   pack(o[i + 12], o[i + 13]));
+        store_relaxed(words + n, uint4{pack(o[i], o[i + 1]), pack(o[i + 4], o[i + 5]),
+                                       pack(o[i + 8], o[i + 9]), pack(o[i + 12], o[i + 13])});
       }
       return;
     }
@@ -271,4 +276,4 @@ __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int hea
   }
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

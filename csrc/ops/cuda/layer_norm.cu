@@ -1,6 +1,9 @@
 // Memory-bound: a row is read once into registers, summed there twice (the mean, then the squares around it:
 // one pass would cancel where the mean is large), and written once. Small rows get a warp each, large ones a
 // block; which of them depends on H alone, so the result is the same in any batch.
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/layer_norm.h"
 #include "ops/cuda/norm_row.cuh"
 

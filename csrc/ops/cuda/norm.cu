@@ -1,6 +1,9 @@
 // Memory-bound: a row is read once into registers, summed there, and written once. Small rows get a warp each
 // (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of additions, and
 // so the result, is the same in any batch.
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/norm.h"
 #include "ops/cuda/norm_row.cuh"
 

@@ -1,7 +1,8 @@
 // A row on its way through a norm's kernel: N vectors of W elements per thread, in registers.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/hidden_tap.cuh"
 
 namespace bequest::cuda {

@@ -11,7 +11,12 @@
 // result of the warps' parts, and what it comes to is a factor of the output.
 #include <algorithm>
 
-#include "device/cuda.cuh"
+#include "device/current_device.cuh"
+#include "device/launch.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/tensor_core.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/hidden_tap.cuh"
 #include "ops/cuda/skinny_linear.cuh"
@@ -43,9 +48,7 @@ __device__ __forceinline__ uint4 weighted(const uint4& x, const uint4& gain, flo
     const float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
     square += low * low;
     square += high * high;
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low * __uint_as_float(gains[i] << 16),
-                                                      high * __uint_as_float(gains[i] & 0xffff0000u));
-    out[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    out[i] = pack(low * __uint_as_float(gains[i] << 16), high * __uint_as_float(gains[i] & 0xffff0000u));
   }
   return {out[0], out[1], out[2], out[3]};
 }
@@ -141,8 +144,8 @@ __device__ __forceinline__ void multiply_step(float (&sum)[(Halves + 1) / 2][R][
     const uint4 high = 2 * m + 1 < Halves ? rows[2 * m + 1 < Halves ? 2 * m + 1 : 0] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      multiply_add(sum[m][r], low.x, high.x, low.y, high.y, weights[r].x, weights[r].y);
-      multiply_add(sum[m][r], low.z, high.z, low.w, high.w, weights[r].z, weights[r].w);
+      multiply_accumulate(sum[m][r], {low.x, high.x, low.y, high.y}, weights[r].x, weights[r].y);
+      multiply_accumulate(sum[m][r], {low.z, high.z, low.w, high.w}, weights[r].z, weights[r].w);
     }
   }
 }
@@ -156,9 +159,7 @@ __device__ __forceinline__ void leave_parts(Parts<Halves, R>& parts, int warp, i
   for (int h = 0; h < Halves; ++h) {
     const int row = h * kHalfRows + group;
     if constexpr (kNorm) {
-      float all = square[h];  // of the quad
-      all += __shfl_xor_sync(kAllLanes, all, 1);
-      all += __shfl_xor_sync(kAllLanes, all, 2);
+      const float all = quad_sum(square[h]);
       if (quad == 0) parts.squares[warp][row] = all;
     }
 #pragma unroll

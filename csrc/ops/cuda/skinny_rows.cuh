@@ -1,7 +1,8 @@
 // Rows of x on their way into a streamed product: to shared memory, normed there, and into registers.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
 #include "ops/cuda/hidden_tap.cuh"
 #include "ops/cuda/skinny_stream.cuh"
 
@@ -32,24 +33,13 @@ __device__ __forceinline__ float square_sum(const uint4& packed) {
   return sum;
 }
 
-// warp_sum of each, side by side.
-template <int N>
-__device__ __forceinline__ void warp_sums(float (&v)[N]) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2)
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] += __shfl_xor_sync(kAllLanes, v[i], distance);
-}
-
 __device__ __forceinline__ uint4 normed(const uint4& x, const uint4& gain, float scale) {
   const uint32_t words[4] = {x.x, x.y, x.z, x.w}, gains[4] = {gain.x, gain.y, gain.z, gain.w};
   uint32_t out[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(
-        __uint_as_float(words[i] << 16) * scale * __uint_as_float(gains[i] << 16),
-        __uint_as_float(words[i] & 0xffff0000u) * scale * __uint_as_float(gains[i] & 0xffff0000u));
-    out[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    out[i] = pack(__uint_as_float(words[i] << 16) * scale * __uint_as_float(gains[i] << 16),
+                  __uint_as_float(words[i] & 0xffff0000u) * scale * __uint_as_float(gains[i] & 0xffff0000u));
   }
   return {out[0], out[1], out[2], out[3]};
 }
