@@ -53,8 +53,8 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, const 
     }
     const float factor = a.value_scale;
     RowVector vector[1] = {{{o.x * factor, o.y * factor, o.z * factor, o.w * factor}, m, d}};
-    if (item.state_row >= 0) {
-      const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
+    if (item.result.is_state()) {
+      const int64_t state = static_cast<int64_t>(item.result.state_row() + row) * a.num_kv_heads + head;
       *reinterpret_cast<float4*>(a.state_values + state * D + column) = vector[0].o;
       if (column == 0) a.state_scales[state] = {m, d};
       continue;
@@ -111,8 +111,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
   queries.read(a, item, head, lane);
   int stage = 0;
   for (;;) {
-    const bool last = item.next < 0;
-    const WorkItem next = last ? item : load_item(a.items, item.next);
+    const bool last = !item.next.exists();
+    const WorkItem next = last ? item : load_item(a.items, item.next.get());
     const Join join(a, item);
     WarpState<D, Cache, kScores> state(a, item, queries, head, lane);
     // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.

@@ -97,8 +97,8 @@ struct BlockWork {
   static constexpr int kStep = DecodeShape<D, Cache>::kRoundKeys;  // keys from one step to the next
   int warp;
 
-  __device__ int first_item() const { return worker_of_block(); }
-  __device__ int after(int, const WorkItem& item) const { return item.next; }  // -1: none
+  __device__ MaybeIndex first_item() const { return MaybeIndex::of(worker_of_block()); }
+  __device__ MaybeIndex after(const WorkItem& item) const { return item.next; }
   __device__ int first_key(const WorkItem& item) const {
     return DecodeShape<D, Cache>::first_key(item) + warp * DecodeShape<D, Cache>::kStepKeys;
   }
@@ -130,9 +130,9 @@ class StepReader {
   // On to the next item that has a step for this warp.
   __device__ void enter_item() {
     token_ = end_ = 0;
-    while (item_ >= 0) {
-      const WorkItem item = load_item(a_.items, item_);
-      item_ = work_.after(item_, item);
+    while (item_.exists()) {
+      const WorkItem item = load_item(a_.items, item_.get());
+      item_ = work_.after(item);
       token_ = work_.first_key(item);
       begin_ = item.kv_begin;
       end_ = item.kv_end;
@@ -148,7 +148,8 @@ class StepReader {
   const StepCopier<D, Cache> copier_;
   const Work work_;
   const int32_t* table_ = nullptr;
-  int item_, token_ = 0, begin_ = 0, end_ = 0;
+  MaybeIndex item_;
+  int token_ = 0, begin_ = 0, end_ = 0;
   typename StepCopier<D, Cache>::Blocks blocks_ = {};
 };
 

@@ -63,14 +63,17 @@ struct AttentionArgs {
 __device__ inline WorkItem load_item(const int4* items, int index) {
   const int4 a = __ldg(items + 2 * index);
   const int4 b = __ldg(items + 2 * index + 1);
-  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  return {a.x, a.y, a.z, a.w, b.x, b.y, ResultPlace{b.z}, MaybeIndex{b.w}};
+}
+
+__device__ inline JoinEntry unpack_join(const int4& first, const int4& second) {
+  return {first.x, first.y, first.z, MaybeIndex{first.w}, second.x, second.y, second.z, second.w};
 }
 
 // Entry `index` of the section of merges, which is a join.
 __device__ inline JoinEntry load_join(const AttentionArgs& a, int index) {
   const int4* const entry = a.merges + 2 * index;
-  const int4 first = __ldg(entry), second = __ldg(entry + 1);
-  return {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  return unpack_join(__ldg(entry), __ldg(entry + 1));
 }
 
 // wait_for_previous() for what decode reads first: queries, keys and values. The prefill kernel changes none
@@ -143,13 +146,15 @@ class Tickets {
   __device__ explicit Tickets(const AttentionArgs& a)
       : counter_(a.tickets), total_(__ldg(a.num_items) * a.num_kv_heads) {}
 
-  __device__ int first() const { return block() < total_ ? block() : -1; }
+  __device__ MaybeIndex first() const {
+    return block() < total_ ? MaybeIndex::of(block()) : MaybeIndex::none();
+  }
 
-  // A ticket nobody else has, -1: there are no more. By one thread.
-  __device__ int draw() const {
-    if (total_ <= blocks()) return -1;
+  // A ticket nobody else has; none: there are no more. By one thread.
+  __device__ MaybeIndex draw() const {
+    if (total_ <= blocks()) return MaybeIndex::none();
     const int ticket = blocks() + atomicAdd(&counter_->drawn, 1);
-    return ticket < total_ ? ticket : -1;
+    return ticket < total_ ? MaybeIndex::of(ticket) : MaybeIndex::none();
   }
 
   // When the block draws no more. By one thread; the last block leaves the counter as the next launch expects

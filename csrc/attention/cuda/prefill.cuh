@@ -183,7 +183,7 @@ class WarpTile {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) d_[t][half] = quad_sum(d_[t][half]);
-    if (item.state_row >= 0)
+    if (item.result.is_state())
       store_state(a, item, head);
     else
       store_output(a, item, head, queries);
@@ -343,7 +343,8 @@ class WarpTile {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (row(t, half) >= item.num_tokens * a.group) continue;
-        const int64_t state = static_cast<int64_t>(item.state_row + row(t, half)) * a.num_kv_heads + head;
+        const int64_t state =
+            static_cast<int64_t>(item.result.state_row() + row(t, half)) * a.num_kv_heads + head;
         if (lane_ % 4 == 0) a.state_scales[state] = {m_[t][half], d_[t][half]};
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
@@ -388,10 +389,11 @@ class WarpTile {
 
 // Attends one item and draws the next ticket meanwhile.
 template <int D, class Cache, Scores kScores>
-__device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket, uint8_t* shared) {
+__device__ MaybeIndex attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket,
+                                  uint8_t* shared) {
   // The item lies in shared memory because registers are all taken.
   __shared__ WorkItem item;
-  __shared__ int next_ticket;
+  __shared__ MaybeIndex next_ticket;
   if (threadIdx.x == 0) item = load_item(a.items, ticket / a.num_kv_heads);
   __syncthreads();
   const int head = ticket % a.num_kv_heads;
@@ -434,8 +436,8 @@ __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
   extern __shared__ __align__(1024) uint8_t shared[];
   let_next_start();
   const Tickets tickets(a);
-  for (int ticket = tickets.first(); ticket >= 0;)
-    ticket = attend_item<D, Cache, kScores>(a, tickets, ticket, shared);
+  for (MaybeIndex ticket = tickets.first(); ticket.exists();)
+    ticket = attend_item<D, Cache, kScores>(a, tickets, ticket.get(), shared);
   if (threadIdx.x == 0) tickets.finish();
 }
 

@@ -48,7 +48,7 @@ class Multiplier {
     if (index_ == 1) give_turn(turn(0));
     TaskReader tasks(control_);
     PrefillTask task = tasks.next();
-    if (task.head < 0) return;
+    if (!task.exists()) return;
     float scores[kTileKeys / 2];
     Softmax softmax(a_, task.item, index_, divider_);
     Accumulator rows;
@@ -63,7 +63,7 @@ class Multiplier {
 #pragma unroll
       for (int half = 0; half < 2; ++half) scales[half] = {softmax.m(half), softmax.d(half)};
       task = tasks.next();
-      if (task.head < 0) break;
+      if (!task.exists()) break;
       softmax = Softmax(a_, task.item, index_, divider_);
       // The next item's first scores beside the last product of this one.
       wait_queries();

@@ -34,8 +34,10 @@ inline constexpr int kTaskReaders = 3 + kMultipliers * 4;  // warps that read a 
 
 struct PrefillTask {
   WorkItem item;
-  int32_t head;  // -1: there is no more work
+  MaybeIndex head;  // none: there is no more work
 
+  __device__ bool exists() const { return head.exists(); }
+  __device__ int kv_head() const { return head.get(); }
   __device__ int first_key() const { return item.kv_begin / kUnitKeys * kUnitKeys; }
   __device__ int last_tile_key() const {
     return first_key() + (item.kv_end - first_key() - 1) / kTileKeys * kTileKeys;
@@ -107,8 +109,8 @@ class TaskReader {
     const WorkItem& item = slot.item;
     const PrefillTask task{
         {same(item.sequence), same(item.first_token), same(item.num_tokens), same(item.first_position),
-         same(item.kv_begin), same(item.kv_end), same(item.state_row), -1},
-        same(slot.head)};
+         same(item.kv_begin), same(item.kv_end), ResultPlace{same(item.result.code)}, MaybeIndex::none()},
+        MaybeIndex{same(slot.head.code)}};
     if (threadIdx.x % 32 == 0) control_.task_empty[cursor_.index].arrive();
     cursor_.advance();
     return task;
@@ -203,14 +205,14 @@ class TileLoader {
   Cursor<kStages> stage_;
 };
 
-// Publishes `ticket` as a task, -1: the end. By a whole warp.
+// Publishes `ticket` as a task; none: the end. By a whole warp.
 template <class Control>
-__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, int ticket) {
+__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, MaybeIndex ticket) {
   control.task_empty[slot.index].wait(slot.parity ^ 1);
   if (threadIdx.x % 32 == 0) {
     PrefillTask& task = control.tasks[slot.index];
-    task.head = ticket < 0 ? -1 : ticket % a.num_kv_heads;
-    if (ticket >= 0) task.item = load_item(a.items, ticket / a.num_kv_heads);
+    task.head = ticket.exists() ? MaybeIndex::of(ticket.get() % a.num_kv_heads) : MaybeIndex::none();
+    if (ticket.exists()) task.item = load_item(a.items, ticket.get() / a.num_kv_heads);
     control.task_full[slot.index].arrive();
   }
   __syncwarp();
@@ -226,12 +228,12 @@ __device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, Prefil
   const bool is_first_lane = threadIdx.x % 32 == 0;
   Cursor<kTasks> next_slot, slot;
   publish(a, control, next_slot, tickets.first());
-  while (control.tasks[slot.index].head >= 0) {
-    int ticket = 0;
+  while (control.tasks[slot.index].exists()) {
+    MaybeIndex ticket = MaybeIndex::none();
     if (is_first_lane) ticket = tickets.draw();
     const PrefillTask task = control.tasks[slot.index];
-    loader.load(task.item, task.head, control.keys_full, control.keys_full, control.keys_empty,
-                [&] { publish(a, control, next_slot, __shfl_sync(kAllLanes, ticket, 0)); });
+    loader.load(task.item, task.kv_head(), control.keys_full, control.keys_full, control.keys_empty,
+                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
     slot.advance();
   }
   if (is_first_lane) tickets.finish();
@@ -244,8 +246,9 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
   TileLoader<D, PrefillBuffers<D>::kValueStages> loader(a, map, buffers.values,
                                                         a.num_kv_heads * a.block_size);
   TaskReader tasks(control);
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
-    loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty, [] {});
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next())
+    loader.load(task.item, task.kv_head(), control.values_full, control.edge_landed, control.values_empty,
+                [] {});
 }
 
 // Warp 2: the queries, zeros below the item's last row.
@@ -259,9 +262,9 @@ __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers)
   const GroupDivider divider(a.group);
   TaskReader tasks(control);
   Cursor<kTasks> slot;
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next(), slot.advance()) {
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next(), slot.advance()) {
     const bf16* source = static_cast<const bf16*>(a.q) + task.item.first_token * a.q_stride +
-                         task.head * a.group * D + chunk * 8;
+                         task.kv_head() * a.group * D + chunk * 8;
     const int rows = task.item.num_tokens * a.group;
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       control.queries_empty[slot.index][multiplier].wait(slot.parity ^ 1);
@@ -296,7 +299,7 @@ __device__ void clear_edges(PrefillBuffers<D>& buffers) {
   TaskReader tasks(control);
   Cursor<B::kValueStages> stage;
   uint32_t parities = 0;  // bit i: of edge_landed[i]
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
       const int begin = max(task.item.kv_begin - key, 0), end = min(task.item.kv_end - key, kTileKeys);
       if (begin == 0 && end == kTileKeys) continue;

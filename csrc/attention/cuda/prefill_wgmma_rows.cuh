@@ -167,7 +167,7 @@ class RowAccumulator {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = multiplier_row(multiplier) + half * 8;
-      if (task.item.state_row >= 0)
+      if (task.item.result.is_state())
         store_state(a, task, row, rows, half, scales[half]);
       else
         store_output(a, task, divider, row, rows, half, scales[half].y);
@@ -178,7 +178,8 @@ class RowAccumulator {
   __device__ __forceinline__ void store_state(const AttentionArgs& a, const PrefillTask& task, int row,
                                               int rows, int half, float2 scales) const {
     if (row >= rows) return;
-    const int64_t state = static_cast<int64_t>(task.item.state_row + row) * a.num_kv_heads + task.head;
+    const int64_t state =
+        static_cast<int64_t>(task.item.result.state_row() + row) * a.num_kv_heads + task.kv_head();
     if (threadIdx.x % 4 == 0) a.state_scales[state] = scales;
     float* values = a.state_values + state * D + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -192,7 +193,8 @@ class RowAccumulator {
     const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
     const int64_t token = task.item.first_token + divider.token(row);
     bf16* out = static_cast<bf16*>(a.out) +
-                (token * a.num_q_heads + task.head * a.group + divider.head(row)) * D + threadIdx.x % 4 * 8;
+                (token * a.num_q_heads + task.kv_head() * a.group + divider.head(row)) * D +
+                threadIdx.x % 4 * 8;
 #pragma unroll
     for (int n = 0; n < D / 8; n += 4) {
       uint32_t pairs[4];

@@ -18,9 +18,7 @@ class JoinOfTail {
     first_ = __ldg(entry);
     second_ = __ldg(entry + 1);
   }
-  __device__ JoinEntry entry() const {
-    return {first_.x, first_.y, first_.z, first_.w, second_.x, second_.y, second_.z, second_.w};
-  }
+  __device__ JoinEntry entry() const { return unpack_join(first_, second_); }
 
  private:
   int4 first_, second_;

@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __syncthreads();
   QueryRows<D, Cache> rows;
   read_queries<D, Cache>(rows, queries, a.group, lane);
-  const WorkItem item{0, 0, 1, range.position, range.begin, end, -1, -1};
+  const WorkItem item{0, 0, 1, range.position, range.begin, end, ResultPlace::output(), MaybeIndex::none()};
   WarpState<D, Cache, Scores::kPlain> state(a, item, rows, head, lane);
   attend_range<D, Cache>(a, range, copier, item, state, memory, with_own, ring_address, first, lane);
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);

@@ -219,7 +219,7 @@ struct StateWriter {
     if (row >= item.num_tokens * a.group) return;
     const int lane = threadIdx.x % 32;
     if (mailed) {
-      const int64_t place = mail_place(a, head, item.state_row + row);
+      const int64_t place = mail_place(a, head, item.result.state_row() + row);
       if (part == 0 && lane % 4 == 0) send_scales(a, place, scales.x, scales.y);
       uint32_t* const words = mail_words<D>(a, place) + mail_word(part * kCount * 2 + lane % 4 * 2);
 #pragma unroll
@@ -230,7 +230,7 @@ struct StateWriter {
       }
       return;
     }
-    const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
+    const int64_t state = static_cast<int64_t>(item.result.state_row() + row) * a.num_kv_heads + head;
     if (part == 0 && lane % 4 == 0) a.state_scales[state] = scales;
     float* const target = a.state_values + state * D + part * (kCount * 2) + lane % 4 * 2;
 #pragma unroll
@@ -270,8 +270,8 @@ __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int hea
       });
     }
     count_piece(a, item, head);
-    if (item.next < 0) return;
-    item = load_item(a.items, item.next);
+    if (!item.next.exists()) return;
+    item = load_item(a.items, item.next.get());
     __syncthreads();  // before the next unit overwrites this one
   }
 }
