@@ -3,9 +3,9 @@
 #pragma once
 
 #include "device/exchange.cuh"
-#include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "ops/cuda/skinny_norm.cuh"
 
 namespace bequest::cuda::chain {
 
@@ -23,14 +23,6 @@ __device__ __forceinline__ Word* word_at(Word* words, int word) {
 
 __device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t launch) {
   store_relaxed(reinterpret_cast<uint64_t*>(p), uint64_t{launch} << 32 | values);
-}
-
-// x · gain of two values, their squares added to `square`.
-__device__ __forceinline__ uint32_t weighted(uint32_t x, uint32_t gain, float& square) {
-  const float low = __uint_as_float(x << 16), high = __uint_as_float(x & 0xffff0000u);
-  square += low * low;
-  square += high * high;
-  return pack(low * __uint_as_float(gain << 16), high * __uint_as_float(gain & 0xffff0000u));
 }
 
 // The gain of a norm, in the order of a row of x.
