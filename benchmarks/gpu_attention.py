@@ -1,6 +1,6 @@
 """Paged attention on a GPU beside torch's SDPA on contiguous tensors and the measured read bandwidth, in one run.
 
-    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill|shared|fp8]
+    python -m benchmarks.gpu_attention [--json FILE] [--only decode|prefill|shared|fp8|prefill-fp8]
 
 32 query and 8 KV heads of 128, bf16, blocks of 16 in shuffled order. Each layer of the cache is other memory, and a
 timed graph walks all layers, so that the L2 does not serve what a model would read from memory.
@@ -8,7 +8,8 @@ timed graph walks all layers, so that the L2 does not serve what a model would r
 Shared prefix: sequences that have a prefix in the same blocks and 40 keys of their own, read once for all of them, and
 beside it as decode reads them when it does not know that they share: the L2 then serves most of them.
 
-fp8: the same decode and prefill over a cache in e4m3, beside the one in bf16.
+fp8: the same decode and prefill over a cache in e4m3, beside the one in bf16; prefill of heads of 64 and behind cached
+tokens, too.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ NQ, NKV, D, BS = 32, 8, 128, 16
 SCALE = D**-0.5
 DECODE = [(1, 1), (1, 16), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4), (32, 16), (8, 64)]  # batch, KV in 1024
 PREFILL = [(16, 1), (4, 4), (1, 16)]
+PREFILL_FP8 = [(16, 1, 1), (4, 4, 4), (1, 16, 16), (1, 0.5, 16)]  # batch, queries in 1024, KV in 1024
 SHARED = [(2, 704), (8, 704), (32, 704), (32, 2048), (32, 4096), (32, 16384), (256, 704), (1024, 704)]  # batch, prefix
 TAIL = 40
 BYTES_PER_TOKEN = 2 * NKV * D * 2
@@ -79,11 +81,12 @@ def read_bandwidth() -> float:
 
 @dataclass(frozen=True)
 class Fp8Row:
-    """Microseconds over either cache, and the rate of the fp8 one: TB/s (decode) or TFLOP/s (prefill)."""
+    """Microseconds over either cache, and their rates: TB/s (decode) or TFLOP/s (prefill)."""
 
     shape: str
     bf16_us: float
     fp8_us: float
+    bf16_rate: float
     rate: float
 
 
@@ -96,17 +99,22 @@ class SharedRow:
 
 
 def paged_step(
-    lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False, kv_dtype: torch.dtype = torch.bfloat16
+    lens: list[tuple[int, int]],
+    prefix: int = 0,
+    shares: bool = False,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = D,
 ) -> tuple[Tensor, Tensor, cuda.CudaAttentionPlan, int]:
     """(q [T, NQ, D], kv_cache, plan, layers) of a step with (query_len, seq_len) per sequence.
 
     All have `prefix` keys in the same blocks, which attention makes use of if it `shares`.
     """
     total = prefix + sum(seq_len - prefix for _, seq_len in lens)
-    layers = max(2, min(64, ROTATION_BYTES // (total * BYTES_PER_TOKEN * kv_dtype.itemsize // 2)))
+    layers = max(2, min(64, ROTATION_BYTES // (total * 2 * NKV * head_dim * kv_dtype.itemsize)))
     blocks_of = [-(-seq_len // BS) for _, seq_len in lens]
     num_blocks = sum(blocks_of) + 1
-    cache = torch.empty(num_blocks, layers, 2, NKV, BS, D, dtype=torch.bfloat16, device="cuda").normal_().to(kv_dtype)
+    shape = (num_blocks, layers, 2, NKV, BS, head_dim)
+    cache = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_().to(kv_dtype)
     tables = np.zeros((len(lens), max(blocks_of)), np.int32)
     shuffled = np.random.default_rng(0).permutation(num_blocks - 1).astype(np.int32) + 1
     starts = np.cumsum([0, *blocks_of])
@@ -117,9 +125,10 @@ def paged_step(
     workspace = cuda.CudaAttentionWorkspace(
         num_q_heads=NQ,
         num_kv_heads=NKV,
-        head_dim=D,
+        head_dim=head_dim,
         max_sequences=len(lens),
         max_tokens=num_tokens,
+        kv_dtype=kv_dtype,
         block_size=BS if shares else None,
     )
     query_start = np.cumsum([0, *(query_len for query_len, _ in lens)], dtype=np.int32)
@@ -128,19 +137,23 @@ def paged_step(
     plan = workspace.plan(query_start, seq_lens, tables)
     if decode and not shares:  # as a decode graph has it: the grids of any step
         plan = workspace.bind(plan.work_list, plan.block_tables, max_query_len=1)
-    q = torch.randn(num_tokens, NQ, D, device="cuda").bfloat16()
+    q = torch.randn(num_tokens, NQ, head_dim, device="cuda").bfloat16()
     return q, cache, plan, layers
 
 
 def ours(
-    lens: list[tuple[int, int]], prefix: int = 0, shares: bool = False, kv_dtype: torch.dtype = torch.bfloat16
+    lens: list[tuple[int, int]],
+    prefix: int = 0,
+    shares: bool = False,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = D,
 ) -> float:
-    q, cache, plan, layers = paged_step(lens, prefix, shares, kv_dtype)
+    q, cache, plan, layers = paged_step(lens, prefix, shares, kv_dtype, head_dim)
     out = torch.empty_like(q)
 
     def run() -> None:
         for layer in range(layers):
-            cuda.paged_attention(q, cache, layer, plan, SCALE, out=out)
+            cuda.paged_attention(q, cache, layer, plan, head_dim**-0.5, out=out)
 
     return microseconds(run, layers)
 
@@ -171,27 +184,35 @@ def measure(batch: int, kilo: int, query_len: int) -> Row:
     return Row(f"{batch} x {kilo}k", own, rate_of(batch, seq_len, query_len, own), others)
 
 
-def rate_of(batch: int, seq_len: int, query_len: int, microseconds: float) -> float:
+def rate_of(batch: int, seq_len: int, query_len: int, microseconds: float, head_dim: int = D) -> float:
     """TB/s of a bf16 cache (decode) or TFLOP/s (prefill)."""
     if query_len == 1:
         return batch * seq_len * BYTES_PER_TOKEN / microseconds / 1e6
-    return 4 * NQ * D * batch * seq_len * (seq_len + 1) / 2 / microseconds / 1e6
+    pairs = batch * query_len * (2 * seq_len - query_len + 1) / 2
+    return 4 * NQ * head_dim * pairs / microseconds / 1e6
 
 
-def measure_fp8(batch: int, kilo: int, query_len: int) -> Fp8Row:
-    seq_len = kilo * 1024
-    bf16, fp8 = (ours([(query_len, seq_len)] * batch, kv_dtype=dtype) for dtype in (torch.bfloat16, FP8))
+def measure_fp8(batch: int, seq_len: int, query_len: int, head_dim: int = D) -> Fp8Row:
+    lens = [(query_len, seq_len)] * batch
+    bf16, fp8 = (ours(lens, kv_dtype=dtype, head_dim=head_dim) for dtype in (torch.bfloat16, FP8))
     torch.cuda.empty_cache()
-    rate = rate_of(batch, seq_len, query_len, fp8) / (2 if query_len == 1 else 1)
-    return Fp8Row(f"{batch} x {kilo}k", bf16, fp8, rate)
+    bf16_rate, rate = (rate_of(batch, seq_len, query_len, us, head_dim) for us in (bf16, fp8))
+    name = f"{batch} x {seq_len // 1024}k" + (f" last {query_len}" if 1 < query_len < seq_len else "")
+    if head_dim != D:
+        name += f", head {head_dim}"
+    return Fp8Row(name, bf16, fp8, bf16_rate, rate / 2 if query_len == 1 else rate)
+
+
+def measure_prefill_fp8() -> list[Fp8Row]:
+    shapes = [(batch, int(kilo * 1024), int(queries * 1024)) for batch, queries, kilo in PREFILL_FP8]
+    return [measure_fp8(*shape, head_dim) for head_dim in (D, 64) for shape in shapes]
 
 
 def print_fp8(title: str, unit: str, rows: list[Fp8Row]) -> None:
-    print(f"\n{title:<18}{'bf16 us':>10}{'fp8 us':>10}{unit:>10}{'ratio':>8}")
+    print(f"\n{title:<26}{'bf16 us':>10}{unit:>10}{'fp8 us':>10}{unit:>10}{'ratio':>8}")
     for row in rows:
-        print(
-            f"{row.shape:<18}{row.bf16_us:>10.1f}{row.fp8_us:>10.1f}{row.rate:>10.2f}{row.bf16_us / row.fp8_us:>8.2f}"
-        )
+        line = f"{row.shape:<26}{row.bf16_us:>10.1f}{row.bf16_rate:>10.2f}{row.fp8_us:>10.1f}{row.rate:>10.2f}"
+        print(f"{line}{row.bf16_us / row.fp8_us:>8.2f}")
 
 
 def measure_shared(batch: int, prefix: int) -> SharedRow:
@@ -232,12 +253,12 @@ def print_table(title: str, unit: str, rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=["decode", "prefill", "shared", "fp8"])
+    parser.add_argument("--only", choices=["decode", "prefill", "shared", "fp8", "prefill-fp8"])
     args = parser.parse_args()
     bandwidth = read_bandwidth()
     host = list_microseconds()
     print(f"{torch.cuda.get_device_name()}: reads {bandwidth:.2f} TB/s; work list of 256 sequences: {host:.1f} us")
-    wanted = [args.only] if args.only else ["decode", "prefill", "shared", "fp8"]
+    wanted = [args.only] if args.only else ["decode", "prefill", "shared", "fp8", "prefill-fp8"]
     decode = [measure(batch, kilo, 1) for batch, kilo in DECODE] if "decode" in wanted else []
     print_table("decode", "TB/s", decode)
     prefill = [measure(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if "prefill" in wanted else []
@@ -247,9 +268,9 @@ def main() -> None:
     for row in shared:
         name = f"{row.batch} x {row.prefix}"
         print(f"{name:<18}{row.shared_us:>10.1f}{row.plain_us:>10.1f}{row.plain_us / row.shared_us:>8.1f}")
-    fp8 = [measure_fp8(batch, kilo, 1) for batch, kilo in DECODE] if "fp8" in wanted else []
+    fp8 = [measure_fp8(batch, kilo * 1024, 1) for batch, kilo in DECODE] if "fp8" in wanted else []
     print_fp8("decode, fp8", "TB/s", fp8)
-    fp8_prefill = [measure_fp8(batch, kilo, kilo * 1024) for batch, kilo in PREFILL] if "fp8" in wanted else []
+    fp8_prefill = measure_prefill_fp8() if {"fp8", "prefill-fp8"} & {*wanted} else []
     print_fp8("prefill, fp8", "TFLOP/s", fp8_prefill)
     if args.json:
         report = {"read_tb_s": bandwidth, "list_us": host}

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.model_shapes import SHAPES
+from bequest.engine.backends.cuda.backend import CudaBackend
 from bequest.engine.kernels import cuda_linear as products
 from bequest.engine.models.backend import LayerHead, LayerTail, Product, StreamNorm
-from bequest.engine.models.cuda_backend import CudaBackend
 
 BF16 = torch.bfloat16
 ROWS = (1, 4, 8, 16)

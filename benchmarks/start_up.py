@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.model_shapes import SHAPES, write_model
+from bequest.engine.models.families.dense import expected_tensors
 from bequest.engine.models.hf_config import parse_hf_config
-from bequest.engine.models.weights import expected_tensors
 
 PORT = 8765
 

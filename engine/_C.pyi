@@ -178,46 +178,78 @@ def paged_attention(
     value_scale: float,
     plan: AttentionPlan,
 ) -> None: ...
-def linear_into_cache(
-    x: int,
-    product: tuple[int, int, int, int, int],
-    out: int,
-    num_tokens: int,
-    num_out: int,
-    slots: int,
-    kv_cache: int,
-    kv_sizes: tuple[int, int, int, int, int],
-    layer: int,
-) -> None: ...
 
-class LayerStack:
+# --- csrc/model, layers on the CPU in one call; what these hold is in layer_stack.h
+
+class StackNorm:
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(self, weight: int, bias: int, eps: float) -> None: ...
+
+class StackProduct:
+    def __init__(self, weight: int, format: int, bias: int, out_features: int, in_features: int) -> None: ...
+
+class StackHeads:
+    num_heads: int
+    scale: float
+    cache_layer: int
+    plan: int
+    q_norm: int
+    k_norm: int
+    norm_eps: float
+    cos_sin: int
+    num_positions: int
+    rotary_dim: int
+    bias: int
+    bias_reach: int
+    value_scale: float
+    key_factor: float
+    value_factor: float
+
+class StackAttention:
+    def __init__(self, qkv: StackProduct, heads: StackHeads, output: StackProduct) -> None: ...
+
+class StackCross:
+    def __init__(self, q: StackProduct, heads: StackHeads, output: StackProduct) -> None: ...
+
+class StackFeedForward:
+    def __init__(self, up: StackProduct, activation: int, down: StackProduct, gated: bool) -> None: ...
+
+class StackSublayer:
     def __init__(
         self,
-        hidden: int,
-        num_heads: int,
-        head_dim: int,
-        scale: float,
-        activation: int,
-        gated: bool,
-        has_cross: bool,
+        mixer: StackAttention | StackCross | StackFeedForward,
+        before: StackNorm,
+        behind: StackNorm,
+        after: StackNorm,
     ) -> None: ...
-    def add(self, norms: list[tuple[int, int, float]], products: list[tuple[int, int, int, int, int]]) -> None: ...
-    def run(
-        self,
-        added: int,
-        sum: int,
-        num_tokens: int,
-        slots: int,
-        kv_cache: int,
-        kv_dtype: int,
-        kv_sizes: tuple[int, int, int, int, int],
-        attention: AttentionPlan,
-        cross: AttentionPlan | None,
-        bias: int,
-        bias_reach: int,
-        tap: tuple[int, int, int, int],
-        embedding: tuple[int, int, int, int, int, int, int] | None,
-    ) -> None: ...
+
+class StackStep:
+    num_tokens: int
+    positions: int
+    slots: int
+    def set_cache(self, kv_cache: int, kv_dtype: int, kv_sizes: tuple[int, int, int, int, int]) -> None: ...
+    def set_plans(self, plans: Sequence[AttentionPlan], cross: AttentionPlan | None) -> None: ...
+    def set_read(self, rows: int, num_rows: int, attention: AttentionPlan) -> None: ...
+    def set_tap(self, tap: tuple[int, int, int, int]) -> None: ...
+
+class StackStream:
+    def __init__(self, sum: int, added: int, pending: bool, num_rows: int) -> None: ...
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def num_rows(self) -> int: ...
+
+class StackEmbedding:
+    def __init__(self, ids: int, table: int, format: int, vocab_size: int, rows: int, num_positions: int) -> None: ...
+
+class LayerStack:
+    def __init__(self, hidden: int, narrows: bool) -> None: ...
+    def add(self, index: int, sublayers: Sequence[StackSublayer]) -> None: ...
+    def run(self, step: StackStep, stream: StackStream, embedding: StackEmbedding | None) -> None: ...
+
+def linear_into_cache(x: int, product: StackProduct, out: int, layer: int, step: StackStep) -> None: ...
 
 # --- csrc/ops, sampling
 

@@ -1,12 +1,11 @@
 #include <pybind11/stl.h>
 
-#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "core/check.h"
-#include "model/layer_stack.h"
+#include "model/cpu/layer_stack.h"
 #include "ops/cpu/linear_amx.h"
 
 namespace py = pybind11;
@@ -14,96 +13,149 @@ namespace py = pybind11;
 namespace bequest {
 namespace {
 
-using Norm = std::tuple<Address, Address, float>;                     // weight, bias, eps
-using Product = std::tuple<Address, int, Address, int64_t, int64_t>;  // weight, format, bias, N, K
 using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
-using Embedding = std::tuple<Address, Address, int, int64_t, Address, Address, int64_t>;  // StackEmbedding
 using Tap = std::tuple<Address, Address, Address, int64_t>;  // ring rows, layers, ring, rows of it
+
+// A member that is a pointer, as an address.
+template <class Class, class T>
+void bind_address(py::class_<Class>& bound, const char* name, T* Class::* member) {
+  bound.def_property(
+      name, [member](const Class& of) { return reinterpret_cast<Address>(of.*member); },
+      [member](Class& of, Address address) { of.*member = pointer<T>(address); });
+}
 
 KvLayout layout_of(const KvSizes& sizes) {
   const auto [num_blocks, num_layers, num_kv_heads, block_size, head_dim] = sizes;
   return {num_blocks, num_layers, num_kv_heads, block_size, head_dim};
 }
 
-StackNorm norm_of(const Norm& norm) {
-  const auto [weight, bias, eps] = norm;
-  return {pointer<const float>(weight), pointer<const float>(bias), eps};
+void bind_parts(py::module_& m) {
+  py::class_<StackNorm>(m, "StackNorm")
+      .def(py::init([](Address weight, Address bias, float eps) {
+        return StackNorm{pointer<const float>(weight), pointer<const float>(bias), eps};
+      }))
+      .def(py::init<>());
+  py::class_<StackProduct>(m, "StackProduct")
+      .def(py::init([](Address weight, int format, Address bias, int64_t out_features, int64_t in_features) {
+        return StackProduct{pointer<const void>(weight), WeightFormat(format), pointer<const float>(bias),
+                            out_features, in_features};
+      }));
+  py::class_<StackHeads> heads(m, "StackHeads");
+  heads.def(py::init<>())
+      .def_readwrite("num_heads", &StackHeads::num_heads)
+      .def_readwrite("scale", &StackHeads::scale)
+      .def_readwrite("cache_layer", &StackHeads::cache_layer)
+      .def_readwrite("plan", &StackHeads::plan)
+      .def_readwrite("norm_eps", &StackHeads::norm_eps)
+      .def_readwrite("num_positions", &StackHeads::num_positions)
+      .def_readwrite("rotary_dim", &StackHeads::rotary_dim)
+      .def_readwrite("bias_reach", &StackHeads::bias_reach)
+      .def_readwrite("value_scale", &StackHeads::value_scale)
+      .def_readwrite("key_factor", &StackHeads::key_factor)
+      .def_readwrite("value_factor", &StackHeads::value_factor);
+  bind_address(heads, "q_norm", &StackHeads::q_norm);
+  bind_address(heads, "k_norm", &StackHeads::k_norm);
+  bind_address(heads, "cos_sin", &StackHeads::cos_sin);
+  bind_address(heads, "bias", &StackHeads::bias);
 }
 
-StackProduct product_of(const Product& product) {
-  const auto [weight, format, bias, out_features, in_features] = product;
-  return {pointer<const void>(weight), WeightFormat(format), pointer<const float>(bias), out_features,
-          in_features};
+void bind_mixers(py::module_& m) {
+  py::class_<StackAttention>(m, "StackAttention")
+      .def(py::init([](const StackProduct& qkv, const StackHeads& heads, const StackProduct& output) {
+        return StackAttention{qkv, heads, output};
+      }));
+  py::class_<StackCross>(m, "StackCross")
+      .def(py::init([](const StackProduct& q, const StackHeads& heads, const StackProduct& output) {
+        return StackCross{q, heads, output};
+      }));
+  py::class_<StackFeedForward>(m, "StackFeedForward")
+      .def(py::init([](const StackProduct& up, int activation, const StackProduct& down, bool gated) {
+        return StackFeedForward{up, Activation(activation), down, gated};
+      }));
+  py::class_<StackSublayer>(m, "StackSublayer")
+      .def(py::init([](const std::variant<StackAttention, StackCross, StackFeedForward>& mixer,
+                       const StackNorm& before, const StackNorm& behind,
+                       const StackNorm& after) { return StackSublayer{mixer, before, behind, after}; }));
 }
 
-StackEmbedding embedding_of(const Embedding& embedding) {
-  const auto [ids, table, format, vocab_size, positions, rows, num_positions] = embedding;
-  return {pointer<const int32_t>(ids),       pointer<const void>(table), WeightFormat(format), vocab_size,
-          pointer<const int32_t>(positions), pointer<const float>(rows), num_positions};
-}
-
-StackLayer layer_of(const std::vector<Norm>& norms, const std::vector<Product>& products, bool has_cross) {
-  check(norms.size() == (has_cross ? 3 : 2) && products.size() == 2 * norms.size(), "layers: wrong parts");
-  StackLayer layer{};
-  layer.attention_norm = norm_of(norms[0]);
-  layer.qkv = product_of(products[0]);
-  layer.attention_output = product_of(products[1]);
-  if (has_cross) {
-    layer.cross_norm = norm_of(norms[1]);
-    layer.cross_q = product_of(products[2]);
-    layer.cross_output = product_of(products[3]);
-  }
-  layer.inner_norm = norm_of(norms.back());
-  layer.up = product_of(products[products.size() - 2]);
-  layer.down = product_of(products.back());
-  return layer;
+void bind_step(py::module_& m) {
+  py::class_<StackStep> step(m, "StackStep");
+  step.def(py::init<>())
+      .def_readwrite("num_tokens", &StackStep::num_tokens)
+      .def("set_cache",
+           [](StackStep& step, Address kv_cache, int kv_dtype, const KvSizes& sizes) {
+             step.kv_cache = pointer<void>(kv_cache);
+             step.kv_dtype = static_cast<DType>(kv_dtype);
+             step.layout = layout_of(sizes);
+           })
+      .def(
+          "set_plans",
+          [](StackStep& step, std::vector<const AttentionPlan*> plans, const AttentionPlan* cross) {
+            step.plans = std::move(plans);
+            step.cross = cross;
+          },
+          py::keep_alive<1, 3>())
+      .def(
+          "set_read",
+          [](StackStep& step, Address rows, int64_t num_rows, const AttentionPlan& attention) {
+            step.read = {pointer<const int64_t>(rows), num_rows, &attention};
+          },
+          py::keep_alive<1, 4>())
+      .def("set_tap", [](StackStep& step, const Tap& tap) {
+        const auto [ring_rows, layers, ring, num_ring_rows] = tap;
+        step.tap = {pointer<const int32_t>(ring_rows),
+                    pointer<const uint64_t>(layers),
+                    pointer<void>(ring),
+                    num_ring_rows,
+                    0,
+                    false};
+      });
+  bind_address(step, "positions", &StackStep::positions);
+  bind_address(step, "slots", &StackStep::slots);
+  py::class_<StackStream>(m, "StackStream")
+      .def(py::init([](Address sum, Address added, bool pending, int64_t num_rows) {
+        return StackStream{pointer<float>(sum), pointer<float>(added), pending, num_rows};
+      }))
+      .def_readonly("pending", &StackStream::pending)
+      .def_readonly("num_rows", &StackStream::num_rows);
+  py::class_<StackEmbedding>(m, "StackEmbedding")
+      .def(py::init([](Address ids, Address table, int format, int64_t vocab_size, Address rows,
+                       int64_t num_positions) {
+        return StackEmbedding{pointer<const int32_t>(ids), pointer<const void>(table),
+                              WeightFormat(format),        vocab_size,
+                              pointer<const float>(rows),  num_positions};
+      }));
 }
 
 }  // namespace
 
 void bind_stack(py::module_& m) {
+  bind_parts(m);
+  bind_mixers(m);
+  bind_step(m);
   m.def(
       "linear_into_cache",
-      [](Address x, const Product& product, Address out, int64_t num_tokens, int64_t num_out, Address slots,
-         Address kv_cache, const KvSizes& sizes, int64_t layer) {
-        const StackProduct of = product_of(product);
+      [](Address x, const StackProduct& product, Address out, int64_t layer, const StackStep& step) {
+        const int64_t keys_and_values = 2 * step.layout.num_kv_heads * step.layout.head_dim;
         linear_into_cache(
-            {pointer<const float>(x), of.weight, of.format, of.bias, pointer<float>(out), num_tokens,
-             of.out_features, of.in_features, of.in_features},
-            {num_out, pointer<BFloat16>(kv_cache), layout_of(sizes), layer, pointer<const int64_t>(slots)});
+            {pointer<const float>(x), product.weight, product.format, product.bias, pointer<float>(out),
+             step.num_tokens, product.out_features, product.in_features, product.in_features},
+            {product.out_features - keys_and_values, static_cast<BFloat16*>(step.kv_cache), step.layout,
+             layer, step.slots});
       },
       py::call_guard<py::gil_scoped_release>());
   py::class_<LayerStack>(m, "LayerStack")
-      .def(py::init([](int64_t hidden, int64_t num_heads, int64_t head_dim, float scale, int activation,
-                       bool gated, bool has_cross) {
-        return LayerStack{hidden, num_heads, head_dim, scale, Activation(activation), gated, has_cross, {}};
-      }))
+      .def(py::init([](int64_t hidden, bool narrows) { return LayerStack{hidden, narrows, {}}; }))
       .def("add",
-           [](LayerStack& stack, const std::vector<Norm>& norms, const std::vector<Product>& products) {
-             stack.layers.push_back(layer_of(norms, products, stack.has_cross));
+           [](LayerStack& stack, int32_t index, const std::vector<StackSublayer>& sublayers) {
+             stack.layers.push_back({index, sublayers});
            })
       .def(
           "run",
-          [](const LayerStack& stack, Address added, Address sum, int64_t num_tokens, Address slots,
-             Address kv_cache, int kv_dtype, const KvSizes& sizes, const AttentionPlan& attention,
-             const AttentionPlan* cross, Address bias, int64_t bias_reach, const Tap& tap,
-             const std::optional<Embedding>& embedding) {
-            const auto [ring_rows, layers, ring, num_ring_rows] = tap;
-            const StackStep step{.added = pointer<float>(added),
-                                 .sum = pointer<float>(sum),
-                                 .num_tokens = num_tokens,
-                                 .slots = pointer<const int64_t>(slots),
-                                 .kv_cache = pointer<void>(kv_cache),
-                                 .kv_dtype = static_cast<DType>(kv_dtype),
-                                 .layout = layout_of(sizes),
-                                 .attention = &attention,
-                                 .cross = cross,
-                                 .bias = pointer<const float>(bias),
-                                 .bias_reach = bias_reach,
-                                 .tap = {pointer<const int32_t>(ring_rows), pointer<const uint64_t>(layers),
-                                         pointer<void>(ring), num_ring_rows, 0, false}};
-            if (embedding) embed_rows(stack, embedding_of(*embedding), step);
-            run_layers(stack, step);
+          [](const LayerStack& stack, const StackStep& step, StackStream& stream,
+             const StackEmbedding* embedding) {
+            if (embedding != nullptr) embed_rows(stack, *embedding, step, stream);
+            run_layers(stack, step, stream);
           },
           py::call_guard<py::gil_scoped_release>());
 }

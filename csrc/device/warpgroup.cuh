@@ -71,11 +71,20 @@ __device__ __forceinline__ void wait_products(float (&c)[kCount]) {
 // Accumulators c[64, N] of a warpgroup: warp w and lane l hold rows w * 16 + l / 4 + {0, 8} and of every 8
 // columns l % 4 * 2 + {0, 1}; c[n * 4 + half * 2 + e] is column n * 8 + l % 4 * 2 + e of row half.
 
+// What both operands are made of.
+struct Bf16Operands {
+  static constexpr char kName[] = "bf16";
+};
+struct F16Operands {
+  static constexpr char kName[] = "f16";
+};
+
 // c[64, N] (+)= a[64, 16] · b[N, 16]ᵀ, both in shared memory.
+template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.%67.%67 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "
       "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
@@ -89,12 +98,13 @@ __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b,
         "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]),
         "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),
         "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
 }
+template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[32], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31}, "
       "%32, %33, p, 1, 1, 0, 0;\n}\n"
@@ -103,16 +113,17 @@ __device__ __forceinline__ void multiply(float (&c)[32], uint64_t a, uint64_t b,
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
         "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
         "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
 }
 
 // c[64, N] (+)= a[64, 16] · b[16, N], a in registers: a[half + 2 * i] is row half, columns i * 8 +
 // l % 4 * 2 + {0, 1}.
+template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply_transposed(float (&c)[64], const uint32_t* a, uint64_t b,
                                                     bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.%70.%70 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "
       "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
@@ -126,13 +137,15 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[64], const uint32
         "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]),
         "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),
         "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "C"(Operands::kName));
 }
+template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply_transposed(float (&c)[32], const uint32_t* a, uint64_t b,
                                                     bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31}, "
       "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
@@ -141,7 +154,8 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[32], const uint32
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
         "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
         "+f"(c[30]), "+f"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "C"(Operands::kName));
 }
 
 }  // namespace bequest::cuda

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
+from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cpu_activations import activate as activate
 from bequest.engine.kernels.cpu_activations import gated_activation as gated_activation
@@ -366,7 +367,7 @@ def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: HostInts
     )
 
 
-class AttentionPlan:
+class AttentionPlan(AttentionWork):
     """The work of one step's attention, found once and used by every layer (and by one call at a time).
 
     query_start [S + 1], seq_lens [S] (computed tokens after the step), block_tables [S, MB]. Query i of a sequence is

@@ -1,9 +1,11 @@
-"""The layers of a stack on the CPU, in one call: what is between two kernels would take as long as small ones do."""
+"""Layers on the CPU in one call (csrc/model/cpu/layer_stack.h): the parts of a stack as the extension takes them.
+
+Parts hold addresses. Whoever makes them keeps the tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,174 +13,157 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels.cpu import AttentionPlan
-from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.kernels.host_arrays import address
-from bequest.engine.kernels.kv_format import KV_DTYPE_CODES
+from bequest.engine.kernels.kv_format import KV_DTYPE_CODES, KvScales
 
-_NO_TAP = (0, 0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class StackNorm:
-    weight: Tensor  # [H] float32
-    bias: Tensor | None  # [H] of a layer norm; None: a root-mean-square norm
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class StackProduct:
-    weight: PackedWeight  # [N, K]
-    bias: Tensor | None  # [N] float32
+StackNorm = _C.StackNorm
+StackProduct = _C.StackProduct
+StackHeads = _C.StackHeads
+StackAttention = _C.StackAttention
+StackCross = _C.StackCross
+StackFeedForward = _C.StackFeedForward
+StackSublayer = _C.StackSublayer
+StackStep = _C.StackStep
+StackEmbedding = _C.StackEmbedding
 
 
-@dataclass(frozen=True, slots=True)
-class StackEmbedding:
-    """Rows of a table, and rows of another one that are added to them."""
-
-    ids: Tensor  # [T] int32
-    table: PackedWeight  # [V, H]
-    positions: Tensor  # [T] int32
-    rows: Tensor | None  # [P, H] float32
+def norm(weight: Tensor, bias: Tensor | None, eps: float) -> StackNorm:
+    """Of rows [T, H]: weight and bias [H] float32; without a bias by the root mean square."""
+    (hidden,) = weight.shape
+    return StackNorm(_address(weight, hidden), _address(bias, hidden), eps)
 
 
-@dataclass(frozen=True, slots=True)
-class StackCache:
-    """Where a step's keys and values go, and what its queries see of them."""
+def product(weight: PackedWeight, bias: Tensor | None) -> StackProduct:
+    """[T, K] → [T, N], bias [N] float32."""
+    bias_address = _address(bias, weight.out_features)
+    return StackProduct(weight._address, weight._format, bias_address, weight.out_features, weight.in_features)
 
-    kv_cache: Tensor  # [NB, L, 2, NQ, BS, D]; an encoder's has one layer, which all of its layers use in turns
-    slots: Tensor  # [T] int64
-    attention: AttentionPlan
-    cross: AttentionPlan | None = None  # of a decoder: the same queries over cross tables in the same cache
-    bias: Tensor | None = None  # [NQ, 2 R + 1] float32 on the scores of self attention
+
+def heads(num_heads: int, scale: float, cache_layer: int, plan: int, scales: KvScales) -> StackHeads:
+    """`plan`: which of the step's; the scales of an fp8 cache."""
+    made = StackHeads()
+    made.num_heads, made.cache_layer, made.plan = num_heads, cache_layer, plan
+    made.scale, made.value_scale = scale * scales.key, scales.value
+    made.key_factor, made.value_factor = 1 / scales.key, 1 / scales.value
+    return made
+
+
+def set_head_norms(of: StackHeads, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+    """Weights [D] float32."""
+    of.q_norm, of.k_norm = (_address(weight, weight.shape[0]) for weight in (q_weight, k_weight))
+    of.norm_eps = eps
+
+
+def set_rope(of: StackHeads, cos_sin: Tensor) -> None:
+    """[P, R] float32"""
+    of.cos_sin = _rows(cos_sin)
+    of.num_positions, of.rotary_dim = cos_sin.shape
+
+
+def set_bias(of: StackHeads, bias: Tensor) -> None:
+    """[NQ, 2 R + 1] float32"""
+    assert bias.shape[0] == of.num_heads and bias.shape[1] % 2 == 1, bias.shape
+    of.bias, of.bias_reach = _rows(bias), bias.shape[1] // 2
+
+
+def step(
+    slots: Tensor, kv_cache: Tensor, plans: Sequence[AttentionPlan], cross: AttentionPlan | None = None
+) -> StackStep:
+    """slots [T] int64 of kv_cache [NB, L, 2, NKV, BS, D]; the plans by their number in StackHeads."""
+    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert two == 2 and kv_cache.is_contiguous() and slots.dtype is torch.int64 and slots.is_contiguous()
+    made = StackStep()
+    made.num_tokens = slots.shape[0]
+    made.slots = slots.data_ptr()
+    sizes = (num_blocks, num_layers, num_kv_heads, block_size, head_dim)
+    made.set_cache(kv_cache.data_ptr(), KV_DTYPE_CODES[kv_cache.dtype], sizes)
+    made.set_plans([plan._plan for plan in plans], None if cross is None else cross._plan)
+    return made
+
+
+def set_positions(of: StackStep, positions: Tensor) -> None:
+    """[T] int32"""
+    assert positions.dtype is torch.int32 and positions.is_contiguous() and positions.shape == (of.num_tokens,)
+    of.positions = positions.data_ptr()
+
+
+def set_read(of: StackStep, rows: Tensor, plan: AttentionPlan) -> None:
+    """rows [R] int64, ascending; the plan is of these queries."""
+    assert rows.dtype is torch.int64 and rows.is_contiguous() and plan.num_tokens == rows.shape[0]
+    of.set_read(rows.data_ptr(), rows.shape[0], plan._plan)
+
+
+def set_tap(of: StackStep, tap: HiddenTap, hidden: int) -> None:
+    assert tap.shape == (of.num_tokens, hidden), tap
+    of.set_tap(tap.addresses)
+
+
+def embedding(ids: Tensor, table: PackedWeight, rows: Tensor | None) -> StackEmbedding:
+    """ids int32 [T] of the table [V, H], and rows float32 [P, H] by position that are added."""
+    assert ids.dtype is torch.int32 and ids.is_contiguous()
+    added, count = 0, 0
+    if rows is not None:
+        assert rows.shape[1] == table.in_features, rows.shape
+        added, count = _rows(rows), rows.shape[0]
+    return StackEmbedding(ids.data_ptr(), table._address, table._format, table.out_features, added, count)
 
 
 class LayerStack:
-    """Layers whose norms stand before self attention, cross attention (a decoder's) and a feed-forward layer.
+    """Layers that `run` runs over a stream [T, H]."""
 
-    Gives, to the bit, what the kernels give when they are called one by one.
-    """
-
-    def __init__(
-        self,
-        hidden: int,
-        num_heads: int,
-        head_dim: int,
-        scale: float,
-        activation: str,
-        gated: bool,
-        has_cross: bool,
-    ) -> None:
+    def __init__(self, hidden: int, *, narrows: bool) -> None:
+        """`narrows`: of the rows that are read alone, the last layer's attention leaves these."""
         self._hidden = hidden
-        code = ACTIVATION_CODES[activation]
-        self._stack = _C.LayerStack(hidden, num_heads, head_dim, scale, code, gated, has_cross)
-        self._parts: list[StackNorm | StackProduct] = []  # the stack has their addresses
+        self._stack = _C.LayerStack(hidden, narrows)
 
-    def add(self, norms: Sequence[StackNorm], products: Sequence[StackProduct]) -> None:
-        """A layer: a norm for each sublayer, and two products: query, key and value [3 NQ D, H] and output; queries and
-        output of cross attention; up [I, H], or gate and up [2 I, H], and down."""
-        self._parts += [*norms, *products]
-        self._stack.add(
-            [(norm.weight.data_ptr(), _address(norm.bias, self._hidden), norm.eps) for norm in norms],
-            [_description(product) for product in products],
-        )
+    def add(self, index: int, sublayers: Sequence[StackSublayer]) -> None:
+        self._stack.add(index, list(sublayers))
 
-    def run(self, added: Tensor, total: Tensor, cache: StackCache, tap: HiddenTap | None = None) -> None:
-        """All layers over the stream total + added, [T, H] float32 each, which is then what the last layer leaves.
+    def run(self, step: StackStep, total: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Over the stream total + added, [T, H] float32 each, changed in place. Returns what they are then."""
+        pending = added is not None
+        added = torch.empty_like(total) if added is None else added
+        for rows in (total, added):
+            assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.shape[1] == self._hidden, rows.shape
+        stream = _C.StackStream(total.data_ptr(), added.data_ptr(), pending, total.shape[0])
+        self._stack.run(step, stream, None)
+        return total[: stream.num_rows], added[: stream.num_rows] if stream.pending else None
 
-        The tap stores the states that layers begin with.
-        """
-        num_tokens = added.shape[0]
-        for rows in (added, total):
-            assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.shape == (num_tokens, self._hidden)
-        self._run(added.data_ptr(), total.data_ptr(), num_tokens, cache, tap, None)
-
-    def embed_and_run(
-        self, embedding: StackEmbedding, cache: StackCache, tap: HiddenTap | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The same over the stream that begins with the rows of tables: what it leaves, (added, total)."""
-        ids, positions = embedding.ids, embedding.positions
-        num_tokens = ids.shape[0]
-        for numbers in (ids, positions):
-            assert numbers.dtype is torch.int32 and numbers.is_contiguous() and numbers.shape == (num_tokens,)
-        assert embedding.table.in_features == self._hidden
+    def run_from(self, step: StackStep, embedding: StackEmbedding) -> tuple[Tensor, Tensor | None]:
+        """Over a stream that begins with the rows of tables."""
         # Of numpy: torch lets go of the GIL for every array it makes, and whoever takes it then keeps it for longer
         # than all of this lasts.
-        added, total = np.empty((2, num_tokens, self._hidden), np.float32)
-        rows = embedding.rows
-        if rows is not None:
-            assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.shape[1] == self._hidden
-        described = (
-            ids.data_ptr(),
-            embedding.table._address,
-            embedding.table._format,
-            embedding.table.out_features,
-            positions.data_ptr(),
-            0 if rows is None else rows.data_ptr(),
-            0 if rows is None else rows.shape[0],
-        )
-        self._run(address(added), address(total), num_tokens, cache, tap, described)
-        return torch.from_numpy(added), torch.from_numpy(total)
-
-    def _run(
-        self,
-        added: int,
-        total: int,
-        num_tokens: int,
-        cache: StackCache,
-        tap: HiddenTap | None,
-        embedding: tuple[int, int, int, int, int, int, int] | None,
-    ) -> None:
-        num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = cache.kv_cache.shape
-        assert two == 2 and cache.kv_cache.is_contiguous() and cache.slots.shape == (num_tokens,)
-        assert cache.slots.dtype is torch.int64 and cache.slots.is_contiguous()
-        assert tap is None or tap.shape == (num_tokens, self._hidden), tap
-        bias = cache.bias
-        self._stack.run(
-            added,
-            total,
-            num_tokens,
-            cache.slots.data_ptr(),
-            cache.kv_cache.data_ptr(),
-            KV_DTYPE_CODES[cache.kv_cache.dtype],
-            (num_blocks, num_layers, num_kv_heads, block_size, head_dim),
-            cache.attention._plan,
-            None if cache.cross is None else cache.cross._plan,
-            0 if bias is None else bias.data_ptr(),
-            0 if bias is None else bias.shape[1] // 2,
-            _NO_TAP if tap is None else tap.addresses,
-            embedding,
-        )
+        total, added = np.empty((2, step.num_tokens, self._hidden), np.float32)
+        stream = _C.StackStream(address(total), address(added), False, step.num_tokens)
+        self._stack.run(step, stream, embedding)
+        rows = stream.num_rows
+        return torch.from_numpy(total)[:rows], torch.from_numpy(added)[:rows] if stream.pending else None
 
 
 def linear_into_cache(
-    x: Tensor, product: StackProduct, kv_cache: Tensor, layer: int, slots: Tensor, out: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    kv_cache: Tensor,
+    layer: int,
+    slots: Tensor,
+    out: Tensor | None = None,
 ) -> None:
     """x [T, K] · weightᵀ + bias, the last columns of which are keys and values of slots [T] in the cache.
 
     What `linear` and `write_kv` do; columns before the keys go to `out` [T, N - 2 NKV D]. REQUIRES: can_store_in_cache
     """
     num_tokens, width = x.shape
-    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
-    num_out = product.weight.out_features - 2 * num_kv_heads * head_dim
-    assert two == 2 and kv_cache.is_contiguous() and can_store_in_cache(product.weight, kv_cache), product.weight
-    assert x.dtype is torch.float32 and x.is_contiguous() and width == product.weight.in_features, x.shape
-    assert slots.dtype is torch.int64 and slots.is_contiguous() and slots.shape == (num_tokens,)
+    num_out = weight.out_features - 2 * kv_cache.shape[3] * kv_cache.shape[5]
+    assert can_store_in_cache(weight, kv_cache) and slots.shape == (num_tokens,), weight
+    assert x.dtype is torch.float32 and x.is_contiguous() and width == weight.in_features, x.shape
     if out is not None:
         assert out.dtype is torch.float32 and out.is_contiguous() and out.shape == (num_tokens, num_out), out.shape
     assert out is not None or num_out == 0
-    _C.linear_into_cache(
-        x.data_ptr(),
-        _description(product),
-        0 if out is None else out.data_ptr(),
-        num_tokens,
-        num_out,
-        slots.data_ptr(),
-        kv_cache.data_ptr(),
-        (num_blocks, num_layers, num_kv_heads, block_size, head_dim),
-        layer,
-    )
+    written = 0 if out is None else out.data_ptr()
+    _C.linear_into_cache(x.data_ptr(), product(weight, bias), written, layer, step(slots, kv_cache, ()))
 
 
 def can_store_in_cache(weight: PackedWeight, kv_cache: Tensor) -> bool:
@@ -189,14 +174,13 @@ def can_store_in_cache(weight: PackedWeight, kv_cache: Tensor) -> bool:
     return weight.tiles and kv_cache.dtype is torch.bfloat16 and fits
 
 
-def _description(product: StackProduct) -> tuple[int, int, int, int, int]:
-    weight = product.weight
-    bias = _address(product.bias, weight.out_features)
-    return weight._address, weight._format, bias, weight.out_features, weight.in_features
-
-
 def _address(values: Tensor | None, count: int) -> int:
     if values is None:
         return 0
     assert values.dtype is torch.float32 and values.is_contiguous() and values.shape == (count,), values.shape
+    return values.data_ptr()
+
+
+def _rows(values: Tensor) -> int:
+    assert values.dtype is torch.float32 and values.is_contiguous() and values.dim() == 2, values.shape
     return values.data_ptr()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
+from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.cpu import _kv_sizes
 from bequest.engine.kernels.cuda import QkNorm, address_of
 from bequest.engine.kernels.host_arrays import HostInts, host_ints
@@ -162,7 +163,7 @@ class CudaAttentionWorkspace:
         )
 
 
-class CudaAttentionPlan:
+class CudaAttentionPlan(AttentionWork):
     """The work of one step's attention in device memory, used by every layer.
 
     `single_token`: the step has no more than one, and `attend_token` serves it.

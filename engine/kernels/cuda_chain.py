@@ -55,6 +55,11 @@ def make_scratch(device: torch.device) -> Tensor:
     return torch.zeros(_C.CHAIN_SCRATCH_BYTES, dtype=torch.uint8, device=device)
 
 
+def has_kernel(attended: int, hidden: int, inner: int) -> bool:
+    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I."""
+    return _C.cuda_can_chain(attended, hidden, inner)
+
+
 def can_chain(attended: Tensor, down: Tensor) -> bool:
     """Whether there is a kernel for rows [T, A] of a model whose down is [H, I]."""
     if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= MOST_CHAINED_ROWS:

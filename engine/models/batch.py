@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
-from bequest.engine.models.backend import AttentionWork
+from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.step import LayerStep
+from bequest.engine.layers.step import ReadRows as ReadRows
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRows:
-    """R of a step's T tokens: those whose hidden states somebody reads."""
-
-    rows: Tensor  # [R] int64, in [0, T), ascending
-    attention: AttentionWork  # of these queries alone, with the window of the last layer
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInput:
-    """T tokens of any number of sequences; rows do not see each other but through the cache."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput(LayerStep):
+    """The tokens of a step."""
 
     input_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int32
-    slot_mapping: Tensor  # [T] int64, where a token's K and V go; -1: nowhere
-    kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
-    attention: Mapping[int, AttentionWork]  # one for each window in DecoderConfig.windows
-    last_tokens: Tensor | None = (
-        None  # [rows] int32: an input id of -(row + 1) means the last token of that sampler row
-    )
-    read: ReadRows | None = None  # None: every row is
-    cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
-    tap: HiddenTap | None = None  # None: nobody wants hidden states
+    last_tokens: Tensor | None = None  # [rows] int32: an id of -(row + 1) means the last token of that sampler row
 
-    def tap_before(self, layer: int) -> LayerTap | None:
-        """For the norm that block `layer` begins with: it sees that layer's hidden states."""
-        return None if self.tap is None else LayerTap(self.tap, layer)
-
-    def tap_after(self, num_layers: int) -> LayerTap | None:
+    def tap_of_result(self, num_layers: int) -> LayerTap | None:
         """For the final norm, whose result is the last layer's; it has only the rows that are read."""
         if self.tap is None:
             return None
@@ -61,3 +41,13 @@ class EncoderInputs:
     positions: Tensor  # [E] int32 in their inputs
     token_ids: Tensor | None = None  # [E] int32, of text
     features: tuple[Tensor, ...] = ()  # [n_mels, frames] float32 each, of audio
+
+    @property
+    def step(self) -> LayerStep:
+        """For the layers of the encoder, which use the scratch in turns."""
+        return LayerStep(
+            positions=self.positions,
+            slot_mapping=self.slots,
+            kv_cache=self.scratch,
+            attention={0: self.attention},
+        )

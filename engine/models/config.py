@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 
 from bequest.engine.errors import ModelError
+from bequest.engine.layers.parts import Activation as Activation
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 # Spellings of config.json.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -15,8 +15,8 @@ from torch import Tensor
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.families.dense import layer_prefix
 from bequest.engine.models.registry import find_gguf_variant
-from bequest.engine.models.weights import layer_prefix
 
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {

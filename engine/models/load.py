@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 
+from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels.cpu_weights import PackedWeight
 from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.models.backend import Backend, CpuBackend, Matrix
+from bequest.engine.layers.backend import Backend
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
 from bequest.engine.models.dummy import DummySource
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
-from bequest.engine.models.families import FAMILIES, find_family, whole_name
+from bequest.engine.models.families import dense
+from bequest.engine.models.families.table import FAMILIES, find_family, whole_name
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.foreign import open_foreign
 from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
@@ -32,10 +33,10 @@ from bequest.engine.models.generation import (
     read_json,
 )
 from bequest.engine.models.hf_config import parse_hf_config
-from bequest.engine.models.layers import Loader
 from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.reader import Loader
 from bequest.engine.models.safetensors_loader import SafetensorsSource
-from bequest.engine.models.weights import WeightSource, check_tensors, expected_tensors
+from bequest.engine.models.weights import WeightSource
 
 ModelConfig = DecoderConfig | EncoderDecoderConfig
 
@@ -56,6 +57,7 @@ class LoadedModel:
     generation: GenerationDefaults
     dtype: torch.dtype  # of the weights' values
     formats: tuple[str, ...]  # that the matrices are kept in: this dtype, or codes of a quantised file
+    notes: tuple[str, ...]  # which layers run kernel by kernel, and why
     kv_dtype: torch.dtype  # of the cache
     max_model_len: int
     num_parameters: int
@@ -85,24 +87,20 @@ def load_model(
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
-    model = _build(config, Loader(source, backend, storage, scales_kv=kv_dtype is FP8), length)
+    loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)
+    model = _build(config, loader, backend, length)
     return LoadedModel(
         model=model,
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
-        formats=tuple(sorted({_format(matrix, storage) for matrix in model.matrices})),
+        formats=tuple(sorted({table.format for table in loader.tables})),
+        notes=model.notes,
         kv_dtype=kv_dtype,
         max_model_len=length,
         num_parameters=num_parameters,
-        weight_bytes=sum(matrix.nbytes for matrix in model.matrices),
+        weight_bytes=sum(table.nbytes for table in loader.tables),
     )
-
-
-def _format(matrix: Matrix, dtype: torch.dtype) -> str:
-    """What a matrix is kept in."""
-    bits = matrix.bits if isinstance(matrix, PackedWeight) else None
-    return str(dtype).removeprefix("torch.") if bits is None else f"codes of {bits} bits"
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -118,7 +116,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         family = FAMILIES[config.architecture]
         source = family.named(checkpoint.source)
         return replace(checkpoint, config=family.check(source, config), source=source)
-    check_tensors(checkpoint.source, config)
+    dense.check_tensors(checkpoint.source, config)
     return checkpoint
 
 
@@ -168,20 +166,19 @@ def _parse(values: Mapping[str, Any], source: str) -> ModelConfig:
     if found is None:
         return parse_hf_config(values, source)
     architecture, family = found
-    config: EncoderDecoderConfig = family.parse(Fields(values, source), architecture)
-    return config
+    return family.parse(Fields(values, source), architecture)
 
 
 def _tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if isinstance(config, EncoderDecoderConfig):
         return FAMILIES[config.architecture].expected_tensors(config)
-    return expected_tensors(config)
+    return dense.expected_tensors(config)
 
 
-def _build(config: ModelConfig, loader: Loader, num_positions: int) -> Decoder | EncoderDecoder:
+def _build(config: ModelConfig, loader: Loader, backend: Backend, num_positions: int) -> Decoder | EncoderDecoder:
     if isinstance(config, EncoderDecoderConfig):
-        return FAMILIES[config.architecture].model(config, loader)
-    return Decoder(config, loader, num_positions)
+        return EncoderDecoder(config, FAMILIES[config.architecture].describe(config, loader), backend)
+    return Decoder(config, dense.describe(config, loader, num_positions), backend)
 
 
 def _resolve_length(config: ModelConfig, max_model_len: int | None) -> int:

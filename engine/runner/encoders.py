@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cpu as kernels
-from bequest.engine.models.backend import AttentionWork
+from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.models.batch import EncoderInputs
 from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
 from bequest.engine.models.encoder_decoder import EncoderDecoder, Tap

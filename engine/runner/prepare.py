@@ -141,6 +141,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
+    _log_notes(loaded)
     runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs, loaded.dtype)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
@@ -187,6 +188,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     num_host = 1 + plan_host_blocks(wish, host_memory() // 2)
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
+    _log_notes(loaded)
     runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits)
     if not config.enforce_eager:
         with phase("graphs"):
@@ -208,6 +210,11 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     )
 
 
+def _log_notes(loaded: LoadedModel) -> None:
+    for note in loaded.notes:
+        log.info("layers: %s", note)
+
+
 @dataclass(frozen=True, slots=True)
 class _DeviceMemory:
     """Of a GPU, before anything of ours is in it."""
@@ -225,7 +232,7 @@ class _DeviceMemory:
 
 
 def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _DeviceMemory) -> LoadedModel:
-    from bequest.engine.models.cuda_backend import CudaBackend
+    from bequest.engine.backends.cuda.backend import CudaBackend
 
     try:
         loaded = load_model(

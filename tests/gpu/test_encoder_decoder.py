@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bequest.engine.models.cuda_backend import CudaBackend
+from bequest.engine.backends.cuda.backend import CudaBackend
 from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged_cross import CrossSequences
 from tests.models.test_encoder_decoder import DECODER_LENS, make_inputs, make_tokens, run_reference

@@ -30,6 +30,7 @@ from tests.gpu.test_attention import (
     MIXED,
     NUM_LAYERS,
     PREFILL,
+    PREFIXES,
     SMALL,
     Case,
     Step,
@@ -59,13 +60,20 @@ def fp8_step(case: Case, scales: KvScales = UNSCALED, common: tuple[int, ...] = 
     return replace(step, kv_cache=stored, keys=keys, values=values)
 
 
+def attend(case: Case, step: Step, scales: KvScales = UNSCALED) -> Tensor:
+    """The rows over a cache with `scales`."""
+    out = torch.full((case.num_tokens, case.num_q_heads, case.head_dim), 7.0, dtype=case.dtype, device=DEVICE)
+    plan = workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
+    return cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out, scales=scales)
+
+
 def check(case: Case, common: tuple[int, ...] = ()) -> None:
     step = fp8_step(case, common=common)
     check_rows(case, step, run(case, step))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("lens", LENS)
 def test_block_sizes(lens: str, block_size: int, dtype: torch.dtype) -> None:
     check(Case(LENS[lens], block_size=block_size, dtype=dtype))
@@ -73,7 +81,7 @@ def test_block_sizes(lens: str, block_size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("lens", LENS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("heads", [(4, 4), (14, 2), (16, 1), (64, 2)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1), (14, 2), (16, 1), (64, 2)], ids=str)
 def test_heads(lens: str, head_dim: int, heads: tuple[int, int]) -> None:
     check(Case(LENS[lens], num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim))
 
@@ -107,26 +115,79 @@ def test_long_and_many(lens: tuple[tuple[int, int], ...]) -> None:
     check(Case(lens, num_q_heads=32, num_kv_heads=8))
 
 
-@pytest.mark.parametrize(("count", "keys"), [(5, 129), (33, 704), (40, 4096)])
+@pytest.mark.parametrize(("count", "keys"), [(5, 129), (33, 704), (40, 4096), (40, 9000)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_shared_prefixes(count: int, keys: int, head_dim: int) -> None:
     case = Case(sharers(count, keys), num_q_heads=32, num_kv_heads=8, head_dim=head_dim)
     check(case, common=(keys,) * count)
 
 
+@pytest.mark.parametrize("block_size", [8, 16, 64, 128])
+@pytest.mark.parametrize("change", [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("query_len", [17, 64, 65, 129])
+@pytest.mark.parametrize("heads", [(4, 1, 128), (2, 2, 64), (96, 1, 128), (7, 1, 64)], ids=str)
+def test_prefixes_around_tile_ends(
+    heads: tuple[int, int, int], query_len: int, change: dict[str, float], block_size: int
+) -> None:
+    """Chunks behind a cached prefix, with scales: the diagonal and the end of the keys at every place of a tile."""
+    shape = Case(
+        tuple((query_len, prefix + query_len) for prefix in PREFIXES),
+        num_q_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=heads[2],
+        block_size=block_size,
+    )
+    case, scales = replace(shape, **change), KvScales(key=0.5, value=3.0)
+    step = fp8_step(case, scales)
+    check_rows(case, step, attend(case, step, scales))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "lens", [((2000, 2000), (700, 2900), (17, 40), (64, 6000)), ((130, 130),) * 150], ids=["long", "many"]
+)
+def test_the_same_bits_each_time(lens: tuple[tuple[int, int], ...], head_dim: int) -> None:
+    case = Case(lens, num_q_heads=32, num_kv_heads=8, head_dim=head_dim)
+    step = fp8_step(case)
+    first = attend(case, step)
+    check_rows(case, step, first)
+    for _ in range(20):
+        assert torch.equal(attend(case, step), first)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_code(head_dim: int) -> None:
+    """Of keys and of values, from the smallest on: each of the 254 numbers times a scale, and nothing else."""
+    case = Case(((40, 300), (90, 90)), head_dim=head_dim)
+    step = fp8_step(case)
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    codes = torch.randint(0, 254, step.kv_cache.shape, dtype=torch.uint8, generator=generator, device=DEVICE)
+    codes += codes >= 127  # 127 and 255 are NaN
+    seen = step.kv_cache.view(torch.uint8) & 0x7F != 0x7F
+    cache = torch.where(seen, codes, step.kv_cache.view(torch.uint8)).view(FP8)
+    scales = KvScales(key=2.0**-7, value=2.0**-6)
+    keys, values = [], []
+    for s, (_, seq_len) in enumerate(case.lens):
+        table = torch.from_numpy(step.block_tables[s]).to(DEVICE).long()
+        rows = cache[table, LAYER].float().permute(1, 0, 3, 2, 4).reshape(2, -1, case.num_kv_heads, head_dim)
+        keys.append(rows[0, :seq_len] * scales.key)
+        values.append(rows[1, :seq_len] * scales.value)
+    step = replace(step, kv_cache=cache, keys=tuple(keys), values=tuple(values))
+    check_rows(case, step, attend(case, step, scales))
+
+
 @pytest.mark.parametrize(
     ("lens", "dtype"), [*((lens, dtype) for lens in LENS for dtype in DTYPES), ("long", torch.bfloat16)], ids=str
 )
 @pytest.mark.parametrize("soft_cap", [0.0, 3.0])
-def test_scales(lens: str, soft_cap: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scales(lens: str, head_dim: int, soft_cap: float, dtype: torch.dtype) -> None:
     """Of decode and prefill, of whole tiles and of those that are merged."""
     scales = KvScales(key=0.037, value=7.3)
-    case = Case(LENS.get(lens, ((1, 20000), (100, 8000))), dtype=dtype, soft_cap=soft_cap)
+    lens_of = LENS.get(lens, ((1, 20000), (100, 8000)))
+    case = Case(lens_of, head_dim=head_dim, dtype=dtype, soft_cap=soft_cap)
     step = fp8_step(case, scales)
-    out = torch.full((case.num_tokens, case.num_q_heads, case.head_dim), 7.0, dtype=dtype, device=DEVICE)
-    plan = workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
-    cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, soft_cap, out, scales=scales)
-    check_rows(case, step, out)
+    check_rows(case, step, attend(case, step, scales))
 
 
 def test_large_queries_stay_finite() -> None:

@@ -52,7 +52,7 @@ def encoder_inputs(loaded: LoadedModel, inputs: Sequence[EncoderInput], scratch_
     """A batch of inputs, whose scratch is NaN."""
     model = loaded.model
     assert isinstance(model, EncoderDecoder)
-    config, device = model.config, model.output.backend.device
+    config, device = model.config, model.device
     features = tuple(item.to(device) for item in inputs if isinstance(item, Tensor))
     frames = [-(-item.shape[1] // config.encoder.frames_per_state) for item in features]
     layout = lay_out(frames or [len(item) for item in inputs], scratch_block)
@@ -78,7 +78,7 @@ class CrossSequences:
     ) -> None:
         model = loaded.model
         assert isinstance(model, EncoderDecoder)
-        self.model, self.device = model, model.output.backend.device
+        self.model, self.device = model, model.device
         self.block_size = block_size
         self.bfloat16 = rounds(loaded)
         batch = encoder_inputs(loaded, inputs)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from bequest.engine.errors import ModelError
 from bequest.engine.models.encoder_batch import lay_out
 from bequest.engine.models.encoder_decoder_config import BartConfig, T5Config, WhisperConfig
+from bequest.engine.models.families.t5 import bias_table
 from bequest.engine.models.load import load_model, open_checkpoint
-from bequest.engine.models.t5 import bias_table
 from tests.tiny_encoder_decoders import make_encoder_decoder, save_encoder_decoder
 
 

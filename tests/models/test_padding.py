@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.errors import ModelError
-from bequest.engine.models.backend import CpuBackend
 from bequest.engine.models.decoder import Decoder
-from bequest.engine.models.layers import Loader
+from bequest.engine.models.families import dense
 from bequest.engine.models.load import open_checkpoint
 from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.reader import Loader
 from tests.models.paged import PagedSequences
 
 TOKENS = list(range(3, 40))
@@ -22,7 +23,9 @@ TOKENS = list(range(3, 40))
 def logits(directory: Path, sizes: tuple[int, ...]) -> torch.Tensor:
     checkpoint = open_checkpoint(directory)
     config, source = pad_heads(checkpoint.config, checkpoint.source, sizes)
-    model = Decoder(config, Loader(source, CpuBackend(), torch.float32), config.max_position)
+    backend = CpuBackend()
+    parts = dense.describe(config, Loader(source, backend, torch.float32), config.max_position)
+    model = Decoder(config, parts, backend)
     return PagedSequences(model, 1, len(TOKENS)).run(0, TOKENS, chunk=len(TOKENS))
 
 

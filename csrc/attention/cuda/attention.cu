@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdlib>
+#include <string_view>
 #include <type_traits>
 
 #include "attention/cuda/attention.h"
@@ -69,14 +71,32 @@ void dispatch_head_dim(int head_dim, F&& f) {
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }
 
+// While the kernel over fp8 is being proven: BEQUEST_FP8_PREFILL=mma takes the older one.
+bool is_fp8_wgmma_off() {
+  const char* wish = std::getenv("BEQUEST_FP8_PREFILL");
+  return wish != nullptr && std::string_view(wish) == "mma";
+}
+
+// Whether prefill without a bias goes to warpgroup products, on the current device.
+bool takes_wgmma(int head_dim, DType kv_dtype) {
+  if (head_dim > 128 || !is_hopper()) return false;
+  return kv_dtype == DType::kBF16 || (kv_dtype == DType::kF8E4M3 && !is_fp8_wgmma_off());
+}
+
 template <int D, class Cache>
 void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores scores, Stream stream) {
   a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
   a.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
-  if constexpr (D <= 128 && std::is_same_v<Cache, Bf16Cache>)
-    if (scores != Scores::kBias && is_hopper())
-      return launch_prefill_wgmma<D>(a, kv_tensor_map(a.keys, p.layout),
-                                     p.lists.blocks / attention_blocks_per_sm(D), scores, stream);
+  if constexpr (D <= 128) {
+    if (scores != Scores::kBias && takes_wgmma(D, p.kv_dtype)) {
+      const int blocks = p.lists.blocks / attention_blocks_per_sm(D);
+      const CUtensorMap map = kv_tensor_map(a.keys, p.kv_dtype, p.layout);
+      if constexpr (std::is_same_v<Cache, Bf16Cache>)
+        return launch_prefill_wgmma<D>(a, map, blocks, scores, stream);
+      else
+        return launch_prefill_wgmma_fp8<D>(a, map, blocks, scores, stream);
+    }
+  }
   launch_prefill<D, Cache>(a, p.lists.blocks, scores, stream);
 }
 
@@ -118,8 +138,7 @@ namespace bequest {
 using namespace cuda;
 
 int prefill_blocks_per_sm(int head_dim, DType kv_dtype) {
-  const bool wgmma = head_dim <= 128 && kv_dtype == DType::kBF16 && is_hopper();
-  return wgmma ? 1 : attention_blocks_per_sm(head_dim);
+  return takes_wgmma(head_dim, kv_dtype) ? 1 : attention_blocks_per_sm(head_dim);
 }
 
 bool has_wide_tiles() { return is_hopper(); }

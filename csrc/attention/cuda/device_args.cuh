@@ -181,10 +181,14 @@ template <int D, class Cache>
 void launch_decode(const AttentionArgs& a, int workers, Scores scores, Stream stream);
 template <int D, class Cache>
 void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, Stream stream);
-// On Hopper, without a bias; `map` as of kv_tensor_map().
+// On Hopper, without a bias; `map` as of kv_tensor_map() for the cache's type.
 template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
                           Stream stream);
+// The same over an fp8 cache.
+template <int D>
+void launch_prefill_wgmma_fp8(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+                              Stream stream);
 template <int D, class Cache>
 void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream);
 void launch_f32(const AttentionArgs& a, DType cache, int blocks, Stream stream);

@@ -1,4 +1,4 @@
-// What the cache may hold beside queries in bf16, and how the decode kernel makes operands of it.
+// What the cache may hold beside queries in bf16, and how operands are made of it.
 //
 // fp8 is exact in float16, and one instruction makes a pair of it, so everything is multiplied as float16
 // there: the queries, which are rounded to it (their bf16 has fewer bits, but a larger range), and the
@@ -10,11 +10,13 @@
 #include "device/pairs.cuh"
 #include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
+#include "device/warpgroup.cuh"
 
 namespace bequest::cuda {
 
 struct Bf16Cache {
   using Element = bf16;
+  using Operands = Bf16Operands;
 
   __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     multiply_accumulate(c, a, b0, b1);
@@ -24,6 +26,7 @@ struct Bf16Cache {
 
 struct Fp8Cache {
   using Element = uint8_t;
+  using Operands = F16Operands;
 
   __device__ static void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     multiply_accumulate_f16(c, a, b0, b1);

@@ -34,12 +34,12 @@ inline constexpr int kMultiplierRegisters = 232;
 //
 // Wherever a product is waited for, it was issued in another iteration of a loop or behind a branch: the
 // compiler moves such a wait up in straight code, before the softmax that should run beside the product.
-template <int D, Scores kScores>
+template <int D, class Cache, Scores kScores>
 class Multiplier {
  public:
   using B = PrefillBuffers<D>;
   using Softmax = RowSoftmax<kScores>;
-  using Accumulator = RowAccumulator<D>;
+  using Accumulator = RowAccumulator<D, Cache>;
 
   __device__ __forceinline__ Multiplier(const AttentionArgs& a, B& buffers, int index)
       : a_(a), buffers_(buffers), control_(buffers.control), index_(index), divider_(a.group) {}
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       load_all<D>(a, map, buffers);
     } else {
       grow_registers<kMultiplierRegisters>();
-      Multiplier<D, kScores>(a, buffers, warpgroup - 1).run();
+      Multiplier<D, Bf16Cache, kScores>(a, buffers, warpgroup - 1).run();
     }
   }
 }

@@ -14,8 +14,10 @@
 #include <cuda_runtime.h>
 
 #include <bit>
+#include <type_traits>
 
 #include "attention/cuda/device_args.cuh"
+#include "attention/cuda/kv_formats.cuh"
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
 #include "device/pairs.cuh"
@@ -251,8 +253,29 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
                 [] {});
 }
 
+// Makes the queries that this lane has copied what the cache is multiplied with.
+template <int D, class Cache>
+__device__ void convert_queries(uint32_t panel, int chunk) {
+  if constexpr (!std::is_same_v<typename Cache::Operands, Bf16Operands>) {
+    constexpr int kChunks = D / 8;
+    constexpr int kStep = 32 / kChunks, kBatch = 4;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32 / kChunks; i < kMultiplierRows; i += kStep * kBatch) {
+      uint32_t pairs[kBatch][4];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) load_16(pairs[j], panel + panel_offset(i + j * kStep, chunk));
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+        for (uint32_t& pair : pairs[j]) pair = bf16_to_f16(pair);
+        store_16(panel + panel_offset(i + j * kStep, chunk), pairs[j]);
+      }
+    }
+  }
+}
+
 // Warp 2: the queries, zeros below the item's last row.
-template <int D>
+template <int D, class Cache>
 __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
   using B = PrefillBuffers<D>;
   constexpr int kChunks = D / 8;
@@ -283,6 +306,9 @@ __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers)
         wait_copies<1>();
       else
         wait_copies<0>();
+      convert_queries<D, Cache>(
+          shared_address(buffers.queries[slot.index][multiplier]) + chunk / 8 * B::kQueryPanelBytes,
+          chunk % 8);
       fence_async_proxy();
       __syncwarp();
       if (lane == 0) control.queries_full[slot.index][multiplier].arrive();
@@ -327,7 +353,7 @@ __device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Prefill
     case 1:
       return load_values<D>(a, map, buffers);
     case 2:
-      return load_queries<D>(a, buffers);
+      return load_queries<D, Bf16Cache>(a, buffers);
     default:
       return clear_edges<D>(buffers);
   }

@@ -6,7 +6,10 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "attention/cuda/device_args.cuh"
+#include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
@@ -117,10 +120,11 @@ class RowSoftmax {
 };
 
 // The accumulators o[64, D] and the weights they are made of.
-template <int D>
+template <int D, class Cache>
 class RowAccumulator {
  public:
   using B = PrefillBuffers<D>;
+  using Operands = typename Cache::Operands;
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -134,8 +138,8 @@ class RowAccumulator {
     const uint64_t q = operand(queries, kSwizzleBytes), k = operand(keys, kSwizzleBytes);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i)
-      multiply(scores, advance(q, i / 4 * B::kQueryPanelBytes + i % 4 * 32),
-               advance(k, i / 4 * B::kTilePanelBytes + i % 4 * 32), i > 0);
+      multiply<Operands>(scores, advance(q, i / 4 * B::kQueryPanelBytes + i % 4 * 32),
+                         advance(k, i / 4 * B::kTilePanelBytes + i % 4 * 32), i > 0);
   }
 
   // Issues o += weights · values, of the tile's first kKeys keys.
@@ -144,7 +148,7 @@ class RowAccumulator {
     const uint64_t v = operand(values, kSwizzleBytes, B::kTilePanelBytes);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
-      multiply_transposed(o_, weights_ + 4 * i, advance(v, i * 16 * kPanelRowBytes), true);
+      multiply_transposed<Operands>(o_, weights_ + 4 * i, advance(v, i * 16 * kPanelRowBytes), true);
   }
 
   // Until no product is under way.
@@ -154,7 +158,8 @@ class RowAccumulator {
   template <Scores kScores, int kCount>
   __device__ __forceinline__ void take(const RowSoftmax<kScores>& softmax, const float (&weights)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) weights_[i] = pack(weights[2 * i], weights[2 * i + 1]);
+    for (int i = 0; i < kCount / 2; ++i)
+      weights_[i] = Cache::pack_weights(weights[2 * i], weights[2 * i + 1]);
     if (softmax.has_moved())
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) o_[i] *= softmax.shrink(i / 2 % 2);
@@ -175,6 +180,8 @@ class RowAccumulator {
   }
 
  private:
+  static constexpr bool kScales = !std::is_same_v<Cache, Bf16Cache>;  // values have a scale
+
   __device__ __forceinline__ void store_state(const AttentionArgs& a, const PrefillTask& task, int row,
                                               int rows, int half, float2 scales) const {
     if (row >= rows) return;
@@ -182,15 +189,18 @@ class RowAccumulator {
         static_cast<int64_t>(task.item.result.state_row() + row) * a.num_kv_heads + task.kv_head();
     if (threadIdx.x % 4 == 0) a.state_scales[state] = scales;
     float* values = a.state_values + state * D + threadIdx.x % 4 * 2;
+    const float scale = kScales ? a.value_scale : 1.0f;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
-      *reinterpret_cast<float2*>(values + n * 8) = {o_[n * 4 + half * 2], o_[n * 4 + half * 2 + 1]};
+      *reinterpret_cast<float2*>(values + n * 8) = {o_[n * 4 + half * 2] * scale,
+                                                    o_[n * 4 + half * 2 + 1] * scale};
   }
 
   __device__ __forceinline__ void store_output(const AttentionArgs& a, const PrefillTask& task,
                                                const GroupDivider& divider, int row, int rows, int half,
                                                float d) const {
-    const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    if constexpr (kScales) inverse *= a.value_scale;
     const int64_t token = task.item.first_token + divider.token(row);
     bf16* out = static_cast<bf16*>(a.out) +
                 (token * a.num_q_heads + task.kv_head() * a.group + divider.head(row)) * D +

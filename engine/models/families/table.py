@@ -5,29 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models import bart, t5, whisper
-from bequest.engine.models.encoder_decoder import EncoderDecoder
-from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.encoder_decoder import EncoderDecoderParts
+from bequest.engine.models.encoder_decoder_config import BartConfig, EncoderDecoderConfig, T5Config, WhisperConfig
+from bequest.engine.models.families import bart, t5, whisper
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.hf_encoder_decoder import parse_bart, parse_t5, parse_whisper
-from bequest.engine.models.layers import Loader
+from bequest.engine.models.reader import Lister, Reader, Shape
 from bequest.engine.models.weights import PrefixedSource, WeightSource, check_shapes
+
+Config = TypeVar("Config", bound=EncoderDecoderConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    parse: Callable[[Fields, str], Any]  # config.json and the architecture → a config of its own kind
-    expected_tensors: Callable[[Any], dict[str, tuple[int, ...]]]
-    model: Callable[[Any, Loader], EncoderDecoder]
+    parse: Callable[[Fields, str], EncoderDecoderConfig]  # config.json and the architecture
+    describe: Callable[[EncoderDecoderConfig, Reader], EncoderDecoderParts]
     embedding: str
     output: str  # the output matrix, which a tied checkpoint need not have
     overlooked: frozenset[str] = frozenset()  # tensors that a checkpoint may have: copies, leftovers
     prefix: str = ""  # of both stacks, which a checkpoint saved without an output matrix lacks
+
+    def expected_tensors(self, config: EncoderDecoderConfig) -> dict[str, Shape]:
+        """Every tensor of the model and its shape."""
+        lister = Lister()
+        self.describe(config, lister)
+        return lister.shapes
 
     def named(self, source: WeightSource) -> WeightSource:
         """The tensors by the names of a whole model."""
@@ -57,11 +64,22 @@ _BARE = ("shared.", "encoder.", "decoder.")
 _HEADLESS = {"BartModel": "BartForConditionalGeneration", "MBartModel": "MBartForConditionalGeneration"}
 
 
+def _of(
+    kind: type[Config], describe: Callable[[Config, Reader], EncoderDecoderParts]
+) -> Callable[[EncoderDecoderConfig, Reader], EncoderDecoderParts]:
+    """A family describes configs of its own kind, which its parser has made."""
+
+    def checked(config: EncoderDecoderConfig, read: Reader) -> EncoderDecoderParts:
+        assert isinstance(config, kind), config
+        return describe(config, read)
+
+    return checked
+
+
 def _t5(*, multilingual: bool) -> Family:
     return Family(
         partial(parse_t5, multilingual=multilingual),
-        t5.expected_tensors,
-        t5.T5,
+        _of(T5Config, t5.describe),
         embedding="shared.weight",
         output="lm_head.weight",
         overlooked=frozenset(
@@ -79,8 +97,7 @@ def _bart(*, pre_norm: bool) -> Family:
     copies = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
     return Family(
         partial(parse_bart, pre_norm=pre_norm),
-        bart.expected_tensors,
-        bart.Bart,
+        _of(BartConfig, bart.describe),
         embedding="model.shared.weight",
         output="lm_head.weight",
         overlooked=frozenset({*copies, bart.FINAL_BIAS}),
@@ -95,8 +112,7 @@ FAMILIES: Mapping[str, Family] = {
     "MT5ForConditionalGeneration": _t5(multilingual=True),
     "WhisperForConditionalGeneration": Family(
         parse_whisper,
-        whisper.expected_tensors,
-        whisper.Whisper,
+        _of(WhisperConfig, whisper.describe),
         embedding="model.decoder.embed_tokens.weight",
         output="proj_out.weight",
     ),

@@ -1,0 +1,305 @@
+// The loading warpgroup of the wgmma prefill kernel over an fp8 cache (prefill_wgmma_fp8.cuh).
+//
+// The products read float16, which e4m3 is exact in. So keys and values arrive as they are stored, a unit at
+// a time, and a warp widens each unit into the tile of panels that the products expect. Each warp has a task
+// of its own:
+//
+//   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys and of values
+//   warp 1  widens keys
+//   warp 2  copies queries and makes float16 of them
+//   warp 3  widens values; rows that hold no key of the item become zeros: what lies there may be NaN, and a
+//           weight of 0 would not hide it. Keys need no such care, their scores are replaced.
+//
+// Counted for a tile of 128 keys of 128 dimensions, where the products take 2,048 cycles: a widening warp has
+// 32 loads and 64 stores of 16 bytes per lane, and 256 conversions of a pair at two cycles each, about 1,200
+// cycles with what it waits for. Shared memory moves 160 KiB for the products, 32 for the copies, 32 and 64
+// for widening: 2,304 cycles, where a cache in bf16 takes 1,792 and the kernel about 3,000.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "attention/cuda/device_args.cuh"
+#include "attention/cuda/kv_formats.cuh"
+#include "attention/cuda/prefill_wgmma_load.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
+
+namespace bequest::cuda {
+
+// A cursor (device/barriers.cuh) in a single register, of which widening warps have none to spare.
+template <int n>
+struct Turn {
+  static_assert((n & (n - 1)) == 0);
+  uint32_t turn = 0;
+
+  __device__ uint32_t index() const { return turn % n; }
+  __device__ uint32_t parity() const { return turn / n % 2; }
+  __device__ void advance() { ++turn; }
+};
+
+// Units on their way. "full": the unit has landed; "empty": it has been widened.
+template <int kStages, int kBytes>
+struct UnitRing {
+  alignas(128) uint8_t units[kStages][kBytes];
+  PhaseBarrier full[kStages];
+  PhaseBarrier empty[kStages];
+
+  __device__ void init() {
+    for (int i = 0; i < kStages; ++i) {
+      full[i].init(1);
+      empty[i].init(1);
+    }
+  }
+};
+
+template <int D>
+struct Fp8PrefillBuffers : PrefillBuffers<D> {
+  static constexpr int kUnitBytes = kUnitKeys * D;
+  static constexpr int kUnitStages = D == 64 ? 4 : 2;
+  using Ring = UnitRing<kUnitStages, kUnitBytes>;
+
+  Ring stored_keys;
+  Ring stored_values;
+
+  __device__ void init() {
+    stored_keys.init();
+    stored_values.init();
+    this->control.init();  // last, as it publishes all
+  }
+};
+static_assert(sizeof(Fp8PrefillBuffers<64>) <= 227 * 1024);
+static_assert(sizeof(Fp8PrefillBuffers<128>) <= 227 * 1024);
+
+// Brings an item's keys and values to their rings. By a whole warp.
+//
+// Tile by tile: were the values of a unit asked for before the keys of the tile's other one, these would wait
+// for products that are not long done.
+template <int D>
+class UnitLoader {
+ public:
+  using B = Fp8PrefillBuffers<D>;
+
+  __device__ UnitLoader(const AttentionArgs& a, const CUtensorMap& map, B& buffers)
+      : a_(a),
+        map_(map),
+        buffers_(buffers),
+        log2_box_(min(a.log2_block_size, kLog2UnitKeys)),
+        box_keys_(1 << log2_box_) {}
+
+  // Calls meanwhile() behind the first tile.
+  template <class F>
+  __device__ void load(const WorkItem& item, int head, F&& meanwhile) {
+    const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
+    const int key_row = head * a_.block_size, value_row = (a_.num_kv_heads + head) * a_.block_size;
+    const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
+    int id = block_id(item, table, first_key);
+    for (int key = first_key; key < item.kv_end; key += kTileKeys) {
+      const int next_id = block_id(item, table, key + kTileKeys);
+      load_tile(item, key, id, key_row, buffers_.stored_keys, key_stage_);
+      load_tile(item, key, id, value_row, buffers_.stored_values, value_stage_);
+      id = next_id;
+      if (key == first_key) meanwhile();
+    }
+  }
+
+ private:
+  using Stage = Cursor<B::kUnitStages>;
+
+  // The block of the lane's box in the tile at `key`.
+  __device__ int block_id(const WorkItem& item, const int32_t* table, int key) const {
+    const int box_key = key + (static_cast<int>(threadIdx.x) % 32 << log2_box_);
+    const bool needed = box_key < min(item.kv_end, key + kTileKeys) && box_key + box_keys_ > item.kv_begin;
+    return needed ? __ldg(table + (box_key >> a_.log2_block_size)) : 0;
+  }
+
+  __device__ __forceinline__ void load_tile(const WorkItem& item, int key, int id, int head_row,
+                                            typename B::Ring& ring, Stage& stage) const {
+#pragma unroll 1
+    for (int at = 0; at < min(kTileKeys, item.kv_end - key); at += kUnitKeys, stage.advance()) {
+      ring.empty[stage.index].wait(stage.parity ^ 1);
+      load_unit(item, key, at, id, head_row, shared_address(ring.units[stage.index]), ring.full[stage.index]);
+    }
+  }
+
+  // The boxes of the unit at key + at that hold keys of the item; `id`: the block of the tile's box `lane`.
+  __device__ __forceinline__ void load_unit(const WorkItem& item, int key, int at, int id, int head_row,
+                                            uint32_t target, PhaseBarrier& barrier) const {
+    const int first_box = at >> log2_box_;
+    const int begin = max(max(item.kv_begin - key, 0) >> log2_box_, first_box);
+    const int end = (min(item.kv_end - key, at + kUnitKeys) + box_keys_ - 1) >> log2_box_;
+    if (is_elected()) barrier.arrive_expecting((end - begin) * (box_keys_ * D));
+    for (int first = begin; first < end; first += kBoxes) {
+      int blocks[kBoxes];
+#pragma unroll
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, id, first + i);
+      if (is_elected())
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+          const int box = (first + i) << log2_box_;
+          if (first + i < end)
+            copy_box(map_, target + (box - at) * D, barrier, 0,
+                     head_row + ((key + box) & (a_.block_size - 1)), blocks[i]);
+        }
+      __syncwarp();
+    }
+  }
+
+  static constexpr int kBoxes = 4;  // at a time
+
+  const AttentionArgs& a_;
+  const CUtensorMap& map_;
+  B& buffers_;
+  const int log2_box_;
+  const int box_keys_;  // keys that one copy brings
+  Stage key_stage_, value_stage_;
+};
+
+// Widens units of e4m3 into tiles of float16. By a whole warp.
+//
+// A load takes 16 stored bytes of a lane, which become two neighbouring chunks of a row of a panel. Eight
+// lanes are served at once, both when they load and when they store. Where a row fills a panel and no more
+// (D = 64), they have two rows side by side, whose chunks the swizzle places apart. Where a row has two
+// panels, four of them have one row's part of the first and four the next row's part of the second: these lie
+// in different banks on both sides.
+template <int D>
+class UnitWidener {
+ public:
+  using B = Fp8PrefillBuffers<D>;
+
+  __device__ UnitWidener() {
+    const int lane = threadIdx.x % 32;
+    const int panel = D == 64 ? 0 : lane / 4 % 2;
+    const int row = D == 64 ? lane / 4 : lane / 16 * 2 + (lane / 8 + panel) % 2;
+    source_ = row * D + panel * 64 + lane % 4 * 16;
+    target_ = panel * B::kTilePanelBytes + panel_offset(row, lane % 4 * 2);
+  }
+
+  // `unit`: as stored; `target`: the unit's first row in the tile. Rows outside of [begin, end) become zeros
+  // if it kMasks.
+  template <bool kMasks>
+  __device__ __forceinline__ void widen(uint32_t unit, uint32_t target, int begin, int end) const {
+    constexpr int kRows = 512 / D;  // that the warp loads at once
+    constexpr int kLoads = kUnitKeys / kRows;
+    constexpr int kBatch = 4;
+    static_assert(D == 64 || D == 128);
+    unit += source_;
+    target += target_;
+#pragma unroll 1
+    for (int done = 0; done < kLoads; done += kBatch) {
+      uint32_t fours[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) load_16(fours[i], unit + i * 512);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if constexpr (kMasks) {
+          const int row = (done + i) * kRows + static_cast<int>(source_ / D);
+          if (row < begin || row >= end) fours[i][0] = fours[i][1] = fours[i][2] = fours[i][3] = 0;
+        }
+        uint32_t low[4], high[4];
+        fp8_to_f16(fours[i][0], low[0], low[1]);
+        fp8_to_f16(fours[i][1], low[2], low[3]);
+        fp8_to_f16(fours[i][2], high[0], high[1]);
+        fp8_to_f16(fours[i][3], high[2], high[3]);
+        const uint32_t place = row_place(target, i);
+        store_16(place, low);
+        store_16(place ^ 16, high);
+      }
+      unit += kBatch * 512;
+      target += kBatch * kRows * kPanelRowBytes;
+    }
+  }
+
+ private:
+  // Of load i of a batch. Four rows further the swizzle flips a bit of the chunk; after eight it is the same.
+  __device__ __forceinline__ static uint32_t row_place(uint32_t target, int i) {
+    if constexpr (D == 64) return target + i * kSwizzleBytes;
+    return (i % 2 ? (target ^ 64) + 4 * kPanelRowBytes : target) + i / 2 * kSwizzleBytes;
+  }
+
+  uint32_t source_, target_;
+};
+
+// Warps 1 and 3: fills the tiles of one kind from its ring.
+template <int D, bool kAreValues>
+__device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
+  using B = Fp8PrefillBuffers<D>;
+  constexpr int kStages = kAreValues ? B::kValueStages : B::kKeyStages;
+  auto& control = buffers.control;
+  auto& ring = kAreValues ? buffers.stored_values : buffers.stored_keys;
+  auto& tiles = [&]() -> auto& {
+    if constexpr (kAreValues)
+      return buffers.values;
+    else
+      return buffers.keys;
+  }();
+  PhaseBarrier* const full = kAreValues ? control.values_full : control.keys_full;
+  PhaseBarrier* const empty = kAreValues ? control.values_empty : control.keys_empty;
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  const UnitWidener<D> widener;
+  TaskReader tasks(control);
+  Turn<kStages> stage;
+  Turn<B::kUnitStages> unit;
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
+    for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
+      empty[stage.index()].wait(stage.parity() ^ 1);
+      const uint32_t tile = shared_address(tiles[stage.index()]);
+#pragma unroll 1
+      for (int at = 0; at < min(kTileKeys, task.item.kv_end - key); at += kUnitKeys, unit.advance()) {
+        ring.full[unit.index()].wait(unit.parity());
+        const int begin = task.item.kv_begin - key - at, end = task.item.kv_end - key - at;
+        const uint32_t source = shared_address(ring.units[unit.index()]);
+        const uint32_t target = tile + at * kPanelRowBytes;
+        if (kAreValues && (begin > 0 || end < kUnitKeys))
+          widener.template widen<true>(source, target, begin, end);
+        else
+          widener.template widen<false>(source, target, begin, end);
+        __syncwarp();
+        if (is_first_lane) ring.empty[unit.index()].arrive();
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (is_first_lane) full[stage.index()].arrive();
+    }
+  }
+}
+
+// Warp 0. A task is published when the first tile of the one before is on its way: its queries have time.
+template <int D>
+__device__ void load_units(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
+  auto& control = buffers.control;
+  const Tickets tickets(a);
+  UnitLoader<D> loader(a, map, buffers);
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  Cursor<kTasks> next_slot, slot;
+  publish(a, control, next_slot, tickets.first());
+  while (control.tasks[slot.index].exists()) {
+    MaybeIndex ticket = MaybeIndex::none();
+    if (is_first_lane) ticket = tickets.draw();
+    const PrefillTask task = control.tasks[slot.index];
+    loader.load(task.item, task.kv_head(),
+                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
+    slot.advance();
+  }
+  if (is_first_lane) tickets.finish();
+}
+
+// A launch of Tickets' blocks; by the whole warpgroup.
+template <int D>
+__device__ void load_all_fp8(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
+  switch (threadIdx.x / 32) {
+    case 0:
+      return load_units<D>(a, map, buffers);
+    case 1:
+      return widen_tiles<D, false>(buffers);
+    case 2:
+      return load_queries<D, Fp8Cache>(a, buffers);
+    default:
+      return widen_tiles<D, true>(buffers);
+  }
+}
+
+}  // namespace bequest::cuda

@@ -1,0 +1,348 @@
+#include "model/cpu/layer_stack.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "cache/cpu/kv_write.h"
+#include "core/check.h"
+#include "ops/cpu/activation.h"
+#include "ops/cpu/feed_forward.h"
+#include "ops/cpu/gather.h"
+#include "ops/cpu/linear_amx.h"
+#include "ops/cpu/norm.h"
+#include "ops/cpu/rope.h"
+
+namespace bequest {
+namespace {
+
+// The widest rows between the kernels of a stack's layers.
+struct Widths {
+  int64_t projected = 0, attended = 0, inner = 0;
+
+  void take(const StackAttention& mixer) { take(mixer.qkv, mixer.output); }
+  void take(const StackCross& mixer) { take(mixer.q, mixer.output); }
+  void take(const StackFeedForward& mixer) {
+    inner = std::max(inner, mixer.up.out_features + mixer.down.in_features);
+  }
+
+ private:
+  void take(const StackProduct& first, const StackProduct& last) {
+    projected = std::max(projected, first.out_features);
+    attended = std::max(attended, last.in_features);
+  }
+};
+
+// The arrays between the kernels of a step, in one piece of memory that all layers use.
+class StackMemory {
+ public:
+  StackMemory(const LayerStack& stack, int64_t num_tokens) : num_tokens_(num_tokens) {
+    Widths widths;
+    for (const StackLayer& layer : stack.layers)
+      for (const StackSublayer& sublayer : layer.sublayers)
+        std::visit([&](const auto& mixer) { widths.take(mixer); }, sublayer.mixer);
+    const int64_t sizes[] = {rounded(stack.hidden), rounded(widths.projected), rounded(widths.attended),
+                             rounded(widths.inner)};
+    const int64_t floats = sizes[0] + sizes[1] + sizes[2] + sizes[3];
+    memory_.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(floats) * sizeof(float))));
+    check(memory_ != nullptr, "layers: out of memory");
+    normed = memory_.get();
+    projected = normed + sizes[0];
+    attended = projected + sizes[1];
+    inner = attended + sizes[2];
+  }
+
+  float* normed;     // [T, H]
+  float* projected;  // queries, keys and values, or queries alone
+  float* attended;   // [T, NQ D]
+  float* inner;      // of a feed-forward layer that is not one op
+
+ private:
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  int64_t rounded(int64_t width) const { return (num_tokens_ * width + 15) / 16 * 16; }
+
+  int64_t num_tokens_;
+  std::unique_ptr<float, Free> memory_;
+};
+
+class StackRun {
+ public:
+  StackRun(const LayerStack& stack, const StackStep& step, StackStream& stream)
+      : stack_(stack), step_(step), stream_(stream), memory_(stack, step.num_tokens) {}
+
+  void layer(const StackLayer& layer, bool narrow) {
+    for (size_t i = 0; i < layer.sublayers.size(); ++i) {
+      const StackSublayer& sublayer = layer.sublayers[i];
+      narrow_ = narrow && i == 0;
+      // Of the states between layers one norm sees each: the one that begins a layer, or the one that ended
+      // the layer before.
+      const HiddenTap begin = i == 0 ? tap(layer.index, false) : HiddenTap{};
+      std::visit([&](const auto& mixer) { apply(mixer, sublayer.before, begin); }, sublayer.mixer);
+      stream_.pending = true;
+      if (sublayer.behind.is_there()) norm_added(sublayer.behind);
+      const bool last = i + 1 == layer.sublayers.size();
+      if (sublayer.after.is_there())
+        become_normed(sublayer.after, last ? tap(layer.index + 1, true) : HiddenTap{});
+    }
+  }
+
+ private:
+  HiddenTap tap(int32_t layer, bool of_output) const {
+    HiddenTap tap = step_.tap;
+    tap.layer = layer;
+    tap.store_output = of_output;
+    return tap;
+  }
+
+  // --- the stream --------------------------------------------------------------------------------------
+
+  void settle() {
+    if (!stream_.pending) return;
+    const int64_t count = stream_.num_rows * stack_.hidden;
+    for (int64_t i = 0; i < count; ++i) stream_.sum[i] += stream_.added[i];
+    stream_.pending = false;
+  }
+
+  // For a kernel that adds on its way: adding nothing changes no bit.
+  void make_pending() {
+    if (!stream_.pending) std::fill_n(stream_.added, stream_.num_rows * stack_.hidden, 0.0f);
+    stream_.pending = true;
+  }
+
+  // normed(sum + added), or normed(sum); the sum has both then.
+  void norm(const StackNorm& norm, const HiddenTap& tap) {
+    const float* const x = stream_.pending ? stream_.added : stream_.sum;
+    float* const residual = stream_.pending ? stream_.sum : nullptr;
+    norm_rows(norm, x, residual, tap);
+    stream_.pending = false;
+  }
+
+  void norm_rows(const StackNorm& norm, const float* x, float* residual, const HiddenTap& tap) const {
+    const int64_t rows = stream_.num_rows, hidden = stack_.hidden;
+    if (norm.bias == nullptr)
+      return rms_norm({x, residual, norm.weight, memory_.normed, rows, hidden, norm.eps, tap});
+    layer_norm({x, residual, norm.weight, norm.bias, memory_.normed, rows, hidden, norm.eps, tap});
+  }
+
+  void norm_added(const StackNorm& norm) {
+    norm_rows(norm, stream_.added, nullptr, {});
+    std::copy_n(memory_.normed, stream_.num_rows * stack_.hidden, stream_.added);
+  }
+
+  void become_normed(const StackNorm& of, const HiddenTap& tap) {
+    norm(of, tap);
+    std::copy_n(memory_.normed, stream_.num_rows * stack_.hidden, stream_.sum);
+  }
+
+  // What a mixer reads: the normed stream, or the stream.
+  const float* read(const StackNorm& before, const HiddenTap& tap) {
+    if (before.is_there()) {
+      norm(before, tap);
+      return memory_.normed;
+    }
+    settle();
+    return stream_.sum;
+  }
+
+  // --- products ----------------------------------------------------------------------------------------
+
+  LinearParams params(const StackProduct& product, const float* x, float* out) const {
+    return {x,
+            product.weight,
+            product.format,
+            product.bias,
+            out,
+            stream_.num_rows,
+            product.out_features,
+            product.in_features,
+            product.in_features};
+  }
+  void multiply(const StackProduct& product, const float* x, float* out) const {
+    linear(params(product, x, out));
+  }
+  // The norm is part of a product over tiles.
+  static bool fuses(const StackProduct& product, const StackNorm& before) {
+    return product.format == WeightFormat::kTiles && before.is_there();
+  }
+  RowNorm row_norm(const StackNorm& of, const HiddenTap& tap) {
+    make_pending();
+    return {stream_.sum, of.weight, of.bias, of.eps, tap};
+  }
+
+  void project(const StackProduct& product, const StackNorm& before, const HiddenTap& tap) {
+    if (fuses(product, before)) {
+      const RowNorm begin = row_norm(before, tap);
+      normed_linear(params(product, stream_.added, memory_.projected), begin);
+      stream_.pending = false;
+    } else {
+      multiply(product, read(before, tap), memory_.projected);
+    }
+  }
+
+  // --- mixers: each leaves what it adds in stream.added --------------------------------------------------
+
+  void attend(const StackHeads& heads, int64_t q_stride, const AttentionPlan& plan) const {
+    check(plan.num_tokens() == stream_.num_rows, "layers: the plan is of other queries");
+    paged_attention(
+        {memory_.projected, q_stride, memory_.attended, step_.kv_cache, step_.kv_dtype, step_.layout,
+         heads.cache_layer, heads.scale, 0.0f, heads.bias, heads.bias_reach, heads.value_scale},
+        plan);
+  }
+
+  void apply(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
+    const StackHeads& heads = mixer.heads;
+    check(static_cast<size_t>(heads.plan) < step_.plans.size(), "layers: a plan is missing");
+    const int64_t q_stride = stores_as_it_comes(mixer, before) ? project_into_cache(mixer, before, tap)
+                                                               : project_and_store(mixer, before, tap);
+    const AttentionPlan* plan = step_.plans[static_cast<size_t>(heads.plan)];
+    if (narrow_) {
+      keep_read_rows(q_stride, heads.num_heads * step_.layout.head_dim);
+      plan = step_.read.attention;
+    }
+    attend(heads, q_stride, *plan);
+    multiply(mixer.output, memory_.attended, stream_.added);
+  }
+
+  // Whether keys and values can go from the product to the cache.
+  bool stores_as_it_comes(const StackAttention& mixer, const StackNorm& before) const {
+    const StackHeads& heads = mixer.heads;
+    return fuses(mixer.qkv, before) && heads.cos_sin == nullptr && heads.q_norm == nullptr &&
+           can_store_in_cache(mixer.qkv.format, step_.kv_dtype, heads.num_heads * step_.layout.head_dim,
+                              step_.layout.head_dim);
+  }
+
+  int64_t project_into_cache(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
+    const int64_t width = mixer.heads.num_heads * step_.layout.head_dim;
+    const RowNorm begin = row_norm(before, tap);
+    const KvColumns kv{width, static_cast<BFloat16*>(step_.kv_cache), step_.layout, mixer.heads.cache_layer,
+                       step_.slots};
+    linear_into_cache(params(mixer.qkv, stream_.added, memory_.projected), kv, &begin);
+    stream_.pending = false;
+    return width;
+  }
+
+  int64_t project_and_store(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
+    const StackHeads& heads = mixer.heads;
+    const int64_t tokens = stream_.num_rows, head_dim = step_.layout.head_dim;
+    const int64_t kv_heads = step_.layout.num_kv_heads, stride = mixer.qkv.out_features;
+    project(mixer.qkv, before, tap);
+    float* const q = memory_.projected;
+    float* const k = q + heads.num_heads * head_dim;
+    float* const v = k + kv_heads * head_dim;
+    if (heads.q_norm != nullptr) {
+      head_rms_norm({q, stride, heads.q_norm, tokens, heads.num_heads, head_dim, heads.norm_eps});
+      head_rms_norm({k, stride, heads.k_norm, tokens, kv_heads, head_dim, heads.norm_eps});
+    }
+    if (heads.cos_sin != nullptr)
+      rotary({q, k, stride, stride, step_.positions, heads.cos_sin, tokens, heads.num_positions,
+              heads.num_heads, kv_heads, head_dim, heads.rotary_dim});
+    write_kv({k, v, stride, stride, step_.slots, tokens, step_.kv_cache, step_.kv_dtype, step_.layout,
+              heads.cache_layer, heads.key_factor, heads.value_factor});
+    return stride;
+  }
+
+  // Queries and the stream move up to where the rows that are read begin.
+  void keep_read_rows(int64_t q_stride, int64_t q_width) {
+    settle();
+    for (int64_t to = 0; to < step_.read.num_rows; ++to) {
+      const int64_t from = step_.read.rows[to];
+      check(from >= to && from < stream_.num_rows, "layers: a row that is read is not in the step");
+      if (from == to) continue;
+      std::copy_n(memory_.projected + from * q_stride, q_width, memory_.projected + to * q_stride);
+      std::copy_n(stream_.sum + from * stack_.hidden, stack_.hidden, stream_.sum + to * stack_.hidden);
+    }
+    stream_.num_rows = step_.read.num_rows;
+  }
+
+  void apply(const StackCross& mixer, const StackNorm& before, const HiddenTap& tap) {
+    check(step_.cross != nullptr, "layers: the plan of cross attention is missing");
+    project(mixer.q, before, tap);
+    attend(mixer.heads, mixer.q.out_features, *step_.cross);
+    multiply(mixer.output, memory_.attended, stream_.added);
+  }
+
+  void apply(const StackFeedForward& mixer, const StackNorm& before, const HiddenTap& tap) {
+    const StackProduct &up = mixer.up, &down = mixer.down;
+    const bool tiles = up.format == WeightFormat::kTiles;
+    const bool codes = up.format == WeightFormat::kQ4 || up.format == WeightFormat::kQ8;
+    const bool can_gate =
+        (tiles || codes) && up.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
+    const bool one_op = tiles && down.format == WeightFormat::kTiles && (can_gate || !mixer.gated);
+    if (one_op && before.is_there()) {
+      const RowNorm begin = row_norm(before, tap);
+      // Rows are read before they are written: by the thread that normed them, or when all have been.
+      return normed_feed_forward(tiled_params(mixer, stream_.added), begin);
+    }
+    const float* const x = read(before, tap);
+    if (one_op) return feed_forward(tiled_params(mixer, x));
+    float* const results = memory_.inner;
+    if (!mixer.gated) {
+      multiply(up, x, results);
+      activate(results, stream_.num_rows * up.out_features, mixer.activation);
+    } else if (can_gate) {
+      LinearParams gating = params(up, x, results);
+      gating.finish = Finish::kGated;
+      gating.activation = mixer.activation;
+      linear(gating);
+    } else {
+      float* const both = results + stream_.num_rows * down.in_features;
+      multiply(up, x, both);
+      gated_activation({both, results, stream_.num_rows, down.in_features, mixer.activation});
+    }
+    multiply(down, results, stream_.added);
+  }
+
+  FeedForwardParams tiled_params(const StackFeedForward& mixer, const float* x) const {
+    const StackProduct &up = mixer.up, &down = mixer.down;
+    return {x,
+            up.weight,
+            up.bias,
+            down.weight,
+            down.bias,
+            stream_.added,
+            stream_.num_rows,
+            up.in_features,
+            down.in_features,
+            down.out_features,
+            mixer.activation,
+            mixer.gated};
+  }
+
+  const LayerStack& stack_;
+  const StackStep& step_;
+  StackStream& stream_;
+  const StackMemory memory_;
+  bool narrow_ = false;  // in the sublayer that is being applied
+};
+
+}  // namespace
+
+void embed_rows(const LayerStack& stack, const StackEmbedding& embedding, const StackStep& step,
+                StackStream& stream) {
+  const int64_t tokens = step.num_tokens, hidden = stack.hidden;
+  const bool has_positions = embedding.rows != nullptr;
+  gather_rows({embedding.ids, embedding.table, embedding.format, has_positions ? stream.added : stream.sum,
+               tokens, embedding.vocab_size, hidden});
+  stream.pending = has_positions;
+  stream.num_rows = tokens;
+  if (!has_positions) return;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t position = step.positions[t];
+    check(position >= 0 && position < embedding.num_positions, "layers: a position outside the table");
+    std::copy_n(embedding.rows + position * hidden, hidden, stream.sum + t * hidden);
+  }
+}
+
+void run_layers(const LayerStack& stack, const StackStep& step, StackStream& stream) {
+  check(stream.num_rows == step.num_tokens, "layers: the stream has other rows than the step");
+  for (const AttentionPlan* plan : step.plans) check(plan != nullptr, "layers: a plan is missing");
+  const bool narrow = stack.narrows && step.read.rows != nullptr;
+  check(!narrow || step.read.attention != nullptr, "layers: a plan is missing");
+  if (step.num_tokens == 0) return;
+  StackRun run(stack, step, stream);
+  for (const StackLayer& layer : stack.layers) run.layer(layer, narrow && &layer == &stack.layers.back());
+}
+
+}  // namespace bequest

@@ -1,0 +1,46 @@
+"""The CPU as a backend: states in float32, weights packed into panels or tiles, all layers in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bequest.engine.backends.cpu.ops import CpuOps
+from bequest.engine.backends.cpu.stack import StackCompiler
+from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.layers.program import Stack, compile_layers
+from bequest.engine.layers.spec import LayerSpec
+from bequest.engine.layers.weight import Table, Weight
+
+
+class CpuBackend:
+    """A Backend."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.ops = CpuOps()
+
+    def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
+        return ()
+
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
+        return CpuWeight(kernels.pack_weights(matrices, dtype), bias, self.ops)
+
+    def quantised_weight(self, matrices: Sequence[kernels.QuantisedRows], bias: Tensor | None) -> Weight | None:
+        return CpuWeight(kernels.pack_quantised(matrices), bias, self.ops)
+
+    def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
+        return CpuRows(rows, dtype)
+
+    def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        return values.float().clone()
+
+    def compile(self, layers: Sequence[LayerSpec]) -> Stack:
+        return compile_layers(layers, self.ops, [StackCompiler(self.ops)])

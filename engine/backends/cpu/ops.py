@@ -1,0 +1,66 @@
+"""The CPU's kernels as layers call them: states in float32."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.step import LayerStep
+
+
+class CpuOps:
+    """Ops."""
+
+    def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
+        if norm.bias is None:
+            return kernels.rms_norm(x, norm.weight, norm.eps, residual, tap=tap)
+        return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps, residual, tap)
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return kernels.activate(x, activation)
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        return kernels.gated_activation(gate_up, activation)
+
+    def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        return _attend(_prepared(qkv, heads, step), heads, step, step.attention[heads.window])
+
+    def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        assert step.read is not None
+        return _attend(_prepared(qkv, heads, step)[step.read.rows], heads, step, step.read.attention)
+
+    def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        assert step.cross is not None
+        return _attend(q.view(q.shape[0], heads.num_heads, -1), heads, step, step.cross)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
+        kernels.write_kv(k, v, kv_cache, layer, slots)
+
+
+def plan_of(work: AttentionWork) -> kernels.AttentionPlan:
+    """The runner of this backend has made it."""
+    assert isinstance(work, kernels.AttentionPlan)
+    return work
+
+
+def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+    """Queries [T, NQ, D], normed and rotated; keys and values are stored."""
+    num_heads, num_kv_heads, head_dim = heads.num_heads, step.kv_cache.shape[3], step.kv_cache.shape[5]
+    rows = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = rows[:, :num_heads], rows[:, num_heads:-num_kv_heads], rows[:, -num_kv_heads:]
+    if heads.norm is not None:
+        kernels.head_rms_norm(q, heads.norm.q_weight, heads.norm.eps)
+        kernels.head_rms_norm(k, heads.norm.k_weight, heads.norm.eps)
+    if heads.rope is not None:
+        kernels.rotary(q, k, step.positions, heads.rope)
+    kernels.write_kv(k, v, step.kv_cache, heads.cache_layer, step.slot_mapping, heads.kv_scales)
+    return q
+
+
+def _attend(q: Tensor, heads: Heads, step: LayerStep, work: AttentionWork) -> Tensor:
+    return kernels.paged_attention(
+        q, step.kv_cache, heads.cache_layer, plan_of(work), heads.scale, bias=heads.bias, scales=heads.kv_scales
+    ).flatten(1)

@@ -1,0 +1,115 @@
+"""Layers in one call: between small kernels the interpreter would take a quarter of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bequest.engine.backends.cpu.ops import plan_of
+from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
+from bequest.engine.kernels import cpu_stack
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.parts import Heads, Norm
+from bequest.engine.layers.plain import narrows
+from bequest.engine.layers.spec import Attention, CrossAttention, FeedForward, LayerSpec, Mixer, Sublayer
+from bequest.engine.layers.start import StartRows
+from bequest.engine.layers.step import LayerStep
+from bequest.engine.layers.stream import Stream
+from bequest.engine.layers.weight import Weight
+
+
+class StackCompiler:
+    """A Compiler."""
+
+    name = "in one call"
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def refusal(self, layer: LayerSpec) -> str | None:
+        others = {type(weight).__name__ for weight in layer.weights if type(weight) is not CpuWeight}
+        return f"a weight is a {', '.join(sorted(others))}" if others else None
+
+    def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> StackProgram:
+        return StackProgram(layers, self._ops, ends=ends)
+
+
+class StackProgram:
+    """A Program."""
+
+    def __init__(self, layers: Sequence[LayerSpec], ops: Ops, *, ends: bool) -> None:
+        self._layers = layers  # the stack has addresses of what they hold
+        self._ops = ops
+        self._hidden = next(iter(layers[0].weights)).in_features
+        self._narrows = ends and narrows(layers[-1])
+        self._windows = sorted({window for layer in layers for window in _windows(layer)})
+        self._stack = cpu_stack.LayerStack(self._hidden, narrows=self._narrows)
+        for layer in layers:
+            self._stack.add(layer.index, [self._sublayer(sublayer) for sublayer in layer.sublayers])
+
+    def run(self, stream: Stream, step: LayerStep) -> None:
+        stream.total, stream.added = self._stack.run(self._step(step), stream.total, stream.added)
+
+    def run_from(self, start: StartRows, step: LayerStep) -> Stream:
+        table, position_table = start.table, start.position_table
+        known = isinstance(table, CpuWeight) and (position_table is None or isinstance(position_table, CpuRows))
+        if not known:
+            stream = start.stream(self._ops)
+            self.run(stream, step)
+            return stream
+        assert start.last_tokens is None, "on the CPU the runner resolves them"
+        assert isinstance(table, CpuWeight)
+        rows = position_table.values if isinstance(position_table, CpuRows) else None
+        embedding = cpu_stack.embedding(start.ids, table.packed, rows)
+        return Stream(self._ops, *self._stack.run_from(self._step(step), embedding))
+
+    def _step(self, step: LayerStep) -> cpu_stack.StackStep:
+        plans = [plan_of(step.attention[window]) for window in self._windows]
+        cross = None if step.cross is None else plan_of(step.cross)
+        made = cpu_stack.step(step.slot_mapping, step.kv_cache, plans, cross)
+        cpu_stack.set_positions(made, step.positions)
+        if self._narrows and step.read is not None:
+            cpu_stack.set_read(made, step.read.rows, plan_of(step.read.attention))
+        if step.tap is not None:
+            cpu_stack.set_tap(made, step.tap, self._hidden)
+        return made
+
+    def _sublayer(self, sublayer: Sublayer) -> cpu_stack.StackSublayer:
+        norms = (_norm(norm) for norm in (sublayer.before, sublayer.behind, sublayer.after))
+        return cpu_stack.StackSublayer(self._mixer(sublayer.mixer), *norms)
+
+    def _mixer(self, mixer: Mixer) -> cpu_stack.StackAttention | cpu_stack.StackCross | cpu_stack.StackFeedForward:
+        match mixer:
+            case Attention(qkv, heads, output):
+                return cpu_stack.StackAttention(_product(qkv), self._heads(heads), _product(output))
+            case CrossAttention(q, _, heads, output):
+                return cpu_stack.StackCross(_product(q), self._heads(heads, is_cross=True), _product(output))
+            case FeedForward(up, activation, down, gated):
+                return cpu_stack.StackFeedForward(_product(up), ACTIVATION_CODES[activation], _product(down), gated)
+
+    def _heads(self, heads: Heads, *, is_cross: bool = False) -> cpu_stack.StackHeads:
+        plan = 0 if is_cross else self._windows.index(heads.window)
+        made = cpu_stack.heads(heads.num_heads, heads.scale, heads.cache_layer, plan, heads.kv_scales)
+        if heads.norm is not None:
+            cpu_stack.set_head_norms(made, heads.norm.q_weight, heads.norm.k_weight, heads.norm.eps)
+        if heads.rope is not None:
+            cpu_stack.set_rope(made, heads.rope)
+        if heads.bias is not None:
+            cpu_stack.set_bias(made, heads.bias)
+        return made
+
+
+def _windows(layer: LayerSpec) -> list[int]:
+    mixers = (sublayer.mixer for sublayer in layer.sublayers)
+    return [mixer.heads.window for mixer in mixers if isinstance(mixer, Attention)]
+
+
+def _norm(norm: Norm | None) -> cpu_stack.StackNorm:
+    if norm is None:
+        return cpu_stack.StackNorm()
+    return cpu_stack.norm(norm.weight, norm.bias, norm.eps)
+
+
+def _product(weight: Weight) -> cpu_stack.StackProduct:
+    assert isinstance(weight, CpuWeight)
+    return cpu_stack.product(weight.packed, weight.bias)

@@ -1,0 +1,91 @@
+"""Our CUDA kernels as layers call them: states and weights in one dtype."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bequest.engine.kernels import cuda, cuda_attention
+from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.step import LayerStep
+
+
+class CudaOps:
+    """Ops."""
+
+    def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
+        if norm.bias is None:
+            return cuda.rms_norm(x, norm.weight, norm.eps, residual, tap=tap)
+        return cuda.layer_norm(x, norm.weight, norm.bias, norm.eps, residual, tap)
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return cuda.activate(x, activation)
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        return cuda.gated_activation(gate_up, activation)
+
+    def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        plan = _plan(step.attention[heads.window])
+        if plan.single_token and heads.bias is None:
+            return _attend_token(qkv, heads, step, plan).flatten(1)
+        return _attend(_prepared(qkv, heads, step), heads, step, plan)
+
+    def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        assert step.read is not None
+        return _attend(_prepared(qkv, heads, step)[step.read.rows], heads, step, _plan(step.read.attention))
+
+    def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        assert step.cross is not None
+        return _attend(q.view(q.shape[0], heads.num_heads, -1), heads, step, _plan(step.cross))
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
+        cuda.write_kv(k, v, kv_cache, layer, slots)
+
+
+def _plan(work: AttentionWork) -> cuda_attention.CudaAttentionPlan:
+    """The runner of this backend has made it."""
+    assert isinstance(work, cuda_attention.CudaAttentionPlan)
+    return work
+
+
+def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+    """Queries [T, NQ, D], normed and rotated; keys and values are stored."""
+    return cuda.prepare_qkv(
+        qkv,
+        heads.num_heads,
+        step.kv_cache,
+        heads.cache_layer,
+        step.slot_mapping,
+        step.positions,
+        heads.rope,
+        _head_norm(heads),
+        heads.kv_scales,
+    )
+
+
+def _attend(q: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
+    return cuda_attention.paged_attention(
+        q, step.kv_cache, heads.cache_layer, plan, heads.scale, bias=heads.bias, scales=heads.kv_scales
+    ).flatten(1)
+
+
+def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
+    """The step's only token, [1, NQ, D], in one launch."""
+    return cuda_attention.attend_token(
+        qkv,
+        step.kv_cache,
+        heads.cache_layer,
+        plan,
+        heads.scale,
+        step.slot_mapping,
+        step.positions,
+        heads.rope,
+        _head_norm(heads),
+        heads.kv_scales,
+    )
+
+
+def _head_norm(heads: Heads) -> cuda.QkNorm | None:
+    norm = heads.norm
+    return None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps)

@@ -1,0 +1,77 @@
+"""Dense weights on a GPU: our own kernels multiply a few rows, with what stands around a product, cuBLAS the rest."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bequest.engine.kernels import cuda, cuda_linear
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.parts import Activation, Norm
+from bequest.engine.layers.stream import Stream
+from bequest.engine.layers.weight import Weight
+
+
+class DenseWeight(Weight):
+    """Float32 or bfloat16, as states are."""
+
+    def __init__(self, matrix: Tensor, bias: Tensor | None, ops: Ops) -> None:
+        self.matrix = matrix  # [N, K]
+        self.bias = bias  # [N]
+        self.ops = ops
+
+    @property
+    def out_features(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.matrix.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    @property
+    def format(self) -> str:
+        return str(self.matrix.dtype).removeprefix("torch.")
+
+    def with_bias(self, bias: Tensor) -> Weight:
+        return DenseWeight(self.matrix, bias, self.ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return cuda_linear.linear(x, self.matrix, self.bias)
+
+    def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
+        return cuda.embedding(ids, self.matrix, last_tokens)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        if cuda_linear.is_fused(x, self.matrix):
+            return cuda_linear.gated_linear(x, self.matrix, self.bias, activation, None)
+        return super().gated(x, activation)
+
+    def normed(self, stream: Stream, norm: Norm, tap: LayerTap | None = None) -> Tensor:
+        if self._takes_norm(stream, norm):
+            return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias)
+        return super().normed(stream, norm, tap)
+
+    def normed_gated(self, stream: Stream, norm: Norm, activation: Activation) -> Tensor:
+        if self._takes_norm(stream, norm):
+            return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, row_norm(norm))
+        return super().normed_gated(stream, norm, activation)
+
+    def add_to(self, stream: Stream, x: Tensor) -> None:
+        """Where the product is our own, it adds; else the norm that follows does."""
+        if cuda_linear.is_fused(x, self.matrix):
+            cuda_linear.linear_into(x, self.matrix, self.bias, stream.state())
+        else:
+            super().add_to(stream, x)
+
+    def _takes_norm(self, stream: Stream, norm: Norm) -> bool:
+        """What is still to be added to the stream would have to be added first."""
+        ready = stream.added is None and norm.bias is None
+        return ready and cuda_linear.is_fused(stream.total, self.matrix, normed=True)
+
+
+def row_norm(norm: Norm, tap: LayerTap | None = None) -> cuda_linear.RowNorm:
+    return cuda_linear.RowNorm(norm.weight, norm.eps, tap)

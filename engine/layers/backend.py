@@ -1,0 +1,49 @@
+"""What a model asks of a device: memory for its weights, and its layers compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.program import Stack
+from bequest.engine.layers.spec import LayerSpec
+from bequest.engine.layers.weight import Table, Weight
+
+
+class Backend(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def ops(self) -> Ops: ...
+
+    def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
+        """The head dims that attention serves in this dtype; empty: any."""
+        ...
+
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What states are in where weights are in `dtype`."""
+        ...
+
+    def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
+        """Matrices [N_i, K] stacked along N, and a bias [N] that `vector` made."""
+        ...
+
+    def quantised_weight(self, matrices: Sequence[QuantisedRows], bias: Tensor | None) -> Weight | None:
+        """The same of matrices in codes of the same width; None where it multiplies none of these."""
+        ...
+
+    def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
+        """Rows [N, K] that nothing is multiplied with."""
+        ...
+
+    def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """A bias, or the weight of a norm."""
+        ...
+
+    def compile(self, layers: Sequence[LayerSpec]) -> Stack: ...

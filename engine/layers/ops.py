@@ -1,0 +1,43 @@
+"""The kernels around products that layers are made of; each backend has its own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.step import LayerStep
+
+
+class Ops(Protocol):
+    def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
+        """residual += x in place, if there is one; the normed sum, [T, H]. A tap stores hidden states on the way."""
+        ...
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """f(x) in place; returns x."""
+        ...
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """[T, 2 I] → f(gate) * up, [T, I]"""
+        ...
+
+    def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        """Queries, keys and values [T, (NQ + 2 NKV) D] → what queries gather, [T, NQ D].
+
+        Queries and keys are normed and rotated as `heads` says; keys and values are stored."""
+        ...
+
+    def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        """The same of the queries in `step.read` alone, [R, NQ D]; keys and values of all tokens are stored."""
+        ...
+
+    def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+        """Queries [T, NQ D] over the cross tables → [T, NQ D]"""
+        ...
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
+        """Stores k, v [T, NKV, D] (views of a fused row are fine) at slots [T] int64; -1 is nowhere."""
+        ...

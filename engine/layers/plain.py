@@ -1,0 +1,87 @@
+"""Layers kernel by kernel: what every backend can do, and what faster ways of running a layer are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.spec import Attention, CrossAttention, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.start import StartRows
+from bequest.engine.layers.step import LayerStep
+from bequest.engine.layers.stream import Stream
+from bequest.engine.layers.weight import Weight
+
+
+def narrows(layer: LayerSpec) -> bool:
+    """Whether rows that nobody reads can end in its attention, if no layer follows: no other attention does."""
+    kinds = [type(sublayer.mixer) for sublayer in layer.sublayers]
+    return kinds[0] is Attention and set(kinds[1:]) == {FeedForward}
+
+
+class PlainProgram:
+    """A Program (engine.layers.program)."""
+
+    def __init__(self, layers: Sequence[LayerSpec], ops: Ops, *, ends: bool) -> None:
+        self._layers = layers
+        self.ops = ops
+        self._narrowing = layers[-1] if ends and narrows(layers[-1]) else None
+
+    def run_from(self, start: StartRows, step: LayerStep) -> Stream:
+        stream = start.stream(self.ops)
+        self.run(stream, step)
+        return stream
+
+    def run(self, stream: Stream, step: LayerStep) -> None:
+        for layer in self._layers:
+            self.run_layer(layer, stream, step)
+
+    def run_layer(self, layer: LayerSpec, stream: Stream, step: LayerStep) -> None:
+        narrow = step.read is not None and layer is self._narrowing
+        for number, sublayer in enumerate(layer.sublayers):
+            # Of the hidden states between layers one tap sees each: the norm that begins a layer, or the one that ends
+            # the layer before.
+            before = step.tap_of_state(layer.index) if number == 0 else None
+            apply(sublayer, stream, step, before, narrow=narrow)
+            if sublayer.after is not None:
+                last = number == len(layer.sublayers) - 1
+                stream.become_normed(sublayer.after, step.tap_of_output(layer.index + 1) if last else None)
+
+
+def apply(sublayer: Sublayer, stream: Stream, step: LayerStep, tap: LayerTap | None, *, narrow: bool = False) -> None:
+    """All of a sublayer but its norm `after`; the tap is for its norm `before`."""
+    mixer, ops = sublayer.mixer, stream.ops
+    match mixer:
+        case Attention(qkv=weight, heads=heads):
+            qkv = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
+            if narrow and step.read is not None:
+                gathered = ops.attend_read(qkv, heads, step)
+                stream.keep(step.read.rows)
+            else:
+                gathered = ops.attend(qkv, heads, step)
+            _add(sublayer, mixer.output, stream, gathered)
+        case CrossAttention(q=weight, heads=heads):
+            q = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
+            _add(sublayer, mixer.output, stream, ops.attend_cross(q, heads, step))
+        case FeedForward():
+            _add(sublayer, mixer.down, stream, _inner(sublayer, mixer, stream))
+
+
+def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream) -> Tensor:
+    """[T, I]"""
+    norm, up, activation = sublayer.before, mixer.up, mixer.activation
+    if mixer.gated:
+        if norm is not None:
+            return up.normed_gated(stream, norm, activation)
+        return up.gated(stream.state(), activation)
+    return up.activated(stream.state() if norm is None else stream.normed(norm), activation)
+
+
+def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
+    """The product that ends a mixer, to the stream."""
+    if sublayer.behind is None:
+        last.add_to(stream, x)
+    else:
+        stream.add(stream.ops.norm(last(x), sublayer.behind, None, None))

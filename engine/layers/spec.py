@@ -1,0 +1,75 @@
+"""A layer as data: which norms stand where, what mixes tokens or features, with which weights.
+
+A layer is a row of sublayers over a residual stream [T, H]. A sublayer reads the stream (through its norm `before`),
+makes something of it, and adds that (through its norm `behind`) to the stream (which its norm `after` may norm again).
+A family fills these in (engine.models.families); a backend compiles them (engine.layers.program).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.weight import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Of the tokens of a sequence, or of an encoder's input, to each other."""
+
+    qkv: Weight  # [(NQ + 2 NKV) D, H]
+    heads: Heads
+    output: Weight  # [H, NQ D]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (self.qkv, self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Of a decoder's tokens to the states of an encoder, whose keys and values are in the cache already."""
+
+    q: Weight  # [NQ D, H]
+    kv: Weight  # [2 NQ D, H], of the states
+    heads: Heads
+    output: Weight  # [H, NQ D]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (self.q, self.kv, self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    up: Weight  # [I, H], or gate and up [2 I, H]
+    activation: Activation
+    down: Weight  # [H, I]
+    gated: bool
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (self.up, self.down)
+
+
+Mixer = Attention | CrossAttention | FeedForward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sublayer:
+    mixer: Mixer
+    before: Norm | None = None  # of what the mixer reads; the stream stays as it is
+    behind: Norm | None = None  # of what the mixer gives, before it is added
+    after: Norm | None = None  # of the stream, when it has been added: this is then the stream
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    index: int  # in its stack; hidden state i is what layer i begins with
+    sublayers: tuple[Sublayer, ...]
+
+    @property
+    def weights(self) -> Iterator[Weight]:
+        for sublayer in self.sublayers:
+            yield from sublayer.mixer.weights

@@ -1,0 +1,28 @@
+"""What a stream begins with: rows of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.stream import Stream
+from bequest.engine.layers.weight import Table
+
+
+@dataclass(frozen=True, slots=True)
+class StartRows:
+    """Rows of a table by token, and rows of another one by position that are added to them."""
+
+    ids: Tensor  # [T] int32
+    table: Table  # [V, H]
+    last_tokens: Tensor | None = None  # as in Table.rows
+    positions: Tensor | None = None  # [T] int32, where there is a table for them
+    position_table: Table | None = None  # [P, H]
+
+    def stream(self, ops: Ops) -> Stream:
+        rows = self.table.rows(self.ids, self.last_tokens)
+        if self.positions is not None and self.position_table is not None:
+            rows = rows.add_(self.position_table.rows(self.positions))
+        return Stream(ops, rows)

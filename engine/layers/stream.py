@@ -1,0 +1,52 @@
+"""The residual stream that layers read and add to."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.parts import Norm
+
+
+class Stream:
+    """A sum [T, H], and what the last sublayer adds to it: a norm adds it on its way, which saves a pass."""
+
+    __slots__ = ("added", "ops", "total")
+
+    def __init__(self, ops: Ops, total: Tensor, added: Tensor | None = None) -> None:
+        self.ops = ops
+        self.total = total  # [T, H]; changed in place
+        self.added = added  # [T, H], or None: the sum has it
+
+    def state(self) -> Tensor:
+        """[T, H]: what the layers so far have made."""
+        if self.added is not None:
+            self.total.add_(self.added)
+            self.added = None
+        return self.total
+
+    def add(self, x: Tensor) -> None:
+        """x [T, H], which is the stream's from now on."""
+        self.state()
+        self.added = x
+
+    def normed(self, norm: Norm, tap: LayerTap | None = None) -> Tensor:
+        """[T, H]; the stream stays as it is. The tap sees the state, or with `of_output` the result."""
+        added, self.added = self.added, None
+        if added is None:
+            return self.ops.norm(self.total, norm, None, tap)
+        return self.ops.norm(added, norm, self.total, tap)
+
+    def become_normed(self, norm: Norm, tap: LayerTap | None = None) -> None:
+        """The stream is its normed state from here on."""
+        self.total = self.normed(norm, tap)
+
+    def keep(self, rows: Tensor) -> None:
+        """Goes on with some of its rows: [R] int64."""
+        self.total = self.state()[rows]
+
+    def narrow(self, rows: Tensor) -> None:
+        """Keeps the rows [R] int64, in ascending order, unless it has no others any more."""
+        if len(rows) < len(self.total):
+            self.keep(rows)

@@ -1,0 +1,228 @@
+"""Reading a checkpoint by the names of its tensors.
+
+A family describes its model once, through a Reader. A Lister finds out so which tensors the model has; a Loader brings
+them to a backend.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bequest.engine.kernels.kv_format import UNSCALED, KvScales
+from bequest.engine.layers.backend import Backend
+from bequest.engine.layers.parts import Norm
+from bequest.engine.layers.weight import Table, Weight
+from bequest.engine.models.kv_scales import read_kv_scales
+from bequest.engine.models.weights import WeightSource
+
+Part = TypeVar("Part")
+Shape = tuple[int, ...]
+
+
+class Reader(ABC):
+    """Names are without the prefix that the reader stands at."""
+
+    def __init__(self) -> None:
+        self._prefix = ""
+
+    def under(self, prefix: str) -> Self:
+        """The reader at a longer prefix."""
+        deeper = copy.copy(self)
+        deeper._prefix = self._prefix + prefix
+        return deeper
+
+    def norm(self, name: str, size: int, eps: float, *, has_bias: bool = False) -> Norm:
+        bias = self.vector(f"{name}.bias", size) if has_bias else None
+        return Norm(self.vector(f"{name}.weight", size), eps, bias)
+
+    def weight(self, name: str, rows: int, columns: int, *, has_bias: bool = False) -> Weight:
+        """A matrix [rows, columns] and its bias [rows]."""
+        return self.stacked([name], [rows], columns, [has_bias])
+
+    @abstractmethod
+    def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int, has_bias: Sequence[bool]) -> Weight:
+        """Several matrices that read the same rows. One without a bias beside others that have one gets zeros."""
+
+    @abstractmethod
+    def vector(self, name: str, size: int) -> Tensor:
+        """The weight or the bias of a norm, as kernels take it."""
+
+    @abstractmethod
+    def table(self, name: str, rows: int, columns: int, *, first: int = 0) -> Table:
+        """Rows [first + rows, columns] that nothing is multiplied with, from row `first` on."""
+
+    @abstractmethod
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        """What a family makes something else of (`place`, `made`)."""
+
+    @abstractmethod
+    def optional(self, name: str) -> Tensor | None:
+        """A tensor that a checkpoint may have."""
+
+    @abstractmethod
+    def made(self, matrix: Tensor, bias: Tensor | None) -> Weight:
+        """A weight of a matrix [N, K] and of a bias that `vector` or `placed` gave."""
+
+    @abstractmethod
+    def placed(self, values: Tensor, *, as_weight: bool = False) -> Tensor:
+        """On the device: float32, or as the weight of a norm is kept."""
+
+    @abstractmethod
+    def kv_scales(self) -> KvScales:
+        """Of an fp8 cache, of the attention at this prefix."""
+
+    @abstractmethod
+    def each(self, make: Callable[[int], Part], count: int) -> list[Part]:
+        """make(0), make(1), …: layers, which may be read side by side."""
+
+
+class Lister(Reader):
+    """Reads nothing and notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[str, Shape] = {}
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int, has_bias: Sequence[bool]) -> Weight:
+        for name, count, biased in zip(names, rows, has_bias, strict=True):
+            self.tensor(f"{name}.weight", (count, columns))
+            if biased:
+                self.tensor(f"{name}.bias", (count,))
+        return Unread(sum(rows), columns)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self.tensor(name, (size,))
+
+    def table(self, name: str, rows: int, columns: int, *, first: int = 0) -> Table:
+        self.tensor(f"{name}.weight", (first + rows, columns))
+        return Unread(rows, columns)
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        self.shapes[self._prefix + name] = shape
+        return torch.zeros(()).expand(shape)  # which takes no memory
+
+    def optional(self, name: str) -> Tensor | None:
+        return None
+
+    def made(self, matrix: Tensor, bias: Tensor | None) -> Weight:
+        return Unread(*matrix.shape)
+
+    def placed(self, values: Tensor, *, as_weight: bool = False) -> Tensor:
+        return values
+
+    def kv_scales(self) -> KvScales:
+        return UNSCALED
+
+    def each(self, make: Callable[[int], Part], count: int) -> list[Part]:
+        return [make(index) for index in range(count)]
+
+
+class Unread(Weight):
+    """Has a shape alone."""
+
+    format, nbytes = "nothing", 0
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        self._shape = (out_features, in_features)
+
+    @property
+    def out_features(self) -> int:
+        return self._shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self._shape[1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise AssertionError("this weight was listed, not loaded")
+
+    def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
+        raise AssertionError("this weight was listed, not loaded")
+
+    def with_bias(self, bias: Tensor) -> Weight:
+        return self
+
+
+class Loader(Reader):
+    """Brings tensors of a checkpoint to a backend, in the dtype that they are kept in there."""
+
+    def __init__(self, source: WeightSource, backend: Backend, dtype: torch.dtype, *, scales_kv: bool = False) -> None:
+        """`scales_kv`: the cache is fp8."""
+        super().__init__()
+        self.tables: list[Table] = []  # all that were made; norms and biases are too small to count
+        self._source = source
+        self._backend = backend
+        self._dtype = dtype
+        self._scales_kv = scales_kv
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int, has_bias: Sequence[bool]) -> Weight:
+        bias = None
+        if any(has_bias):
+            parts = [
+                self._load(f"{name}.bias").float() if biased else torch.zeros(count)
+                for name, count, biased in zip(names, rows, has_bias, strict=True)
+            ]
+            bias = self._backend.vector(torch.cat([part.to(parts[0].device) for part in parts]), self._dtype)
+        return self._kept(self._quantised(names, bias) or self._dense(names, bias))
+
+    def _dense(self, names: Sequence[str], bias: Tensor | None) -> Weight:
+        return self._backend.weight([self._load(f"{name}.weight") for name in names], bias, self._dtype)
+
+    def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
+        """A float32 matrix stays in the codes of a quantised file, which are its values."""
+        if self._dtype is not torch.float32:
+            return None
+        codes = [self._source.load_codes(f"{self._prefix}{name}.weight") for name in names]
+        parts = [part for part in codes if part is not None]
+        if len(parts) < len(names) or len({part.bits for part in parts}) > 1:
+            return None
+        return self._backend.quantised_weight(parts, bias)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self._backend.vector(self._load(name), self._dtype)
+
+    def table(self, name: str, rows: int, columns: int, *, first: int = 0) -> Table:
+        return self._kept(self._backend.table(self._load(f"{name}.weight")[first:], self._dtype))
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        return self._load(name)
+
+    def optional(self, name: str) -> Tensor | None:
+        return self._load(name) if self._prefix + name in self._source.names() else None
+
+    def made(self, matrix: Tensor, bias: Tensor | None) -> Weight:
+        return self._kept(self._backend.weight([matrix], bias, self._dtype))
+
+    def placed(self, values: Tensor, *, as_weight: bool = False) -> Tensor:
+        if as_weight:
+            return self._backend.vector(values, self._dtype)
+        return values.to(self._backend.device, torch.float32)
+
+    def kv_scales(self) -> KvScales:
+        return read_kv_scales(self._source, self._prefix) if self._scales_kv else UNSCALED
+
+    def each(self, make: Callable[[int], Part], count: int) -> list[Part]:
+        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            made = pool.map(make, range(count))
+            # disable=None: silent where stderr is not a terminal.
+            return list(tqdm(made, "loading weights", count, unit=" layers", leave=False, disable=None))
+
+    def _load(self, name: str) -> Tensor:
+        return self._source.load(self._prefix + name)
+
+    def _kept(self, table: AnyTable) -> AnyTable:
+        self.tables.append(table)
+        return table
+
+
+AnyTable = TypeVar("AnyTable", bound=Table)
