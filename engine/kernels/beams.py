@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +97,7 @@ class PackedGroups:
     """A step's groups as the kernels read them."""
 
     group_start: IntArray  # [G + 1]
-    records: npt.NDArray[Any]  # [G] of GROUP_DTYPE
+    records: npt.NDArray[np.generic]  # [G] of GROUP_DTYPE
     num_slots: int  # of the device's workspace
     columns: int  # K
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 HostInts = npt.NDArray[np.int32] | Tensor
 
 
-def address(array: npt.NDArray[Any]) -> int:
+def address(array: npt.NDArray[np.generic]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
