@@ -8,7 +8,7 @@
 #include "attention/cuda/attention.h"
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/single_token.h"
-#include "attention/cuda/tensor_map.h"
+#include "attention/cuda/tensor_map.cuh"
 #include "device/current_device.cuh"
 #include "device/launch.cuh"
 

@@ -1,4 +1,4 @@
-#include "attention/cuda/tensor_map.h"
+#include "attention/cuda/tensor_map.cuh"
 
 #include <algorithm>
 #include <cstdint>
