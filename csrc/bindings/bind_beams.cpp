@@ -5,8 +5,8 @@
 #include <span>
 
 #include "bindings/bindings.h"
-#include "ops/beam_candidates.h"
 #include "ops/catalogue.h"
+#include "ops/cpu/beam_candidates.h"
 #ifdef BEQUEST_WITH_CUDA
 #include "ops/cuda/beam_candidates.h"
 #endif

@@ -1,5 +1,5 @@
 #include "bindings/bindings.h"
-#include "ops/activation.h"
+#include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
 #include "ops/cpu/linear.h"
