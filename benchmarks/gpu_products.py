@@ -16,9 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.model_shapes import SHAPES
-from bequest.engine.backends.cuda.backend import CudaBackend
+from bequest.engine.backends.cuda.ops import CudaOps
+from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
+from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels import cuda_linear as products
-from bequest.engine.models.backend import LayerHead, LayerTail, Product, StreamNorm
+from bequest.engine.layers.parts import Norm
+from bequest.engine.layers.stream import Stream
 
 BF16 = torch.bfloat16
 ROWS = (1, 4, 8, 16)
@@ -74,7 +77,8 @@ class Step:
 
     def __init__(self, weights: Weights, rows: int) -> None:
         self.weights = weights
-        self.backend, self.norm = CudaBackend(weights.gain.device), StreamNorm(weights.gain, 1e-6)
+        self.ops, self.norm = CudaOps(), Norm(weights.gain, 1e-6)
+        self.scratch = cuda_chain.make_scratch(weights.gain.device)
         hidden, inner = weights.gain.shape[0], weights.layers[0].down.shape[1]
         self.residual, self.attended, self.inner = (
             torch.randn(rows, width, dtype=BF16, device="cuda") for width in (hidden, weights.attended, inner)
@@ -83,7 +87,7 @@ class Step:
     def calls(self, name: str, ours: bool) -> Iterator[tuple[Call, int]]:
         """With the bytes of their weights."""
         tails = [self._tail(layer) for layer in self.weights.layers]
-        if name == "all" and ours and self.backend.can_chain(self.attended, tails[0]):
+        if name == "all" and ours and cuda_chain.can_chain(self.attended, self.weights.layers[0].down):
             yield from self._chained(tails)
             return
         for layer in self.weights.layers:
@@ -98,21 +102,23 @@ class Step:
         weight = self.weights.logits
         return (lambda: call(self.residual, weight)), weight.nbytes
 
-    def _chained(self, tails: list[LayerTail]) -> Iterator[tuple[Call, int]]:
+    def _chained(self, tails: list[cuda_chain.Tail]) -> Iterator[tuple[Call, int]]:
         layers = self.weights.layers
         yield self._ours("qkv", layers[0].qkv), layers[0].qkv.nbytes
         for tail, layer, following in zip(tails, layers, [*layers[1:], None], strict=True):
-            head = None if following is None else LayerHead(self.norm, Product(following.qkv, None))
+            head = (
+                None if following is None else cuda_chain.Head(row_norm(self.norm), cuda_chain.Product(following.qkv))
+            )
             size = layer.output.nbytes + layer.gate_up.nbytes + layer.down.nbytes
             yield (
-                partial(self.backend.chain, self.attended, self.residual, tail, head),
+                partial(cuda_chain.run, self.attended, self.residual, tail, head, self.scratch),
                 size + (0 if following is None else following.qkv.nbytes),
             )
         yield self._logits(products.linear)
 
-    def _tail(self, layer: Layer) -> LayerTail:
-        output, gate_up, down = (Product(weight, None) for weight in (layer.output, layer.gate_up, layer.down))
-        return LayerTail(output, self.norm, gate_up, "silu", down)
+    def _tail(self, layer: Layer) -> cuda_chain.Tail:
+        output, gate_up, down = (cuda_chain.Product(weight) for weight in (layer.output, layer.gate_up, layer.down))
+        return cuda_chain.Tail(output, row_norm(self.norm), gate_up, "silu", down)
 
     def _cublas(self, kind: str, weight: Tensor) -> Call:
         x = {"qkv": self.residual, "output": self.attended, "gate_up": self.residual, "down": self.inner}[kind]
@@ -120,13 +126,13 @@ class Step:
 
     def _ours(self, kind: str, weight: Tensor) -> Call:
         """As a model calls them: fused where that is possible."""
-        backend, norm = self.backend, self.norm
+        dense, norm = DenseWeight(weight, None, self.ops), self.norm
         if kind in ("output", "down"):
             x = self.attended if kind == "output" else self.inner
-            return lambda: backend.linear_into(x, weight, None, self.residual)
+            return lambda: dense.add_to(Stream(self.ops, self.residual), x)
         if kind == "qkv":
-            return lambda: backend.normed_linear(None, self.residual, norm, weight, None)
-        return lambda: backend.normed_gated_linear(None, self.residual, norm, weight, None, "silu")
+            return lambda: dense.normed(Stream(self.ops, self.residual), norm)
+        return lambda: dense.normed_gated(Stream(self.ops, self.residual), norm, "silu")
 
 
 def _time(calls: list[Call]) -> float:

@@ -46,6 +46,9 @@ FORBIDDEN = {
     "engine.constraints": ["torch", "engine.engine", "engine.runner", "engine.models", "server"],
     "engine.types": ["torch", "asyncio", "server"],
     "engine.runner": ["asyncio", "engine.engine", "engine.scheduling.scheduler", "engine._C", "server"],
+    # A layer is data; who runs it is above it, and who reads a checkpoint too.
+    "engine.layers": ["asyncio", "engine.models", "engine.backends", "engine.runner", "engine._C", "server"],
+    "engine.backends": ["asyncio", "engine.models", "engine.runner", "engine._C", "server"],
     "engine.models": [
         "asyncio",
         "engine.engine",
@@ -146,12 +149,24 @@ def test_csrc_knows_python_only_in_the_bindings() -> None:
     assert not wrong
 
 
+def test_the_backends_of_csrc_meet_in_the_folder_above_them() -> None:
+    """cpu/ and cuda/ do not include each other, and kernels are launched in one way, that of csrc/device."""
+    other = {"cpu": r'#include "\w+/cuda/', "cuda": r'#include "\w+/cpu/|cudaLaunchKernel|<<<'}
+    wrong = [
+        str(path.relative_to(ROOT))
+        for folder, pattern in other.items()
+        for path in (ROOT / "csrc").glob(f"*/{folder}/*")
+        if re.search(pattern, path.read_text())
+    ]
+    assert not wrong
+
+
 def test_files_stay_short() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
         for folder in ("server", "engine", "bench", "csrc", "benchmarks")
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".h", ".cpp", ".cu") and (lines := len(path.read_text().splitlines())) > 500
+        if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh") and (lines := len(path.read_text().splitlines())) > 500
     }
     assert not long
 
@@ -160,3 +175,34 @@ def test_files_stay_short() -> None:
 def test_objects_are_registered_with_the_gil(path: Path) -> None:
     """A call_guard on py::init covers pybind11's own bookkeeping too: two threads then corrupt its table of objects."""
     assert not re.search(r"(\}\)|py::init<[^()]*>\(\)),\s*py::call_guard", path.read_text())
+
+
+# What these libraries give back has no types.
+_UNTYPED = {"engine/models/gguf_loader.py": "gguf", "engine/models/safetensors_loader.py": "safetensors"}
+
+
+@pytest.mark.parametrize("folder", ["models", "layers", "backends", "kernels"])
+def test_layers_and_their_kernels_are_typed(folder: str) -> None:
+    """`Any` would let a weight of one backend into another one's kernel."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "engine" / folder).rglob("*.py")
+        if re.search(r"\bAny\b", _code_of(path))
+    }
+    assert found <= set(_UNTYPED)
+
+
+def _code_of(path: Path) -> str:
+    """Without comments and docstrings."""
+    return ast.unparse(_Undocumented().visit(ast.parse(path.read_text())))
+
+
+class _Undocumented(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+def test_models_do_not_ask_for_a_backend() -> None:
+    for folder in ("models", "layers"):
+        for path in (ROOT / "engine" / folder).rglob("*.py"):
+            assert not re.search(r"isinstance\([^)]*Backend", path.read_text()), path

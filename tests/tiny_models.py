@@ -22,6 +22,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 VOCAB_SIZE = 320
@@ -76,6 +78,15 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Qwen2Config(**SHAPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1),
     ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=32)),
+    # Layers without positions: the second of three, with a window; and by the interval.
+    "smollm3": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=10, pad_token_id=1),
+    ),
+    "smollm3-interval": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**SHAPE, no_rope_layer_interval=2, tie_word_embeddings=False, pad_token_id=1),
+    ),
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),

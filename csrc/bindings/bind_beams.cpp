@@ -6,8 +6,8 @@
 
 #include "bindings/tensors.h"
 #include "core/check.h"
-#include "ops/beam_candidates.h"
 #include "ops/catalogue.h"
+#include "ops/cpu/beam_candidates.h"
 #ifdef BEQUEST_WITH_CUDA
 #include "ops/cuda/beam_candidates.h"
 #endif

@@ -9,7 +9,6 @@
 #include "ops/cuda/activation.h"
 #include "ops/cuda/gather.h"
 #include "ops/cuda/late_copy.h"
-#include "ops/cuda/layer_norm.h"
 #include "ops/cuda/logprobs.h"
 #include "ops/cuda/norm.h"
 #include "ops/cuda/product_choice.h"

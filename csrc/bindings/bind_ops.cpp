@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "bindings/tensors.h"
-#include "ops/activation.h"
+#include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
 #include "ops/cpu/linear.h"

@@ -97,7 +97,7 @@ class PackedGroups:
     """A step's groups as the kernels read them."""
 
     group_start: IntArray  # [G + 1]
-    records: npt.NDArray[np.void]  # [G] of GROUP_DTYPE
+    records: npt.NDArray[np.generic]  # [G] of GROUP_DTYPE
     num_slots: int  # of the device's workspace
     columns: int  # K
 

@@ -64,6 +64,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False
+    unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
     def __post_init__(self) -> None:

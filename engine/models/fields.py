@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from bequest.engine.errors import ModelError
 
@@ -11,14 +10,14 @@ from bequest.engine.errors import ModelError
 class Fields:
     """A mapping whose `None` values count as absent. `source` names it in errors."""
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
         self._values = values
         self.source = source
 
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def raw(self, name: str, default: Any = None) -> Any:
+    def raw(self, name: str, default: object = None) -> object:
         value = self._values.get(name)
         return default if value is None else value
 
@@ -49,10 +48,18 @@ class Fields:
     def integers(self, name: str) -> tuple[int, ...]:
         """One number or a list of them; empty when absent."""
         value = self.raw(name, [])
-        values = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
+        given = value if isinstance(value, list) else [value]
+        numbers = tuple(item for item in given if isinstance(item, int) and not isinstance(item, bool))
+        if len(numbers) < len(given):
             raise self._wrong(name, value, "a whole number or a list of them")
-        return tuple(values)
+        return numbers
+
+    def list_of(self, name: str) -> list[object]:
+        """Empty when absent."""
+        value = self.raw(name, [])
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list")
+        return value
 
     def section(self, name: str) -> Fields:
         """A nested object; empty when absent."""
@@ -61,11 +68,11 @@ class Fields:
             raise self._wrong(name, value, "an object")
         return Fields(value, f"{self.source}: {name}")
 
-    def _required(self, name: str, default: Any) -> Any:
+    def _required(self, name: str, default: object) -> object:
         value = self.raw(name, default)
         if value is None:
             raise ModelError(f"{self.source} lacks {name}")
         return value
 
-    def _wrong(self, name: str, value: Any, wanted: str) -> ModelError:
+    def _wrong(self, name: str, value: object, wanted: str) -> ModelError:
         return ModelError(f"{self.source}: {name} must be {wanted}, not {value!r}")

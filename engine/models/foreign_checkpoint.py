@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from bequest.engine.models.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignCheckpoint:
-    config: dict[str, Any]  # config.json
-    generation: dict[str, Any]  # generation_config.json
+    config: Mapping[str, object]  # config.json
+    generation: Mapping[str, object]  # generation_config.json
     source: WeightSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -46,7 +46,7 @@ class DecodingDefaults:
     begin_suppress_tokens: tuple[int, ...] = ()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     try:
         values = orjson.loads(path.read_bytes())
     except OSError as error:
@@ -110,8 +110,9 @@ def decoding_defaults(generation: Fields, config: Fields) -> DecodingDefaults:
 def _after_start(generation: Fields, config: Fields, forced_bos: int | None) -> tuple[int, ...]:
     """The control tokens of an answer: BART's BOS, a language of mBART's, Whisper's language, task and timestamps."""
     if _architecture(config).startswith("Whisper"):
-        languages, tasks = generation.raw("lang_to_id") or {}, generation.raw("task_to_id") or {}
-        control = [languages.get("<|en|>"), tasks.get("transcribe"), generation.raw("no_timestamps_token_id")]
+        english = generation.section("lang_to_id").raw("<|en|>")
+        transcribe = generation.section("task_to_id").raw("transcribe")
+        control = [english, transcribe, generation.raw("no_timestamps_token_id")]
         return tuple(token for token in control if isinstance(token, int))
     if forced_bos is not None:
         return (forced_bos,)
@@ -142,8 +143,9 @@ def _tokenizer_end(directory: Path) -> set[int]:
     settings, tokenizer = (read_json(path) for path in paths)
     end = settings.get("eos_token")
     text = end.get("content") if isinstance(end, dict) else end  # older files hold the whole token
-    for token in tokenizer.get("added_tokens") or []:
-        if token.get("content") == text:
+    fields = Fields(tokenizer, str(paths[1]))
+    for token in fields.list_of("added_tokens"):
+        if isinstance(token, dict) and token.get("content") == text:
             return {token["id"]}
-    vocab = (tokenizer.get("model") or {}).get("vocab")
+    vocab = fields.section("model").raw("vocab")
     return {vocab[text]} if isinstance(vocab, dict) and text in vocab else set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import (
@@ -19,7 +18,7 @@ from bequest.engine.models.kv_scales import quantises_only_the_cache
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
 # Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
-UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "query_pre_attn_scalar": (),
@@ -32,7 +31,6 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
     "attention_chunk_size": (),
-    "no_rope_layers": ([],),
     "use_qk_norm": (False,),
     "qk_layernorm": (False,),
     "alibi": (False,),
@@ -42,20 +40,20 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def parse_hf_config(values: Mapping[str, Any], source: str = "config.json") -> DecoderConfig:
+def parse_hf_config(values: Mapping[str, object], source: str = "config.json") -> DecoderConfig:
     fields = Fields(values, source)
-    architectures = fields.raw("architectures", [])
-    if not isinstance(architectures, list):
-        raise ModelError(f"{source}: architectures must be a list, not {architectures!r}")
-    architecture, variant = find_hf_variant(architectures)
+    architecture, variant = find_hf_variant([str(name) for name in fields.list_of("architectures")])
     _refuse_unsupported(fields)
+    if not variant.skips_rope and fields.raw("no_rope_layers", None):
+        raise ModelError(f"{source} asks for what {architecture} has not: no_rope_layers")
 
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     if num_heads < 1:
         raise ModelError(f"{source}: num_attention_heads must be positive, not {num_heads}")
     max_position = fields.integer("max_position_embeddings")
-    rope = parse_hf_rope(fields, max_position)
+    rope = parse_hf_rope(fields, max_position, variant.default_theta)
+    unrotated = _unrotated_layers(fields) if variant.skips_rope else frozenset()
     biased = fields.boolean("attention_bias", False) and variant.attention_bias == "as_config"
     return DecoderConfig(
         architecture=architecture,
@@ -69,21 +67,22 @@ def parse_hf_config(values: Mapping[str, Any], source: str = "config.json") -> D
         max_position=extended_max_position(max_position, rope),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope,
-        sliding_windows=_sliding_windows(fields, variant),
+        sliding_windows=_sliding_windows(fields, variant, unrotated),
         activation=parse_activation(fields.string("hidden_act", "silu"), source),
         attention_bias=biased or variant.attention_bias == "qkv",
         attention_output_bias=biased,
         mlp_bias=fields.boolean("mlp_bias", False) and variant.mlp_bias == "as_config",
         qk_norm=variant.qk_norm,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", variant.default_tied),
+        unrotated_layers=unrotated,
     )
 
 
-def parse_hf_rope(fields: Fields, max_position: int) -> RopeConfig:
+def parse_hf_rope(fields: Fields, max_position: int, default_theta: float = 10000.0) -> RopeConfig:
     """Newer files hold one `rope_parameters` object; older ones `rope_theta` beside `rope_scaling`, whose `rope_type`
     was once called `type`."""
     scaling = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
+    theta = scaling.number("rope_theta", fields.number("rope_theta", default_theta))
     partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     kind = parse_rope_kind(scaling.string("rope_type", scaling.string("type", "default")), scaling.source)
     for name in ("mrope_section", "full_attention", "sliding_attention"):
@@ -134,7 +133,21 @@ def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
     return magnitude(1.0)
 
 
-def _sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
+def _unrotated_layers(fields: Fields) -> frozenset[int]:
+    """Those that `no_rope_layers` has a 0 for, or every fourth."""
+    num_layers = fields.integer("num_hidden_layers")
+    flags = fields.raw("no_rope_layers", None)
+    if flags is None:
+        interval = fields.integer("no_rope_layer_interval", 4)
+        if interval < 1:
+            raise ModelError(f"{fields.source}: no_rope_layer_interval must be positive, not {interval}")
+        return frozenset(range(interval - 1, num_layers, interval))
+    if not isinstance(flags, list) or len(flags) != num_layers or any(flag not in (0, 1) for flag in flags):
+        raise ModelError(f"{fields.source}: no_rope_layers must be a list of {num_layers} zeros and ones")
+    return frozenset(layer for layer, flag in enumerate(flags) if not flag)
+
+
+def _sliding_windows(fields: Fields, variant: HFVariant, unrotated: frozenset[int]) -> tuple[int, ...]:
     """[L] window of each layer, 0 for none."""
     num_layers = fields.integer("num_hidden_layers")
     full = (0,) * num_layers
@@ -145,17 +158,19 @@ def _sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
         return (window,) * num_layers
     if not fields.boolean("use_sliding_window", False):
         return full
+    if not fields.has("layer_types") and variant.skips_rope:
+        return tuple(window if layer in unrotated else 0 for layer in range(num_layers))
     if not fields.has("layer_types"):
         first = fields.integer("max_window_layers", 28)
         return tuple(window if layer >= first else 0 for layer in range(num_layers))
     window_of = {"full_attention": 0, "sliding_attention": window}
-    types = fields.raw("layer_types")
-    if unknown := sorted({str(kind) for kind in types} - window_of.keys()):
+    types = [str(kind) for kind in fields.list_of("layer_types")]
+    if unknown := sorted({*types} - window_of.keys()):
         raise ModelError(f"{fields.source}: layer_types {', '.join(unknown)} are not supported")
     return tuple(window_of[kind] for kind in types)
 
 
-def _is_harmless(name: str, value: Any) -> bool:
+def _is_harmless(name: str, value: object) -> bool:
     return name == "quantization_config" and quantises_only_the_cache(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal, TypedDict
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import Activation, parse_activation
@@ -80,7 +80,23 @@ def _t5_activation(fields: Fields, default: str) -> tuple[bool, Activation]:
     return gated, parse_activation(kind, fields.source)
 
 
-def _decoder_sizes(fields: Fields, architecture: str) -> dict[str, Any]:
+class _DecoderSizes(TypedDict):
+    """Of EncoderDecoderConfig, as BART and Whisper spell them."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    norm_eps: float
+    activation: Activation
+    attention_scale: float
+    tie_word_embeddings: bool
+
+
+def _decoder_sizes(fields: Fields, architecture: str) -> _DecoderSizes:
     hidden_size, num_heads = fields.integer("d_model"), fields.integer("decoder_attention_heads")
     head_dim = _head_dim(fields, "decoder_attention_heads")
     return {
@@ -98,7 +114,7 @@ def _decoder_sizes(fields: Fields, architecture: str) -> dict[str, Any]:
     }
 
 
-def _encoder(fields: Fields, max_len: int, *, takes: Any) -> EncoderConfig:
+def _encoder(fields: Fields, max_len: int, *, takes: Literal["tokens", "audio"]) -> EncoderConfig:
     audio = takes == "audio"
     return EncoderConfig(
         takes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import KvScales
@@ -36,7 +35,7 @@ def _read(source: WeightSource, prefix: str, endings: tuple[str, ...]) -> float:
     return scale
 
 
-def quantises_only_the_cache(description: Any) -> bool:
+def quantises_only_the_cache(description: object) -> bool:
     """Whether a config.json's `quantization_config` leaves the weights alone and has an fp8 cache of static scales."""
     if not isinstance(description, Mapping):
         return False

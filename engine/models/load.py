@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -140,7 +139,7 @@ def _open_directory(directory: Path) -> Checkpoint:
     return Checkpoint(config, SafetensorsSource(directory), generation)
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> Mapping[str, object]:
     values = read_json(path)
     return {**values, "architectures": whole_name(values.get("architectures"))}
 
@@ -161,7 +160,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(config, GGUFSource(file, config), gguf_generation_defaults(file))
 
 
-def _parse(values: Mapping[str, Any], source: str) -> ModelConfig:
+def _parse(values: Mapping[str, object], source: str) -> ModelConfig:
     found = find_family(values.get("architectures"))
     if found is None:
         return parse_hf_config(values, source)

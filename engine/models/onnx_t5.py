@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,7 +105,7 @@ def open_onnx_t5(directory: Path) -> ForeignCheckpoint:
     return ForeignCheckpoint(config, generation, source)
 
 
-def _config(source: OnnxT5Source) -> dict[str, Any]:
+def _config(source: OnnxT5Source) -> dict[str, object]:
     first = "encoder.block.0.layer."
     vocab_size, hidden = source.shape("shared.weight")
     num_buckets, num_heads = source.shape(f"{first}0.SelfAttention.relative_attention_bias.weight")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,10 +33,11 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
         raise ModelError(f"{config.architecture}: heads of {config.head_dim} are too large, {most} is the most here")
     if padded == config.head_dim:
         return config, source
-    changes: dict[str, Any] = {"head_dim": padded, "head_padding": padded - config.head_dim}
+    padding, heads = padded - config.head_dim, PaddedHeads(source, config.head_dim, padded)
     if isinstance(config, EncoderDecoderConfig):
-        changes["encoder"] = replace(config.encoder, head_dim=padded)
-    return replace(config, **changes), PaddedHeads(source, config.head_dim, padded)
+        encoder = replace(config.encoder, head_dim=padded)
+        return replace(config, head_dim=padded, head_padding=padding, encoder=encoder), heads
+    return replace(config, head_dim=padded, head_padding=padding), heads
 
 
 class PaddedHeads:

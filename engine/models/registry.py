@@ -18,6 +18,9 @@ class HFVariant:
     qk_norm: bool
     sliding_window: Literal["never", "all_layers", "by_layer"]
     default_head_dim: int | None = None  # None: hidden size / heads
+    default_theta: float = 10000.0  # of the rotary embedding
+    default_tied: bool = False  # the output matrix is the embedding
+    skips_rope: bool = False  # in the layers that `no_rope_layers` or `no_rope_layer_interval` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,15 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "MistralForCausalLM": HFVariant("never", "never", qk_norm=False, sliding_window="all_layers"),
     "Qwen2ForCausalLM": HFVariant("qkv", "never", qk_norm=False, sliding_window="by_layer"),
     "Qwen3ForCausalLM": HFVariant("as_config", "never", qk_norm=True, sliding_window="by_layer", default_head_dim=128),
+    "SmolLM3ForCausalLM": HFVariant(
+        "as_config",
+        "as_config",
+        qk_norm=False,
+        sliding_window="by_layer",
+        default_theta=2000000.0,
+        default_tied=True,
+        skips_rope=True,
+    ),
 }
 
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +112,7 @@ def hf_name(name: str) -> str:
     return f"model.{name}" if name.startswith(("encoder.conv1.", "encoder.conv2.")) else name
 
 
-def _config(dims: dict[str, int]) -> dict[str, Any]:
+def _config(dims: dict[str, int]) -> dict[str, object]:
     return {
         "architectures": ["WhisperForConditionalGeneration"],
         "num_mel_bins": dims["n_mels"],
@@ -133,7 +132,7 @@ def _config(dims: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _generation(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+def _generation(tokenizer: Tokenizer, vocab_size: int) -> dict[str, object]:
     tokens = whisper_tokens(tokenizer, vocab_size)
     if tokens is None:
         raise ModelError(f"the tokenizer.json of {tokenizer.name} is not Whisper's: it lacks control tokens")

@@ -35,7 +35,7 @@ def config(directory: Path, **fields: object) -> EngineConfig:
     return EngineConfig(model=str(directory), device="cuda", **(shape | fields))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
 @pytest.mark.parametrize("chunk", [7, 256])
 def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name)
@@ -50,7 +50,7 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
 
 
 # The third and the fourth are padded.
-@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "llama-odd-head", "qwen3", "qwen2-wide"])
+@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "llama-odd-head", "qwen3", "qwen2-wide", "smollm3"])
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name)
     asked = prompts()

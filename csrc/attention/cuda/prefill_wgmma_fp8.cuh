@@ -9,8 +9,12 @@
 
 #include "attention/cuda/prefill_wgmma.cuh"
 #include "attention/cuda/prefill_wgmma_fp8_load.cuh"
+#include "device/copies.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 template <int D, Scores kScores>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
@@ -23,11 +27,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       prefetch_map(map);
       buffers.init();
     }
-    wait_for_grid_ahead();
+    wait_for_previous();
     // Not before: decode counts on it that all before this grid has ended.
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_start();
     __syncthreads();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
       shrink_registers<kLoaderRegisters>();
       load_all_fp8<D>(a, map, buffers);
@@ -40,11 +44,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
 template <int D>
 void launch_prefill_wgmma_fp8(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
-                              cudaStream_t stream) {
+                              Stream stream) {
   const auto kernel = scores == Scores::kPlain ? prefill_wgmma_fp8_kernel<D, Scores::kPlain>
                                                : prefill_wgmma_fp8_kernel<D, Scores::kSoftCap>;
-  launch_kernel(Launch{kernel, dim3(blocks), kWgmmaThreads, sizeof(Fp8PrefillBuffers<D>), Overlap::kPrevious},
-                stream, a, map);
+  const LaunchShape shape{.grid = static_cast<unsigned>(blocks),
+                          .block = kWgmmaThreads,
+                          .shared_bytes = sizeof(Fp8PrefillBuffers<D>),
+                          .overlaps_previous = true};
+  launch(kernel, shape, stream, a, map);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

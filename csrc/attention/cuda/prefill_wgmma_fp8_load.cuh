@@ -4,9 +4,9 @@
 // a time, and a warp widens each unit into the tile of panels that the products expect. Each warp has a task
 // of its own:
 //
-//   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys and of values
+//   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys
 //   warp 1  widens keys
-//   warp 2  copies queries and makes float16 of them
+//   warp 2  copies queries and makes float16 of them, then asks for units of values
 //   warp 3  widens values; rows that hold no key of the item become zeros: what lies there may be NaN, and a
 //           weight of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
@@ -21,12 +21,16 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
-// A cursor (prefill_wgmma_load.cuh) in a single register, of which widening warps have none to spare.
+// A cursor (device/barriers.cuh) in a single register, of which widening warps have none to spare.
 template <int n>
 struct Turn {
   static_assert((n & (n - 1)) == 0);
@@ -41,13 +45,13 @@ struct Turn {
 template <int kStages, int kBytes>
 struct UnitRing {
   alignas(128) uint8_t units[kStages][kBytes];
-  uint64_t full[kStages];
-  uint64_t empty[kStages];
+  PhaseBarrier full[kStages];
+  PhaseBarrier empty[kStages];
 
   __device__ void init() {
     for (int i = 0; i < kStages; ++i) {
-      init_barrier(shared_address(&full[i]), 1);
-      init_barrier(shared_address(&empty[i]), 1);
+      full[i].init(1);
+      empty[i].init(1);
     }
   }
 };
@@ -70,41 +74,41 @@ struct Fp8PrefillBuffers : PrefillBuffers<D> {
 static_assert(sizeof(Fp8PrefillBuffers<64>) <= 227 * 1024);
 static_assert(sizeof(Fp8PrefillBuffers<128>) <= 227 * 1024);
 
-// Brings an item's keys and values to their rings. By a whole warp.
-//
-// Tile by tile: were the values of a unit asked for before the keys of the tile's other one, these would wait
-// for products that are not long done.
+// Brings an item's keys, or its values, to a ring. By a whole warp.
 template <int D>
 class UnitLoader {
  public:
   using B = Fp8PrefillBuffers<D>;
 
-  __device__ UnitLoader(const AttentionArgs& a, const CUtensorMap& map, B& buffers)
+  // `first_row`: of kv head 0 in a block, as the map counts rows.
+  __device__ UnitLoader(const AttentionArgs& a, const CUtensorMap& map, typename B::Ring& ring, int first_row)
       : a_(a),
         map_(map),
-        buffers_(buffers),
+        ring_(ring),
+        first_row_(first_row),
         log2_box_(min(a.log2_block_size, kLog2UnitKeys)),
         box_keys_(1 << log2_box_) {}
 
   // Calls meanwhile() behind the first tile.
   template <class F>
-  __device__ void load(const WorkItem& item, int head, F&& meanwhile) {
+  __device__ __forceinline__ void load(const WorkItem& item, int head, F&& meanwhile) {
     const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
-    const int key_row = head * a_.block_size, value_row = (a_.num_kv_heads + head) * a_.block_size;
+    const int head_row = first_row_ + head * a_.block_size;
     const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
     int id = block_id(item, table, first_key);
     for (int key = first_key; key < item.kv_end; key += kTileKeys) {
       const int next_id = block_id(item, table, key + kTileKeys);
-      load_tile(item, key, id, key_row, buffers_.stored_keys, key_stage_);
-      load_tile(item, key, id, value_row, buffers_.stored_values, value_stage_);
+#pragma unroll 1
+      for (int at = 0; at < min(kTileKeys, item.kv_end - key); at += kUnitKeys, stage_.advance()) {
+        ring_.empty[stage_.index].wait(stage_.parity ^ 1);
+        load_unit(item, key, at, id, head_row);
+      }
       id = next_id;
       if (key == first_key) meanwhile();
     }
   }
 
  private:
-  using Stage = Cursor<B::kUnitStages>;
-
   // The block of the lane's box in the tile at `key`.
   __device__ int block_id(const WorkItem& item, const int32_t* table, int key) const {
     const int box_key = key + (static_cast<int>(threadIdx.x) % 32 << log2_box_);
@@ -112,27 +116,19 @@ class UnitLoader {
     return needed ? __ldg(table + (box_key >> a_.log2_block_size)) : 0;
   }
 
-  __device__ __forceinline__ void load_tile(const WorkItem& item, int key, int id, int head_row,
-                                            typename B::Ring& ring, Stage& stage) const {
-#pragma unroll 1
-    for (int at = 0; at < min(kTileKeys, item.kv_end - key); at += kUnitKeys, stage.advance()) {
-      wait(shared_address(&ring.empty[stage.index]), stage.parity ^ 1);
-      load_unit(item, key, at, id, head_row, shared_address(ring.units[stage.index]),
-                shared_address(&ring.full[stage.index]));
-    }
-  }
-
   // The boxes of the unit at key + at that hold keys of the item; `id`: the block of the tile's box `lane`.
-  __device__ __forceinline__ void load_unit(const WorkItem& item, int key, int at, int id, int head_row,
-                                            uint32_t target, uint32_t barrier) const {
+  __device__ __forceinline__ void load_unit(const WorkItem& item, int key, int at, int id,
+                                            int head_row) const {
+    const uint32_t target = shared_address(ring_.units[stage_.index]);
+    PhaseBarrier& barrier = ring_.full[stage_.index];
     const int first_box = at >> log2_box_;
     const int begin = max(max(item.kv_begin - key, 0) >> log2_box_, first_box);
     const int end = (min(item.kv_end - key, at + kUnitKeys) + box_keys_ - 1) >> log2_box_;
-    if (is_elected()) arrive_expecting(barrier, (end - begin) * (box_keys_ * D));
+    if (is_elected()) barrier.arrive_expecting((end - begin) * (box_keys_ * D));
     for (int first = begin; first < end; first += kBoxes) {
       int blocks[kBoxes];
 #pragma unroll
-      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(0xffffffffu, id, first + i);
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, id, first + i);
       if (is_elected())
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
@@ -149,10 +145,11 @@ class UnitLoader {
 
   const AttentionArgs& a_;
   const CUtensorMap& map_;
-  B& buffers_;
+  typename B::Ring& ring_;
+  const int first_row_;
   const int log2_box_;
   const int box_keys_;  // keys that one copy brings
-  Stage key_stage_, value_stage_;
+  Cursor<B::kUnitStages> stage_;
 };
 
 // Widens units of e4m3 into tiles of float16. By a whole warp.
@@ -233,20 +230,20 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
     else
       return buffers.keys;
   }();
-  uint64_t* const full = kAreValues ? control.values_full : control.keys_full;
-  uint64_t* const empty = kAreValues ? control.values_empty : control.keys_empty;
+  PhaseBarrier* const full = kAreValues ? control.values_full : control.keys_full;
+  PhaseBarrier* const empty = kAreValues ? control.values_empty : control.keys_empty;
   const bool is_first_lane = threadIdx.x % 32 == 0;
   const UnitWidener<D> widener;
   TaskReader tasks(control);
   Turn<kStages> stage;
   Turn<B::kUnitStages> unit;
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
-      wait(shared_address(&empty[stage.index()]), stage.parity() ^ 1);
+      empty[stage.index()].wait(stage.parity() ^ 1);
       const uint32_t tile = shared_address(tiles[stage.index()]);
 #pragma unroll 1
       for (int at = 0; at < min(kTileKeys, task.item.kv_end - key); at += kUnitKeys, unit.advance()) {
-        wait(shared_address(&ring.full[unit.index()]), unit.parity());
+        ring.full[unit.index()].wait(unit.parity());
         const int begin = task.item.kv_begin - key - at, end = task.item.kv_end - key - at;
         const uint32_t source = shared_address(ring.units[unit.index()]);
         const uint32_t target = tile + at * kPanelRowBytes;
@@ -255,33 +252,47 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
         else
           widener.template widen<false>(source, target, begin, end);
         __syncwarp();
-        if (is_first_lane) arrive(shared_address(&ring.empty[unit.index()]));
+        if (is_first_lane) ring.empty[unit.index()].arrive();
       }
       fence_async_proxy();
       __syncwarp();
-      if (is_first_lane) arrive(shared_address(&full[stage.index()]));
+      if (is_first_lane) full[stage.index()].arrive();
     }
   }
 }
 
-// Warp 0. A task is published when the first tile of the one before is on its way: its queries have time.
+// Warp 0. A task is published when the first keys of the one before are on their way: its queries have time.
 template <int D>
-__device__ void load_units(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
+__device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
+                                 Fp8PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
   const Tickets tickets(a);
-  UnitLoader<D> loader(a, map, buffers);
+  UnitLoader<D> loader(a, map, buffers.stored_keys, 0);
   const bool is_first_lane = threadIdx.x % 32 == 0;
   Cursor<kTasks> next_slot, slot;
   publish(a, control, next_slot, tickets.first());
-  while (control.tasks[slot.index].head >= 0) {
-    int ticket = 0;
+  while (control.tasks[slot.index].exists()) {
+    MaybeIndex ticket = MaybeIndex::none();
     if (is_first_lane) ticket = tickets.draw();
     const PrefillTask task = control.tasks[slot.index];
-    loader.load(task.item, task.head,
-                [&] { publish(a, control, next_slot, __shfl_sync(0xffffffffu, ticket, 0)); });
+    loader.load(task.item, task.kv_head(),
+                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
     slot.advance();
   }
   if (is_first_lane) tickets.finish();
+}
+
+// Warp 2. An item's queries come before its values: these wait for products, which wait for the queries.
+template <int D>
+__device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMap& map,
+                                        Fp8PrefillBuffers<D>& buffers) {
+  QueryLoader<D, Fp8Cache> queries(a, buffers);
+  UnitLoader<D> values(a, map, buffers.stored_values, a.num_kv_heads * a.block_size);
+  TaskReader tasks(buffers.control);
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
+    queries.load(task);
+    values.load(task.item, task.kv_head(), [] {});
+  }
 }
 
 // A launch of Tickets' blocks; by the whole warpgroup.
@@ -289,14 +300,14 @@ template <int D>
 __device__ void load_all_fp8(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
   switch (threadIdx.x / 32) {
     case 0:
-      return load_units<D>(a, map, buffers);
+      return load_stored_keys<D>(a, map, buffers);
     case 1:
       return widen_tiles<D, false>(buffers);
     case 2:
-      return load_queries<D, Fp8Cache>(a, buffers);
+      return load_queries_and_values<D>(a, map, buffers);
     default:
       return widen_tiles<D, true>(buffers);
   }
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -1,4 +1,4 @@
-"""The dense decoders: Llama, Mistral, Qwen2, Qwen3 and what shares their shape."""
+"""The dense decoders: Llama, Mistral, Qwen2, Qwen3, SmolLM3 and what shares their shape."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _attention(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> A
         cache_layer=index,
         window=config.sliding_windows[index],
         norm=_head_norm(config, at) if config.qk_norm else None,
-        rope=rope,
+        rope=None if index in config.unrotated_layers else rope,
         kv_scales=at.kv_scales(),
     )
     return Attention(
