@@ -149,12 +149,24 @@ def test_csrc_knows_python_only_in_the_bindings() -> None:
     assert not wrong
 
 
+def test_the_backends_of_csrc_meet_in_the_folder_above_them() -> None:
+    """cpu/ and cuda/ do not include each other, and kernels are launched in one way, that of csrc/device."""
+    other = {"cpu": r'#include "\w+/cuda/', "cuda": r'#include "\w+/cpu/|cudaLaunchKernel|<<<'}
+    wrong = [
+        str(path.relative_to(ROOT))
+        for folder, pattern in other.items()
+        for path in (ROOT / "csrc").glob(f"*/{folder}/*")
+        if re.search(pattern, path.read_text())
+    ]
+    assert not wrong
+
+
 def test_files_stay_short() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
         for folder in ("server", "engine", "bench", "csrc", "benchmarks")
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".h", ".cpp", ".cu") and (lines := len(path.read_text().splitlines())) > 500
+        if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh") and (lines := len(path.read_text().splitlines())) > 500
     }
     assert not long
 

@@ -1,55 +1,99 @@
-// Launches a kernel and checks that the launch was accepted.
+// Launches, their checks, and how consecutive kernels overlap.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <source_location>
 #include <string>
 
 #include "core/check.h"
+#include "device/stream.h"
 
-namespace bequest {
+namespace bequest::cuda {
 
-inline void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  fail(std::string(what) + ": " + cudaGetErrorString(status));
+inline void check_cuda(cudaError_t status, std::source_location where = std::source_location::current()) {
+  if (status != cudaSuccess) [[unlikely]]
+    fail(std::string("CUDA: ") + cudaGetErrorString(status), where);
 }
 
-// kPrevious: the grid may start beside its predecessor in the stream, whose results it reads only after
-// griddepcontrol.wait.
-enum class Overlap { kNone, kPrevious };
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-template <class... Params>
-struct Launch {
-  void (*kernel)(Params...);
+inline bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+struct LaunchShape {
   dim3 grid;
-  int threads;
-  size_t shared_bytes;
-  Overlap overlap = Overlap::kNone;
+  dim3 block;
+  size_t shared_bytes = 0;  // dynamic
+  unsigned cluster = 1;     // CTAs per cluster, along x
+  // The grid may start beside its predecessor in the stream; it calls wait_for_previous() before it touches
+  // anything that the predecessor reads or writes.
+  bool overlaps_previous = false;
 };
-template <class... Params>
-Launch(void (*)(Params...), dim3, int, size_t, Overlap) -> Launch<Params...>;
-template <class... Params>
-Launch(void (*)(Params...), dim3, int, size_t) -> Launch<Params...>;
 
-template <class... Params, class... Arguments>
-void launch_kernel(const Launch<Params...>& launch, cudaStream_t stream, Arguments&&... arguments) {
-  constexpr size_t kDefaultLimit = 48 * 1024;
-  if (launch.shared_bytes > kDefaultLimit)
-    check_cuda(cudaFuncSetAttribute(launch.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(launch.shared_bytes)),
-               "shared memory of an attention kernel");
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = launch.grid;
-  config.blockDim = dim3(launch.threads);
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = launch.overlap == Overlap::kPrevious ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, launch.kernel, std::forward<Arguments>(arguments)...),
-             "launch of an attention kernel");
+namespace detail {
+
+// A launch as the runtime is told of it.
+class LaunchConfig {
+ public:
+  LaunchConfig(const LaunchShape& shape, Stream stream) {
+    config_.gridDim = shape.grid;
+    config_.blockDim = shape.block;
+    config_.dynamicSmemBytes = shape.shared_bytes;
+    config_.stream = stream;
+    config_.attrs = attributes_;
+    if (shape.cluster > 1) {
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes_[config_.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+    }
+    if (shape.overlaps_previous) {
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes_[config_.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchConfig_t config_{};
+};
+
+template <class... Params>
+void allow_shared_bytes(void (*kernel)(Params...), size_t bytes) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (bytes > kWithoutAsking)
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-}  // namespace bequest
+}  // namespace detail
+
+// Launches and checks the launch. An empty grid is no work and no launch.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream, Args... args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  detail::allow_shared_bytes(kernel, shape.shared_bytes);
+  const detail::LaunchConfig config(shape, stream);
+  check_cuda(cudaLaunchKernelEx(config.get(), kernel, static_cast<Params>(args)...));
+}
+
+// How many clusters of such a launch have room on the device at once.
+template <class... Params>
+int clusters_at_once(void (*kernel)(Params...), LaunchShape shape) {
+  shape.overlaps_previous = false;
+  detail::allow_shared_bytes(kernel, shape.shared_bytes);
+  int clusters = 0;
+  const detail::LaunchConfig config(shape, nullptr);
+  check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, config.get()));
+  return clusters;
+}
+
+// Until the grid before this one has ended and its results can be read.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The grid after this one may be brought onto the chip; its wait_for_previous() still waits for our end.
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+}  // namespace bequest::cuda

@@ -4,7 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
 
 namespace bequest::cuda {
 

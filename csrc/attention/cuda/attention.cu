@@ -8,10 +8,11 @@
 #include "attention/cuda/attention.h"
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/single_token.h"
-#include "attention/cuda/tensor_map.h"
+#include "attention/cuda/tensor_map.cuh"
+#include "device/current_device.cuh"
 #include "device/launch.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 namespace {
 
 constexpr float kLog2E = 1.44269504f;
@@ -70,13 +71,6 @@ void dispatch_head_dim(int head_dim, F&& f) {
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }
 
-bool is_hopper() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "the current device");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its capability");
-  return major == 9;
-}
-
 // While the kernel over fp8 is being proven: BEQUEST_FP8_PREFILL=mma takes the older one.
 bool is_fp8_wgmma_off() {
   const char* wish = std::getenv("BEQUEST_FP8_PREFILL");
@@ -90,7 +84,7 @@ bool takes_wgmma(int head_dim, DType kv_dtype) {
 }
 
 template <int D, class Cache>
-void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores scores, cudaStream_t stream) {
+void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores scores, Stream stream) {
   a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
   a.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
   if constexpr (D <= 128) {
@@ -123,10 +117,9 @@ bool merges_in_grid(const AttentionLaunches& launches, int head_dim) {
 
 template <class Cache>
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
-                 cudaStream_t stream) {
+                 Stream stream) {
   check_block_size(a.block_size);
-  check(reinterpret_cast<uintptr_t>(p.q) % 16 == 0 && p.q_stride % 8 == 0,
-        "rows of q must be 16-byte aligned");
+  check(is_aligned(p.q, 16) && p.q_stride % 8 == 0, "rows of q must be 16-byte aligned");
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     if (launches.prefill) launch_prefill_any<D, Cache>(p, a, scores, stream);
@@ -150,6 +143,11 @@ void check_params(const CudaAttentionParams& p) {
 }
 
 }  // namespace
+}  // namespace bequest::cuda
+
+namespace bequest {
+
+using namespace cuda;
 
 int prefill_blocks_per_sm(int head_dim, DType kv_dtype) {
   return takes_wgmma(head_dim, kv_dtype) ? 1 : attention_blocks_per_sm(head_dim);
@@ -157,8 +155,7 @@ int prefill_blocks_per_sm(int head_dim, DType kv_dtype) {
 
 bool has_wide_tiles() { return is_hopper(); }
 
-void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
-                          cudaStream_t stream) {
+void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches, Stream stream) {
   check_params(p);
   const AttentionArgs a = make_args(p);
   if (p.dtype == DType::kBF16) {
@@ -174,7 +171,7 @@ bool can_attend_token(const WorkShape& shape) {
          2 * shape.num_kv_heads <= shape.num_multiprocessors && is_hopper();
 }
 
-void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cudaStream_t stream) {
+void attend_token(const CudaAttentionParams& p, const QkvParams& heads, Stream stream) {
   check_params(p);
   check(p.dtype == DType::kBF16 && p.causal && p.soft_cap == 0.0f && p.bias == nullptr,
         "a single token is attended in bf16, causally, without a soft cap or a bias");
@@ -185,7 +182,7 @@ void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cu
         "a single token: heads");
   for (const void* pointer : {static_cast<const void*>(heads.q), static_cast<const void*>(heads.k),
                               static_cast<const void*>(heads.v), heads.q_weight, heads.k_weight})
-    check(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "a single token: heads must be 16-byte aligned");
+    check(is_aligned(pointer, 16), "a single token: heads must be 16-byte aligned");
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     const int multiprocessors = p.lists.blocks / attention_blocks_per_sm(D);
     if (p.kv_dtype == DType::kBF16)

@@ -12,8 +12,7 @@
 #include "attention/cuda/work_list.h"
 #include "cache/kv_layout.h"
 #include "core/dtype.h"
-
-using cudaStream_t = struct CUstream_st*;
+#include "device/stream.h"
 
 namespace bequest {
 
@@ -63,7 +62,6 @@ int prefill_blocks_per_sm(int head_dim, DType kv_dtype);
 bool has_wide_tiles();
 
 // Throws on a shape no kernel serves or a failed launch.
-void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches,
-                          cudaStream_t stream);
+void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches& launches, Stream stream);
 
 }  // namespace bequest

@@ -6,22 +6,16 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
-#include "device/cuda.cuh"
 #include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 namespace {
-
-using cuda::widen;
 
 constexpr int kWarps = 4;
 constexpr int kMaxPerLane = 8;  // a lane holds dimensions lane + 32 * i
 constexpr int kUnroll = 4;      // keys in flight
-
-__device__ float warp_sum(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
-}
 
 struct RowState {
   float o[kMaxPerLane] = {};
@@ -110,10 +104,10 @@ __global__ void __launch_bounds__(kWarps * 32) f32_kernel(const __grid_constant_
 
 }  // namespace
 
-void launch_f32(const AttentionArgs& a, DType cache, int blocks, cudaStream_t stream) {
+void launch_f32(const AttentionArgs& a, DType cache, int blocks, Stream stream) {
   check(a.head_dim <= 32 * kMaxPerLane, "float32 attention: head_dim must be at most 256");
   const auto kernel = cache == DType::kF8E4M3 ? f32_kernel<Float8> : f32_kernel<float>;
-  launch_kernel(Launch{kernel, dim3(blocks), kWarps * 32, 0}, stream, a);
+  launch(kernel, {.grid = static_cast<unsigned>(blocks), .block = kWarps * kWarp}, stream, a);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

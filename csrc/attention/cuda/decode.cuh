@@ -18,9 +18,13 @@
 #include "attention/cuda/merge_in_grid.cuh"
 #include "attention/cuda/narrow_tail.cuh"
 #include "attention/cuda/wide_tile.cuh"
+#include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // Merges the warps' states of an item (tiles[warp] null: no step of it), joins what there is to join, and
 // writes the rows. By the whole block.
@@ -50,8 +54,8 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, const 
     }
     const float factor = a.value_scale;
     RowVector vector[1] = {{{o.x * factor, o.y * factor, o.z * factor, o.w * factor}, m, d}};
-    if (item.state_row >= 0) {
-      const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
+    if (item.result.is_state()) {
+      const int64_t state = static_cast<int64_t>(item.result.state_row() + row) * a.num_kv_heads + head;
       *reinterpret_cast<float4*>(a.state_values + state * D + column) = vector[0].o;
       if (column == 0) a.state_scales[state] = {m, d};
       continue;
@@ -108,8 +112,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
   queries.read(a, item, head, lane);
   int stage = 0;
   for (;;) {
-    const bool last = item.next < 0;
-    const WorkItem next = last ? item : load_item(a.items, item.next);
+    const bool last = !item.next.exists();
+    const WorkItem next = last ? item : load_item(a.items, item.next.get());
     const Join join(a, item);
     WarpState<D, Cache, kScores> state(a, item, queries, head, lane);
     // A step's slot is refilled once the step is done, but for the last: it carries the state to finish_item.
@@ -144,13 +148,13 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
     decode_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   // The merge, or what comes behind it, may take its place beside this grid and wait there.
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_start();
   __shared__ int num_merges;  // of this grid; asked for now, and no register is kept for it
   if constexpr (kMergesInGrid<D>)
     if (threadIdx.x == 0) num_merges = a.merge_counters != nullptr ? __ldg(a.work_list) : 0;
   attend_items<D, Cache, kScores>(a, shared);
   // Whoever comes next waits for this grid, not for the one ahead of it.
-  if (a.follows_prefill) wait_for_grid_ahead();
+  if (a.follows_prefill) wait_for_previous();
   if constexpr (kMergesInGrid<D>) {
     static_assert(DecodeShape<D, Cache>::kBlockBytes >= sizeof(MergeTile<D>));
     wait_copies<0>();
@@ -160,15 +164,16 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
 }
 
 template <int D, class Cache>
-void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream) {
+void launch_decode(const AttentionArgs& a, int workers, Scores scores, Stream stream) {
   const auto kernel = scores == Scores::kPlain     ? decode_kernel<D, Cache, Scores::kPlain>
                       : scores == Scores::kSoftCap ? decode_kernel<D, Cache, Scores::kSoftCap>
                                                    : decode_kernel<D, Cache, Scores::kBias>;
-  launch_kernel(
-      Launch{kernel, dim3(workers, a.num_kv_heads), kDecodeWarps * 32,
-             static_cast<size_t>(std::max(DecodeShape<D, Cache>::kBlockBytes, kNarrowBytes<D, Cache>)),
-             Overlap::kPrevious},
-      stream, a);
+  const LaunchShape shape{.grid = dim3(workers, a.num_kv_heads),
+                          .block = kDecodeWarps * kWarp,
+                          .shared_bytes = static_cast<size_t>(
+                              std::max(DecodeShape<D, Cache>::kBlockBytes, kNarrowBytes<D, Cache>)),
+                          .overlaps_previous = true};
+  launch(kernel, shape, stream, a);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

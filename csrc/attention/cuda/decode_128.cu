@@ -1,6 +1,6 @@
 #include "attention/cuda/decode.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 template void launch_decode<128, Bf16Cache>(const AttentionArgs& a, int workers, Scores scores,
-                                            cudaStream_t stream);
-}  // namespace bequest
+                                            Stream stream);
+}  // namespace bequest::cuda

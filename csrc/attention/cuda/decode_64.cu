@@ -1,6 +1,5 @@
 #include "attention/cuda/decode.cuh"
 
-namespace bequest {
-template void launch_decode<64, Bf16Cache>(const AttentionArgs& a, int workers, Scores scores,
-                                           cudaStream_t stream);
-}  // namespace bequest
+namespace bequest::cuda {
+template void launch_decode<64, Bf16Cache>(const AttentionArgs& a, int workers, Scores scores, Stream stream);
+}  // namespace bequest::cuda

@@ -7,9 +7,11 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/mailbox.cuh"
-#include "device/tensor_core.cuh"
+#include "device/copies.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kDecodeWarps = 4;
 
@@ -95,8 +97,8 @@ struct BlockWork {
   static constexpr int kStep = DecodeShape<D, Cache>::kRoundKeys;  // keys from one step to the next
   int warp;
 
-  __device__ int first_item() const { return worker_of_block(); }
-  __device__ int after(int, const WorkItem& item) const { return item.next; }  // -1: none
+  __device__ MaybeIndex first_item() const { return MaybeIndex::of(worker_of_block()); }
+  __device__ MaybeIndex after(const WorkItem& item) const { return item.next; }
   __device__ int first_key(const WorkItem& item) const {
     return DecodeShape<D, Cache>::first_key(item) + warp * DecodeShape<D, Cache>::kStepKeys;
   }
@@ -128,9 +130,9 @@ class StepReader {
   // On to the next item that has a step for this warp.
   __device__ void enter_item() {
     token_ = end_ = 0;
-    while (item_ >= 0) {
-      const WorkItem item = load_item(a_.items, item_);
-      item_ = work_.after(item_, item);
+    while (item_.exists()) {
+      const WorkItem item = load_item(a_.items, item_.get());
+      item_ = work_.after(item);
       token_ = work_.first_key(item);
       begin_ = item.kv_begin;
       end_ = item.kv_end;
@@ -146,7 +148,8 @@ class StepReader {
   const StepCopier<D, Cache> copier_;
   const Work work_;
   const int32_t* table_ = nullptr;
-  int item_, token_ = 0, begin_ = 0, end_ = 0;
+  MaybeIndex item_;
+  int token_ = 0, begin_ = 0, end_ = 0;
   typename StepCopier<D, Cache>::Blocks blocks_ = {};
 };
 
@@ -263,7 +266,7 @@ class WarpState {
     highest[0] = quad_max(highest[0]);
     highest[1] = quad_max(highest[1]);
     const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
-    if (__any_sync(0xffffffffu, grows)) rescale(highest);
+    if (__any_sync(kAllLanes, grows)) rescale(highest);
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
 #pragma unroll
@@ -297,4 +300,4 @@ class WarpState {
   float d_[2] = {0.0f, 0.0f};
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

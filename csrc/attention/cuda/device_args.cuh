@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "attention/cuda/attention.h"
+#include "device/launch.cuh"
+#include "ops/cuda/rope.h"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // How far the tickets of a prefill launch are drawn. Both are 0 between launches.
 struct TicketCounter {
@@ -65,22 +67,23 @@ struct AttentionArgs {
 __device__ inline WorkItem load_item(const int4* items, int index) {
   const int4 a = __ldg(items + 2 * index);
   const int4 b = __ldg(items + 2 * index + 1);
-  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  return {a.x, a.y, a.z, a.w, b.x, b.y, ResultPlace{b.z}, MaybeIndex{b.w}};
+}
+
+__device__ inline JoinEntry unpack_join(const int4& first, const int4& second) {
+  return {first.x, first.y, first.z, MaybeIndex{first.w}, second.x, second.y, second.z, second.w};
 }
 
 // Entry `index` of the section of merges, which is a join.
 __device__ inline JoinEntry load_join(const AttentionArgs& a, int index) {
   const int4* const entry = a.merges + 2 * index;
-  const int4 first = __ldg(entry), second = __ldg(entry + 1);
-  return {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  return unpack_join(__ldg(entry), __ldg(entry + 1));
 }
 
-// Until the grid ahead has ended and all it wrote can be seen.
-__device__ inline void wait_for_grid_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// The same, for what decode reads first: queries, keys and values. The prefill kernel changes none of them.
+// wait_for_previous() for what decode reads first: queries, keys and values. The prefill kernel changes none
+// of them.
 __device__ inline void wait_for_inputs(const AttentionArgs& a) {
-  if (!a.follows_prefill) wait_for_grid_ahead();
+  if (!a.follows_prefill) wait_for_previous();
 }
 
 // The worker that this block of a decode grid (workers, NKV) is a part of. A multiprocessor has two blocks,
@@ -147,13 +150,15 @@ class Tickets {
   __device__ explicit Tickets(const AttentionArgs& a)
       : counter_(a.tickets), total_(__ldg(a.num_items) * a.num_kv_heads) {}
 
-  __device__ int first() const { return block() < total_ ? block() : -1; }
+  __device__ MaybeIndex first() const {
+    return block() < total_ ? MaybeIndex::of(block()) : MaybeIndex::none();
+  }
 
-  // A ticket nobody else has, -1: there are no more. By one thread.
-  __device__ int draw() const {
-    if (total_ <= blocks()) return -1;
+  // A ticket nobody else has; none: there are no more. By one thread.
+  __device__ MaybeIndex draw() const {
+    if (total_ <= blocks()) return MaybeIndex::none();
     const int ticket = blocks() + atomicAdd(&counter_->drawn, 1);
-    return ticket < total_ ? ticket : -1;
+    return ticket < total_ ? MaybeIndex::of(ticket) : MaybeIndex::none();
   }
 
   // When the block draws no more. By one thread; the last block leaves the counter as the next launch expects
@@ -177,18 +182,20 @@ struct Bf16Cache;
 struct Fp8Cache;
 
 template <int D, class Cache>
-void launch_decode(const AttentionArgs& a, int workers, Scores scores, cudaStream_t stream);
+void launch_decode(const AttentionArgs& a, int workers, Scores scores, Stream stream);
 template <int D, class Cache>
-void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream);
+void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, Stream stream);
 // On Hopper, without a bias; `map` as of kv_tensor_map() for the cache's type.
 template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
-                          cudaStream_t stream);
+                          Stream stream);
 // The same over an fp8 cache.
 template <int D>
 void launch_prefill_wgmma_fp8(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
-                              cudaStream_t stream);
-void launch_f32(const AttentionArgs& a, DType cache, int blocks, cudaStream_t stream);
-void launch_merge(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream);
+                              Stream stream);
+template <int D, class Cache>
+void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream);
+void launch_f32(const AttentionArgs& a, DType cache, int blocks, Stream stream);
+void launch_merge(const AttentionArgs& a, int blocks_per_head, Stream stream);
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -9,17 +9,18 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
-#include "device/tensor_core.cuh"
+#include "device/exchange.cuh"
+#include "device/launch.cuh"
+#include "device/pairs.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
-inline constexpr int kMostPolls = 1 << 24;  // seconds
-inline constexpr int kReader = 1 << 16;     // what a reader adds to a counter, above the pieces
+inline constexpr int kReader = 1 << 16;  // what a reader adds to a counter, above the pieces
 
 // The counter of the wide tile that this item is a piece of; null: nobody waits for it.
 __device__ inline int32_t* counter_of_piece(const AttentionArgs& a, const WorkItem& item, int head) {
-  if (a.far_position != 0 || item.first_position < kFarPosition) return nullptr;
-  return a.counters + (item.first_position - kFarPosition) * a.num_kv_heads + head;
+  if (a.far_position != 0 || !is_counted(item.first_position)) return nullptr;
+  return a.counters + counter_of_position(item.first_position) * a.num_kv_heads + head;
 }
 
 // Says that the item's states are there. By the whole block, after it has written them.
@@ -27,7 +28,7 @@ __device__ inline void count_piece(const AttentionArgs& a, const WorkItem& item,
   int32_t* const counter = counter_of_piece(a, item, head);
   if (counter == nullptr) return;
   __syncthreads();
-  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+  if (threadIdx.x == 0) add_one_release(counter);
 }
 
 // Four columns of a row: {o, m, d}.
@@ -41,22 +42,18 @@ struct RowVector {
 class Join {
  public:
   __device__ Join(const AttentionArgs& a, const WorkItem& item) {
-    if (item.state_row < -1) entry_ = load_join(a, -2 - item.state_row);
+    if (item.result.is_joined()) entry_ = load_join(a, item.result.join_entry());
   }
 
   __device__ explicit operator bool() const { return entry_.num_states > 0; }
 
   // Until the states are there. By a warp.
   __device__ void wait(const AttentionArgs& a, int head) const {
-    if (entry_.counter < 0) return wait_for_grid_ahead();
+    if (!entry_.counter.exists()) return wait_for_previous();
     if (threadIdx.x % 32 == 0) {
       const int32_t* const counter = counter_of(a, head);
-      for (int polls = 0;; ++polls) {
-        int32_t count;
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-        if (count % kReader >= entry_.num_states) break;
-        if (polls == kMostPolls) __trap();
-      }
+      Patience patience;
+      while (load_acquire(counter) % kReader < entry_.num_states) patience.spend();
     }
     __syncwarp();
   }
@@ -64,7 +61,7 @@ class Join {
   // When the item waits for them no more. By one thread. The last reader leaves the counter as the next
   // launch expects it.
   __device__ void leave(const AttentionArgs& a, int head) const {
-    if (entry_.counter < 0) return;
+    if (!entry_.counter.exists()) return;
     int32_t* const counter = counter_of(a, head);
     if (atomicAdd(counter, kReader) == entry_.num_states + (entry_.num_readers - 1) * kReader) *counter = 0;
   }
@@ -106,7 +103,7 @@ class Join {
 
  private:
   __device__ int32_t* counter_of(const AttentionArgs& a, int head) const {
-    return a.counters + entry_.counter * a.num_kv_heads + head;
+    return a.counters + entry_.counter.get() * a.num_kv_heads + head;
   }
 
   template <int kBatch>
@@ -137,4 +134,4 @@ __device__ inline void write_vector(const AttentionArgs& a, int64_t token, int q
                                     pack(v.o.z * factor, v.o.w * factor)};
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

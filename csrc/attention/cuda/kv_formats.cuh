@@ -6,10 +6,13 @@
 #pragma once
 
 #include "attention/cuda/mailbox.cuh"
-#include "device/hopper.cuh"
+#include "device/exchange.cuh"
+#include "device/pairs.cuh"
+#include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 struct Bf16Cache {
   using Element = bf16;
@@ -93,9 +96,9 @@ struct DecodeStep<D, Bf16Cache> {
     const int i = half * 2;
 #pragma unroll
     for (int n = 0; n < D / 8; n += 4)
-      send_words(row + mail_word(n * 8 + lane % 4 * 2), pack(o[n][i], o[n][i + 1]),
-                 pack(o[n + 1][i], o[n + 1][i + 1]), pack(o[n + 2][i], o[n + 2][i + 1]),
-                 pack(o[n + 3][i], o[n + 3][i + 1]));
+      store_relaxed(row + mail_word(n * 8 + lane % 4 * 2),
+                    uint4{pack(o[n][i], o[n][i + 1]), pack(o[n + 1][i], o[n + 1][i + 1]),
+                          pack(o[n + 2][i], o[n + 2][i + 1]), pack(o[n + 3][i], o[n + 3][i + 1])});
   }
 };
 
@@ -193,9 +196,9 @@ struct DecodeStep<D, Fp8Cache> {
     for (int m = 0; m < D / 16; ++m)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        send_word(row + mail_word(m * 16 + lane % 4 * 4 + e * 2),
-                  pack(o[2 * m][half * 2 + e], o[2 * m + 1][half * 2 + e]));
+        store_relaxed(row + mail_word(m * 16 + lane % 4 * 4 + e * 2),
+                      pack(o[2 * m][half * 2 + e], o[2 * m + 1][half * 2 + e]));
   }
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

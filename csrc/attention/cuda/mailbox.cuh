@@ -17,12 +17,11 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
-#include "device/tensor_core.cuh"
+#include "device/exchange.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr uint32_t kEmpty = 0xffffffffu;
-inline constexpr int kMostAsked = 1 << 24;  // times, for the same words: seconds
 
 // The first column of word `word` of a row, and its inverse. Of 32 columns lane t of four has the pairs at
 // 8 n + 2 t, which are words 4 t + n.
@@ -41,33 +40,8 @@ __device__ inline uint32_t* mail_scales(const AttentionArgs& a, int64_t place) {
   return a.mail_scales + place * 2;
 }
 
-__device__ inline void send_word(uint32_t* place, uint32_t word) {
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(word) : "memory");
-}
-__device__ inline void send_words(uint32_t* place, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(place), "r"(a), "r"(b), "r"(c),
-               "r"(d)
-               : "memory");
-}
 __device__ inline void send_scales(const AttentionArgs& a, int64_t place, float m, float d) {
-  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(mail_scales(a, place)), "f"(m), "f"(d)
-               : "memory");
-}
-
-__device__ inline void look_for_mail(uint32_t (&words)[1], const uint32_t* place) {
-  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(words[0]) : "l"(place) : "memory");
-}
-__device__ inline void look_for_mail(uint32_t (&words)[2], const uint32_t* place) {
-  asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
-               : "=r"(words[0]), "=r"(words[1])
-               : "l"(place)
-               : "memory");
-}
-__device__ inline void look_for_mail(uint32_t (&words)[4], const uint32_t* place) {
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "l"(place)
-               : "memory");
+  store_relaxed(mail_scales(a, place), m, d);
 }
 
 template <int kCount>
@@ -88,4 +62,4 @@ __device__ inline void empty_mail(uint32_t* place) {
   *reinterpret_cast<Words*>(place) = empty;
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -10,8 +10,9 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/merge_rows.cuh"
 #include "device/launch.cuh"
+#include "device/reductions.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = kMergeWarps;
@@ -42,12 +43,12 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
   __shared__ LaneState<D> shared[kWarps][32];
   __shared__ MergeEntry first_entry;  // read before states are there, like those of the warps
   // The product that follows may ask for its weights meanwhile.
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_start();
   const int num_merges = __ldg(a.work_list);
   SmallEntries<kWarps> small(a, num_merges);
   if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) < num_merges) first_entry = load_merge(a, blockIdx.x);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_previous();
   small.merge<D>(a, blockIdx.y);
   __syncthreads();
   for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
@@ -59,24 +60,23 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
 }
 
 template <int D>
-void launch(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream) {
-  launch_kernel(
-      Launch{merge_kernel<D>, dim3(blocks_per_head, a.num_kv_heads), kWarps * 32, 0, Overlap::kPrevious},
-      stream, a);
+void launch_dim(const AttentionArgs& a, int blocks_per_head, Stream stream) {
+  const dim3 grid(blocks_per_head, a.num_kv_heads);
+  launch(merge_kernel<D>, {.grid = grid, .block = kWarps * kWarp, .overlaps_previous = true}, stream, a);
 }
 
 }  // namespace
 
-void launch_merge(const AttentionArgs& a, int blocks_per_head, cudaStream_t stream) {
+void launch_merge(const AttentionArgs& a, int blocks_per_head, Stream stream) {
   switch (a.head_dim) {
     case 64:
-      return launch<64>(a, blocks_per_head, stream);
+      return launch_dim<64>(a, blocks_per_head, stream);
     case 128:
-      return launch<128>(a, blocks_per_head, stream);
+      return launch_dim<128>(a, blocks_per_head, stream);
     case 256:
-      return launch<256>(a, blocks_per_head, stream);
+      return launch_dim<256>(a, blocks_per_head, stream);
   }
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

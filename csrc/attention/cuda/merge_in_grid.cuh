@@ -13,9 +13,10 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/join.cuh"
 #include "attention/cuda/merge_rows.cuh"
-#include "device/hopper.cuh"
+#include "device/exchange.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // Where the grid is compiled to do it: heads of 256 leave no registers for it.
 template <int D>
@@ -61,17 +62,10 @@ class HeadCounter {
   __device__ HeadCounter(const AttentionArgs& a, int head) : counter_(a.merge_counters + head) {}
 
   // When all of the block have written their states. By one thread.
-  __device__ void count() const {
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter_) : "memory");
-  }
+  __device__ void count() const { add_one_release(counter_); }
   // Until all blocks are counted. By one thread.
   __device__ void wait(int blocks) const {
-    for (int polls = 0;; ++polls) {
-      int32_t count;
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter_) : "memory");
-      if (count % kReader == blocks) return;
-      if (polls == kMostPolls) __trap();
-    }
+    for (Patience patience; load_acquire(counter_) % kReader != blocks;) patience.spend();
   }
   // After that, once by each block that waits: announces that it does no more. What that returns is for
   // settle(), when there is time for it. By one thread.
@@ -109,4 +103,4 @@ __device__ void merge_in_grid(const AttentionArgs& a, int num_merges, uint8_t* s
   if (threadIdx.x == 0) counter.settle(left, blocks, waiting);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -6,8 +6,9 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
+#include "device/reductions.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kMergeWarps = 16;     // that share the rows of an entry
 inline constexpr int kMergeUnroll = 4;     // states a warp has in flight for a row
@@ -146,4 +147,4 @@ class SmallEntries {
   MergeEntry entry_{};
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -7,8 +7,10 @@
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/row_joiner.cuh"
+#include "device/copies.cuh"
+#include "device/shared_memory.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // The second half of the list's header.
 struct SharedWork {
@@ -148,4 +150,4 @@ __device__ void attend_narrow_items(const AttentionArgs& a, const SharedWork& wo
   }
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

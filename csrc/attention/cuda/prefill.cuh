@@ -12,10 +12,14 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
+#include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kPrefillThreads = 128;
 inline constexpr int kIdRows = 8;  // keys that share a block whatever the block size
@@ -179,7 +183,7 @@ class WarpTile {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) d_[t][half] = quad_sum(d_[t][half]);
-    if (item.state_row >= 0)
+    if (item.result.is_state())
       store_state(a, item, head);
     else
       store_output(a, item, head, queries);
@@ -275,7 +279,7 @@ class WarpTile {
         highest[t][half] = quad_max(top) * factor;
         grows = grows || highest[t][half] > m_[t][half] + kRescaleThreshold;
       }
-    if (__any_sync(0xffffffffu, grows)) rescale(highest);
+    if (__any_sync(kAllLanes, grows)) rescale(highest);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -339,7 +343,8 @@ class WarpTile {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (row(t, half) >= item.num_tokens * a.group) continue;
-        const int64_t state = static_cast<int64_t>(item.state_row + row(t, half)) * a.num_kv_heads + head;
+        const int64_t state =
+            static_cast<int64_t>(item.result.state_row() + row(t, half)) * a.num_kv_heads + head;
         if (lane_ % 4 == 0) a.state_scales[state] = {m_[t][half], d_[t][half]};
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
@@ -384,10 +389,11 @@ class WarpTile {
 
 // Attends one item and draws the next ticket meanwhile.
 template <int D, class Cache, Scores kScores>
-__device__ int attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket, uint8_t* shared) {
+__device__ MaybeIndex attend_item(const AttentionArgs& a, const Tickets& tickets, int ticket,
+                                  uint8_t* shared) {
   // The item lies in shared memory because registers are all taken.
   __shared__ WorkItem item;
-  __shared__ int next_ticket;
+  __shared__ MaybeIndex next_ticket;
   if (threadIdx.x == 0) item = load_item(a.items, ticket / a.num_kv_heads);
   __syncthreads();
   const int head = ticket % a.num_kv_heads;
@@ -428,19 +434,22 @@ template <int D, class Cache, Scores kScores>
 __global__ void __launch_bounds__(kPrefillThreads, attention_blocks_per_sm(D))
     prefill_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_start();
   const Tickets tickets(a);
-  for (int ticket = tickets.first(); ticket >= 0;)
-    ticket = attend_item<D, Cache, kScores>(a, tickets, ticket, shared);
+  for (MaybeIndex ticket = tickets.first(); ticket.exists();)
+    ticket = attend_item<D, Cache, kScores>(a, tickets, ticket.get(), shared);
   if (threadIdx.x == 0) tickets.finish();
 }
 
 template <int D, class Cache>
-void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, cudaStream_t stream) {
+void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, Stream stream) {
   const auto kernel = scores == Scores::kPlain     ? prefill_kernel<D, Cache, Scores::kPlain>
                       : scores == Scores::kSoftCap ? prefill_kernel<D, Cache, Scores::kSoftCap>
                                                    : prefill_kernel<D, Cache, Scores::kBias>;
-  launch_kernel(Launch{kernel, dim3(blocks), kPrefillThreads, PrefillShape<D>::kBlockBytes}, stream, a);
+  const LaunchShape shape{.grid = static_cast<unsigned>(blocks),
+                          .block = kPrefillThreads,
+                          .shared_bytes = PrefillShape<D>::kBlockBytes};
+  launch(kernel, shape, stream, a);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

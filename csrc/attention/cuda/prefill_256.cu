@@ -1,6 +1,6 @@
 #include "attention/cuda/prefill.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 template void launch_prefill<256, Bf16Cache>(const AttentionArgs& a, int blocks, Scores scores,
-                                             cudaStream_t stream);
-}  // namespace bequest
+                                             Stream stream);
+}  // namespace bequest::cuda

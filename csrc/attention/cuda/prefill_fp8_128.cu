@@ -1,6 +1,5 @@
 #include "attention/cuda/prefill.cuh"
 
-namespace bequest {
-template void launch_prefill<128, Fp8Cache>(const AttentionArgs& a, int blocks, Scores scores,
-                                            cudaStream_t stream);
-}  // namespace bequest
+namespace bequest::cuda {
+template void launch_prefill<128, Fp8Cache>(const AttentionArgs& a, int blocks, Scores scores, Stream stream);
+}  // namespace bequest::cuda

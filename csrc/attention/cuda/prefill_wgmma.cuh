@@ -17,10 +17,14 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
 #include "attention/cuda/prefill_wgmma_rows.cuh"
-#include "device/hopper.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kWgmmaThreads = (1 + kMultipliers) * 128;
 inline constexpr int kLoaderRegisters = 40;
@@ -44,7 +48,7 @@ class Multiplier {
     if (index_ == 1) give_turn(turn(0));
     TaskReader tasks(control_);
     PrefillTask task = tasks.next();
-    if (task.head < 0) return;
+    if (!task.exists()) return;
     float scores[kTileKeys / 2];
     Softmax softmax(a_, task.item, index_, divider_);
     Accumulator rows;
@@ -59,7 +63,7 @@ class Multiplier {
 #pragma unroll
       for (int half = 0; half < 2; ++half) scales[half] = {softmax.m(half), softmax.d(half)};
       task = tasks.next();
-      if (task.head < 0) break;
+      if (!task.exists()) break;
       softmax = Softmax(a_, task.item, index_, divider_);
       // The next item's first scores beside the last product of this one.
       wait_queries();
@@ -99,7 +103,7 @@ class Multiplier {
   // The weights of the very first tile.
   __device__ __forceinline__ void begin(Softmax& softmax, float (&scores)[kTileKeys / 2], int key) {
     wait_queries();
-    wait(shared_address(&control_.keys_full[keys_.index]), keys_.parity);
+    control_.keys_full[keys_.index].wait(keys_.parity);
     begin_products();
     Accumulator::multiply_keys(scores, queries(), keys());
     commit_products();
@@ -114,7 +118,7 @@ class Multiplier {
   template <int kValueKeys, int kCount>
   __device__ __forceinline__ void add_tile(Softmax& softmax, Accumulator& rows, float (&scores)[kCount],
                                            int key) {
-    wait(shared_address(&control_.keys_full[keys_.index]), keys_.parity);
+    control_.keys_full[keys_.index].wait(keys_.parity);
     await_turn(turn(index_));
     begin_products();
     Accumulator::multiply_keys(scores, queries(), keys());
@@ -141,7 +145,7 @@ class Multiplier {
 
   template <int kKeys>
   __device__ __forceinline__ void multiply_values(Accumulator& rows) {
-    wait(shared_address(&control_.values_full[values_.index]), values_.parity);
+    control_.values_full[values_.index].wait(values_.parity);
     begin_products();
     rows.template multiply_values<kKeys>(shared_address(buffers_.values[values_.index]));
     commit_products();
@@ -161,15 +165,15 @@ class Multiplier {
   }
 
   __device__ __forceinline__ void wait_queries() const {
-    wait(shared_address(&control_.queries_full[queries_.index][index_]), queries_.parity);
+    control_.queries_full[queries_.index][index_].wait(queries_.parity);
   }
   __device__ __forceinline__ void release_keys() {
     release(control_.keys_empty[keys_.index]);
     keys_.advance();
   }
   // Each warp answers for its own part of the products.
-  __device__ __forceinline__ static void release(uint64_t& empty) {
-    if (threadIdx.x % 32 == 0) arrive(shared_address(&empty));
+  __device__ __forceinline__ static void release(PhaseBarrier& empty) {
+    if (threadIdx.x % 32 == 0) empty.arrive();
   }
 
   __device__ __forceinline__ uint32_t queries() const {
@@ -199,11 +203,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       prefetch_map(map);
       buffers.control.init();
     }
-    wait_for_grid_ahead();
+    wait_for_previous();
     // Not before: decode counts on it that all before this grid has ended.
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_start();
     __syncthreads();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
       shrink_registers<kLoaderRegisters>();
       load_all<D>(a, map, buffers);
@@ -216,11 +220,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
 template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
-                          cudaStream_t stream) {
+                          Stream stream) {
   const auto kernel = scores == Scores::kPlain ? prefill_wgmma_kernel<D, Scores::kPlain>
                                                : prefill_wgmma_kernel<D, Scores::kSoftCap>;
-  launch_kernel(Launch{kernel, dim3(blocks), kWgmmaThreads, sizeof(PrefillBuffers<D>), Overlap::kPrevious},
-                stream, a, map);
+  const LaunchShape shape{.grid = static_cast<unsigned>(blocks),
+                          .block = kWgmmaThreads,
+                          .shared_bytes = sizeof(PrefillBuffers<D>),
+                          .overlaps_previous = true};
+  launch(kernel, shape, stream, a, map);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

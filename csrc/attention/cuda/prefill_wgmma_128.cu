@@ -1,6 +1,6 @@
 #include "attention/cuda/prefill_wgmma.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 template void launch_prefill_wgmma<128>(const AttentionArgs& a, const CUtensorMap& map, int blocks,
-                                        Scores scores, cudaStream_t stream);
-}  // namespace bequest
+                                        Scores scores, Stream stream);
+}  // namespace bequest::cuda

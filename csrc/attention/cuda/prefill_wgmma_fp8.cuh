@@ -11,8 +11,12 @@
 
 #include "attention/cuda/prefill_wgmma.cuh"
 #include "attention/cuda/prefill_wgmma_fp8_load.cuh"
+#include "device/copies.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 template <int D, class Arithmetic, Scores kScores>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
@@ -25,11 +29,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       prefetch_map(map);
       buffers.init(1, kFp8TaskReaders);
     }
-    wait_for_grid_ahead();
+    wait_for_previous();
     // Not before: decode counts on it that all before this grid has ended.
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_start();
     __syncthreads();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
       shrink_registers<kLoaderRegisters>();
       load_all_fp8<D, Arithmetic>(a, map, buffers);
@@ -59,11 +63,11 @@ __global__ void __launch_bounds__(kSpreadThreads, 1)
       prefetch_map(map);
       buffers.init(kSpreadWideners, kSpreadTaskReaders);
     }
-    wait_for_grid_ahead();
+    wait_for_previous();
     // Not before: decode counts on it that all before this grid has ended.
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_start();
     __syncthreads();
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
       shrink_registers<kSpreadLoaderRegisters>();
       load_all_stored<D>(a, map, buffers);
@@ -97,22 +101,23 @@ inline char fp8_prefill_variant() {
 
 template <int D>
 void launch_prefill_wgmma_fp8(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
-                              cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(Fp8PrefillBuffers<D>);
+                              Stream stream) {
+  const auto shape = [&](int threads) {
+    return LaunchShape{.grid = static_cast<unsigned>(blocks),
+                       .block = static_cast<unsigned>(threads),
+                       .shared_bytes = sizeof(Fp8PrefillBuffers<D>),
+                       .overlaps_previous = true};
+  };
   const bool is_plain = scores == Scores::kPlain;
-  if (is_plain && fp8_prefill_variant() == 'b') {
-    const auto kernel = prefill_wgmma_fp8_kernel<D, ByShifts, Scores::kPlain>;
-    return launch_kernel(Launch{kernel, dim3(blocks), kWgmmaThreads, kBytes, Overlap::kPrevious}, stream,
-                         with_factor<ByShifts>(a), map);
-  }
-  if (is_plain && fp8_prefill_variant() == 'c') {
-    const auto kernel = prefill_wgmma_fp8_spread_kernel<D, ByShifts, Scores::kPlain>;
-    return launch_kernel(Launch{kernel, dim3(blocks), kSpreadThreads, kBytes, Overlap::kPrevious}, stream,
-                         with_factor<ByShifts>(a), map);
-  }
+  if (is_plain && fp8_prefill_variant() == 'b')
+    return launch(prefill_wgmma_fp8_kernel<D, ByShifts, Scores::kPlain>, shape(kWgmmaThreads), stream,
+                  with_factor<ByShifts>(a), map);
+  if (is_plain && fp8_prefill_variant() == 'c')
+    return launch(prefill_wgmma_fp8_spread_kernel<D, ByShifts, Scores::kPlain>, shape(kSpreadThreads), stream,
+                  with_factor<ByShifts>(a), map);
   const auto kernel = is_plain ? prefill_wgmma_fp8_kernel<D, ByConversion, Scores::kPlain>
                                : prefill_wgmma_fp8_kernel<D, ByConversion, Scores::kSoftCap>;
-  launch_kernel(Launch{kernel, dim3(blocks), kWgmmaThreads, kBytes, Overlap::kPrevious}, stream, a, map);
+  launch(kernel, shape(kWgmmaThreads), stream, a, map);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -22,12 +22,16 @@
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/prefill_wgmma_fp8_widen.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
-// A cursor (prefill_wgmma_load.cuh) in a single register, of which widening warps have none to spare.
+// A cursor (device/barriers.cuh) in a single register, of which widening warps have none to spare.
 template <int n>
 struct Turn {
   static_assert((n & (n - 1)) == 0);
@@ -42,13 +46,13 @@ struct Turn {
 template <int kStages, int kBytes>
 struct UnitRing {
   alignas(128) uint8_t units[kStages][kBytes];
-  uint64_t full[kStages];
-  uint64_t empty[kStages];
+  PhaseBarrier full[kStages];
+  PhaseBarrier empty[kStages];
 
   __device__ void init(int wideners) {
     for (int i = 0; i < kStages; ++i) {
-      init_barrier(shared_address(&full[i]), 1);
-      init_barrier(shared_address(&empty[i]), wideners);
+      full[i].init(1);
+      empty[i].init(wideners);
     }
   }
 };
@@ -98,7 +102,7 @@ class UnitLoader {
       const int next_id = block_id(item, table, key + kTileKeys);
 #pragma unroll 1
       for (int at = 0; at < min(kTileKeys, item.kv_end - key); at += kUnitKeys, stage_.advance()) {
-        wait(shared_address(&ring_.empty[stage_.index]), stage_.parity ^ 1);
+        ring_.empty[stage_.index].wait(stage_.parity ^ 1);
         load_unit(item, key, at, id, head_row);
       }
       id = next_id;
@@ -118,15 +122,15 @@ class UnitLoader {
   __device__ __forceinline__ void load_unit(const WorkItem& item, int key, int at, int id,
                                             int head_row) const {
     const uint32_t target = shared_address(ring_.units[stage_.index]);
-    const uint32_t barrier = shared_address(&ring_.full[stage_.index]);
+    PhaseBarrier& barrier = ring_.full[stage_.index];
     const int first_box = at >> log2_box_;
     const int begin = max(max(item.kv_begin - key, 0) >> log2_box_, first_box);
     const int end = (min(item.kv_end - key, at + kUnitKeys) + box_keys_ - 1) >> log2_box_;
-    if (is_elected()) arrive_expecting(barrier, (end - begin) * (box_keys_ * D));
+    if (is_elected()) barrier.arrive_expecting((end - begin) * (box_keys_ * D));
     for (int first = begin; first < end; first += kBoxes) {
       int blocks[kBoxes];
 #pragma unroll
-      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(0xffffffffu, id, first + i);
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, id, first + i);
       if (is_elected())
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
@@ -163,8 +167,8 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers, int part) {
     else
       return buffers.keys;
   }();
-  uint64_t* const full = kAreValues ? control.values_full : control.keys_full;
-  uint64_t* const empty = kAreValues ? control.values_empty : control.keys_empty;
+  PhaseBarrier* const full = kAreValues ? control.values_full : control.keys_full;
+  PhaseBarrier* const empty = kAreValues ? control.values_empty : control.keys_empty;
   const bool is_first_lane = threadIdx.x % 32 == 0;
   constexpr int kRows = kUnitKeys / kWideners;
   const int first_row = part * kRows;  // of a unit
@@ -172,13 +176,13 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers, int part) {
   TaskReader tasks(control);
   Turn<kStages> stage;
   Turn<B::kUnitStages> unit;
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
-      wait(shared_address(&empty[stage.index()]), stage.parity() ^ 1);
+      empty[stage.index()].wait(stage.parity() ^ 1);
       const uint32_t tile = shared_address(tiles[stage.index()]);
 #pragma unroll 1
       for (int at = 0; at < min(kTileKeys, task.item.kv_end - key); at += kUnitKeys, unit.advance()) {
-        wait(shared_address(&ring.full[unit.index()]), unit.parity());
+        ring.full[unit.index()].wait(unit.parity());
         const int row_key = key + at + first_row;
         const int begin = task.item.kv_begin - row_key, end = task.item.kv_end - row_key;
         const uint32_t source = shared_address(ring.units[unit.index()]) + first_row * D;
@@ -188,11 +192,11 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers, int part) {
         else
           widener.template widen<false>(source, target, begin, end);
         __syncwarp();
-        if (is_first_lane) arrive(shared_address(&ring.empty[unit.index()]));
+        if (is_first_lane) ring.empty[unit.index()].arrive();
       }
       fence_async_proxy();
       __syncwarp();
-      if (is_first_lane) arrive(shared_address(&full[stage.index()]));
+      if (is_first_lane) full[stage.index()].arrive();
     }
   }
 }
@@ -207,12 +211,12 @@ __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
   const bool is_first_lane = threadIdx.x % 32 == 0;
   Cursor<kTasks> next_slot, slot;
   publish(a, control, next_slot, tickets.first());
-  while (control.tasks[slot.index].head >= 0) {
-    int ticket = 0;
+  while (control.tasks[slot.index].exists()) {
+    MaybeIndex ticket = MaybeIndex::none();
     if (is_first_lane) ticket = tickets.draw();
     const PrefillTask task = control.tasks[slot.index];
-    loader.load(task.item, task.head,
-                [&] { publish(a, control, next_slot, __shfl_sync(0xffffffffu, ticket, 0)); });
+    loader.load(task.item, task.kv_head(),
+                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
     slot.advance();
   }
   if (is_first_lane) tickets.finish();
@@ -224,8 +228,8 @@ __device__ void load_stored_values(const AttentionArgs& a, const CUtensorMap& ma
                                    Fp8PrefillBuffers<D>& buffers) {
   UnitLoader<D> values(a, map, buffers.stored_values, a.num_kv_heads * a.block_size);
   TaskReader tasks(buffers.control);
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
-    values.load(task.item, task.head, [] {});
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next())
+    values.load(task.item, task.kv_head(), [] {});
 }
 
 // Warp 2. An item's queries come before its values: these wait for products, which wait for the queries.
@@ -235,9 +239,9 @@ __device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMa
   QueryLoader<D, Fp8Cache> queries(a, buffers);
   UnitLoader<D> values(a, map, buffers.stored_values, a.num_kv_heads * a.block_size);
   TaskReader tasks(buffers.control);
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     queries.load(task);
-    values.load(task.item, task.head, [] {});
+    values.load(task.item, task.kv_head(), [] {});
   }
 }
 
@@ -282,11 +286,11 @@ __device__ void load_all_stored(const AttentionArgs& a, const CUtensorMap& map,
 // By a whole warpgroup, a warp on each of the four schedulers.
 template <int D, class Arithmetic>
 __device__ void widen_all(Fp8PrefillBuffers<D>& buffers) {
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32 % 4, 0);
   if (warp < kSpreadWideners)
     widen_tiles<D, Arithmetic, kSpreadWideners, false>(buffers, warp);
   else
     widen_tiles<D, Arithmetic, kSpreadWideners, true>(buffers, warp - kSpreadWideners);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -4,10 +4,11 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/prefill_wgmma_load.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/pairs.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // 16 codes become 8 pairs, by the instruction that is made for it. It is slow: it may share the unit of exp2.
 struct ByConversion {
@@ -134,4 +135,4 @@ class UnitWidener {
   uint32_t source_, target_;
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -18,10 +18,14 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kMultipliers = 2;      // warpgroups that multiply
 inline constexpr int kMultiplierRows = 64;  // of one of them
@@ -32,8 +36,10 @@ inline constexpr int kTaskReaders = 3 + kMultipliers * 4;  // warps that read a 
 
 struct PrefillTask {
   WorkItem item;
-  int32_t head;  // -1: there is no more work
+  MaybeIndex head;  // none: there is no more work
 
+  __device__ bool exists() const { return head.exists(); }
+  __device__ int kv_head() const { return head.get(); }
   __device__ int first_key() const { return item.kv_begin / kUnitKeys * kUnitKeys; }
   __device__ int last_tile_key() const {
     return first_key() + (item.kv_end - first_key() - 1) / kTileKeys * kTileKeys;
@@ -42,49 +48,37 @@ struct PrefillTask {
   __device__ bool has_narrow_end() const { return item.kv_end - last_tile_key() <= kUnitKeys; }
 };
 
-// A place in a ring of n buffers, and the parity of its current round.
-template <int n>
-struct Cursor {
-  int index = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance() {
-    index = index + 1 == n ? 0 : index + 1;
-    parity ^= index == 0;
-  }
-};
-
 // "full": the buffer holds what it should; "empty": nobody needs it any more.
 template <int kKeyStages, int kValueStages>
 struct PrefillControl {
-  uint64_t queries_full[kTasks][kMultipliers];
-  uint64_t queries_empty[kTasks][kMultipliers];
-  uint64_t keys_full[kKeyStages];
-  uint64_t keys_empty[kKeyStages];
-  uint64_t values_full[kValueStages];
-  uint64_t values_empty[kValueStages];
-  uint64_t edge_landed[kValueStages];  // values of which some rows have to be zeroed before they are full
-  uint64_t task_full[kTasks];
-  uint64_t task_empty[kTasks];
+  PhaseBarrier queries_full[kTasks][kMultipliers];
+  PhaseBarrier queries_empty[kTasks][kMultipliers];
+  PhaseBarrier keys_full[kKeyStages];
+  PhaseBarrier keys_empty[kKeyStages];
+  PhaseBarrier values_full[kValueStages];
+  PhaseBarrier values_empty[kValueStages];
+  PhaseBarrier edge_landed[kValueStages];  // values of which some rows have to be zeroed before they are full
+  PhaseBarrier task_full[kTasks];
+  PhaseBarrier task_empty[kTasks];
   PrefillTask tasks[kTasks];
 
   // `fillers`: warps that fill a tile; `task_readers`: warps that read a published task.
   __device__ void init(int fillers = 1, int task_readers = kTaskReaders) {
     for (int i = 0; i < kKeyStages; ++i) {
-      init_barrier(shared_address(&keys_full[i]), fillers);
-      init_barrier(shared_address(&keys_empty[i]), kMultipliers * 4);
+      keys_full[i].init(fillers);
+      keys_empty[i].init(kMultipliers * 4);
     }
     for (int i = 0; i < kValueStages; ++i) {
-      init_barrier(shared_address(&values_full[i]), fillers);
-      init_barrier(shared_address(&values_empty[i]), kMultipliers * 4);
-      init_barrier(shared_address(&edge_landed[i]), 1);
+      values_full[i].init(fillers);
+      values_empty[i].init(kMultipliers * 4);
+      edge_landed[i].init(1);
     }
     for (int i = 0; i < kTasks; ++i) {
-      init_barrier(shared_address(&task_full[i]), 1);
-      init_barrier(shared_address(&task_empty[i]), task_readers);
+      task_full[i].init(1);
+      task_empty[i].init(task_readers);
       for (int j = 0; j < kMultipliers; ++j) {
-        init_barrier(shared_address(&queries_full[i][j]), 1);
-        init_barrier(shared_address(&queries_empty[i][j]), 4);
+        queries_full[i][j].init(1);
+        queries_empty[i][j].init(4);
       }
     }
     publish_barriers();
@@ -113,21 +107,21 @@ class TaskReader {
   __device__ explicit TaskReader(Control& control) : control_(control) {}
 
   __device__ PrefillTask next() {
-    wait(shared_address(&control_.task_full[cursor_.index]), cursor_.parity);
+    control_.task_full[cursor_.index].wait(cursor_.parity);
     const PrefillTask& slot = control_.tasks[cursor_.index];
     const WorkItem& item = slot.item;
     const PrefillTask task{
         {same(item.sequence), same(item.first_token), same(item.num_tokens), same(item.first_position),
-         same(item.kv_begin), same(item.kv_end), same(item.state_row), -1},
-        same(slot.head)};
-    if (threadIdx.x % 32 == 0) arrive(shared_address(&control_.task_empty[cursor_.index]));
+         same(item.kv_begin), same(item.kv_end), ResultPlace{same(item.result.code)}, MaybeIndex::none()},
+        MaybeIndex{same(slot.head.code)}};
+    if (threadIdx.x % 32 == 0) control_.task_empty[cursor_.index].arrive();
     cursor_.advance();
     return task;
   }
 
  private:
   // A value that all lanes have: the compiler then keeps what follows from it in uniform registers.
-  __device__ static int same(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+  __device__ static int same(int value) { return __shfl_sync(kAllLanes, value, 0); }
 
   Control& control_;
   Cursor<kTasks> cursor_;
@@ -152,8 +146,8 @@ class TileLoader {
   // A stage is full when its tile has landed; tiles with keys that are not the item's complete `edge`
   // instead. Calls meanwhile() behind the first tile.
   template <class F>
-  __device__ void load(const WorkItem& item, int head, uint64_t* full, uint64_t* edge, uint64_t* empty,
-                       F&& meanwhile) {
+  __device__ void load(const WorkItem& item, int head, PhaseBarrier* full, PhaseBarrier* edge,
+                       PhaseBarrier* empty, F&& meanwhile) {
     const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
     const int head_row = first_row_ + head * a_.block_size;
     const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
@@ -161,8 +155,8 @@ class TileLoader {
     for (int key = first_key; key < item.kv_end; key += kTileKeys) {
       const int next_id = block_id(item, table, key + kTileKeys);
       const bool is_edge = key < item.kv_begin || key + kTileKeys > item.kv_end;
-      wait(shared_address(&empty[stage_.index]), stage_.parity ^ 1);
-      load_tile(item, key, id, head_row, shared_address(is_edge ? &edge[stage_.index] : &full[stage_.index]));
+      empty[stage_.index].wait(stage_.parity ^ 1);
+      load_tile(item, key, id, head_row, is_edge ? edge[stage_.index] : full[stage_.index]);
       stage_.advance();
       id = next_id;
       if (key == first_key) meanwhile();
@@ -178,15 +172,16 @@ class TileLoader {
   }
 
   // The boxes of the tile that hold keys of the item; `id`: the block of box `lane`.
-  __device__ void load_tile(const WorkItem& item, int key, int id, int head_row, uint32_t barrier) const {
+  __device__ void load_tile(const WorkItem& item, int key, int id, int head_row,
+                            PhaseBarrier& barrier) const {
     const uint32_t target = shared_address(tiles_[stage_.index]);
     const int begin = max(item.kv_begin - key, 0) >> log2_box_;
     const int end = (min(item.kv_end - key, kTileKeys) + box_keys_ - 1) >> log2_box_;
-    if (is_elected()) arrive_expecting(barrier, (end - begin) * B::kPanels * (box_keys_ * kPanelRowBytes));
+    if (is_elected()) barrier.arrive_expecting((end - begin) * B::kPanels * (box_keys_ * kPanelRowBytes));
     for (int first = begin; first < end; first += kBoxes) {
       int blocks[kBoxes];
 #pragma unroll
-      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(0xffffffffu, id, first + i);
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, id, first + i);
       if (is_elected())
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
@@ -213,15 +208,15 @@ class TileLoader {
   Cursor<kStages> stage_;
 };
 
-// Publishes `ticket` as a task, -1: the end. By a whole warp.
+// Publishes `ticket` as a task; none: the end. By a whole warp.
 template <class Control>
-__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, int ticket) {
-  wait(shared_address(&control.task_empty[slot.index]), slot.parity ^ 1);
+__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, MaybeIndex ticket) {
+  control.task_empty[slot.index].wait(slot.parity ^ 1);
   if (threadIdx.x % 32 == 0) {
     PrefillTask& task = control.tasks[slot.index];
-    task.head = ticket < 0 ? -1 : ticket % a.num_kv_heads;
-    if (ticket >= 0) task.item = load_item(a.items, ticket / a.num_kv_heads);
-    arrive(shared_address(&control.task_full[slot.index]));
+    task.head = ticket.exists() ? MaybeIndex::of(ticket.get() % a.num_kv_heads) : MaybeIndex::none();
+    if (ticket.exists()) task.item = load_item(a.items, ticket.get() / a.num_kv_heads);
+    control.task_full[slot.index].arrive();
   }
   __syncwarp();
   slot.advance();
@@ -236,12 +231,12 @@ __device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, Prefil
   const bool is_first_lane = threadIdx.x % 32 == 0;
   Cursor<kTasks> next_slot, slot;
   publish(a, control, next_slot, tickets.first());
-  while (control.tasks[slot.index].head >= 0) {
-    int ticket = 0;
+  while (control.tasks[slot.index].exists()) {
+    MaybeIndex ticket = MaybeIndex::none();
     if (is_first_lane) ticket = tickets.draw();
     const PrefillTask task = control.tasks[slot.index];
-    loader.load(task.item, task.head, control.keys_full, control.keys_full, control.keys_empty,
-                [&] { publish(a, control, next_slot, __shfl_sync(0xffffffffu, ticket, 0)); });
+    loader.load(task.item, task.kv_head(), control.keys_full, control.keys_full, control.keys_empty,
+                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
     slot.advance();
   }
   if (is_first_lane) tickets.finish();
@@ -254,8 +249,9 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
   TileLoader<D, PrefillBuffers<D>::kValueStages> loader(a, map, buffers.values,
                                                         a.num_kv_heads * a.block_size);
   TaskReader tasks(control);
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next())
-    loader.load(task.item, task.head, control.values_full, control.edge_landed, control.values_empty, [] {});
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next())
+    loader.load(task.item, task.kv_head(), control.values_full, control.edge_landed, control.values_empty,
+                [] {});
 }
 
 // Makes the queries that this lane has copied what the cache is multiplied with.
@@ -291,10 +287,10 @@ class QueryLoader {
   __device__ __forceinline__ void load(const PrefillTask& task) {
     auto& control = buffers_.control;
     const bf16* source = static_cast<const bf16*>(a_.q) + task.item.first_token * a_.q_stride +
-                         task.head * a_.group * D + chunk_ * 8;
+                         task.kv_head() * a_.group * D + chunk_ * 8;
     const int rows = task.item.num_tokens * a_.group;
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
-      wait(shared_address(&control.queries_empty[slot_.index][multiplier]), slot_.parity ^ 1);
+      control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
 #pragma unroll 4
       for (int i = lane_ / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
         const int row = multiplier * kMultiplierRows + i;
@@ -311,7 +307,7 @@ class QueryLoader {
       convert_queries<D, Cache>(panel(multiplier), chunk_ % 8);
       fence_async_proxy();
       __syncwarp();
-      if (lane_ == 0) arrive(shared_address(&control.queries_full[slot_.index][multiplier]));
+      if (lane_ == 0) control.queries_full[slot_.index][multiplier].arrive();
     }
     slot_.advance();
   }
@@ -336,7 +332,7 @@ template <int D, class Cache>
 __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
   QueryLoader<D, Cache> loader(a, buffers);
   TaskReader tasks(buffers.control);
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) loader.load(task);
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) loader.load(task);
 }
 
 // Warp 3.
@@ -348,11 +344,11 @@ __device__ void clear_edges(PrefillBuffers<D>& buffers) {
   TaskReader tasks(control);
   Cursor<B::kValueStages> stage;
   uint32_t parities = 0;  // bit i: of edge_landed[i]
-  for (PrefillTask task = tasks.next(); task.head >= 0; task = tasks.next()) {
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
       const int begin = max(task.item.kv_begin - key, 0), end = min(task.item.kv_end - key, kTileKeys);
       if (begin == 0 && end == kTileKeys) continue;
-      wait(shared_address(&control.edge_landed[stage.index]), parities >> stage.index & 1);
+      control.edge_landed[stage.index].wait(parities >> stage.index & 1);
       parities ^= 1u << stage.index;
       const int used = end <= kUnitKeys ? kUnitKeys : kTileKeys;  // keys that are multiplied
       uint8_t* tile = buffers.values[stage.index];
@@ -362,7 +358,7 @@ __device__ void clear_edges(PrefillBuffers<D>& buffers) {
       }
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) arrive(shared_address(&control.values_full[stage.index]));
+      if (lane == 0) control.values_full[stage.index].arrive();
     }
   }
 }
@@ -382,4 +378,4 @@ __device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Prefill
   }
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -1,6 +1,6 @@
 // A multiplying warpgroup's 64 rows of a tile: softmax state and accumulators (prefill_wgmma.cuh).
 //
-// A lane holds rows lane / 4 + {0, 8} ("halves") of its warp's 16, in the layout of hopper.cuh's
+// A lane holds rows lane / 4 + {0, 8} ("halves") of its warp's 16, in the layout of warpgroup.cuh's
 // accumulators.
 #pragma once
 
@@ -11,10 +11,11 @@
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 __device__ __forceinline__ int multiplier_row(int multiplier) {
   return multiplier * kMultiplierRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -108,7 +109,7 @@ class RowSoftmax {
       m_[half] = m;
       d_[half] *= shrink_[half];
     }
-    has_moved_ = __any_sync(0xffffffffu, grows[0] || grows[1]);
+    has_moved_ = __any_sync(kAllLanes, grows[0] || grows[1]);
   }
 
   int key_begin_[2], key_end_[2];  // what a row sees
@@ -151,7 +152,7 @@ class RowAccumulator {
   }
 
   // Until no product is under way.
-  __device__ __forceinline__ void wait_products() { bequest::wait_products<0>(o_); }
+  __device__ __forceinline__ void wait_products() { cuda::wait_products<0>(o_); }
 
   // Takes a tile's weights over. At rest.
   template <Scores kScores, int kCount>
@@ -171,7 +172,7 @@ class RowAccumulator {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = multiplier_row(multiplier) + half * 8;
-      if (task.item.state_row >= 0)
+      if (task.item.result.is_state())
         store_state(a, task, row, rows, half, scales[half]);
       else
         store_output(a, task, divider, row, rows, half, scales[half].y);
@@ -184,7 +185,8 @@ class RowAccumulator {
   __device__ __forceinline__ void store_state(const AttentionArgs& a, const PrefillTask& task, int row,
                                               int rows, int half, float2 scales) const {
     if (row >= rows) return;
-    const int64_t state = static_cast<int64_t>(task.item.state_row + row) * a.num_kv_heads + task.head;
+    const int64_t state =
+        static_cast<int64_t>(task.item.result.state_row() + row) * a.num_kv_heads + task.kv_head();
     if (threadIdx.x % 4 == 0) a.state_scales[state] = scales;
     float* values = a.state_values + state * D + threadIdx.x % 4 * 2;
     const float scale = kScales ? a.value_scale : 1.0f;
@@ -201,7 +203,8 @@ class RowAccumulator {
     if constexpr (kScales) inverse *= a.value_scale;
     const int64_t token = task.item.first_token + divider.token(row);
     bf16* out = static_cast<bf16*>(a.out) +
-                (token * a.num_q_heads + task.head * a.group + divider.head(row)) * D + threadIdx.x % 4 * 8;
+                (token * a.num_q_heads + task.kv_head() * a.group + divider.head(row)) * D +
+                threadIdx.x % 4 * 8;
 #pragma unroll
     for (int n = 0; n < D / 8; n += 4) {
       uint32_t pairs[4];
@@ -223,7 +226,7 @@ class RowAccumulator {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i & distance) continue;
-        const uint32_t received = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + distance], distance);
+        const uint32_t received = __shfl_xor_sync(kAllLanes, upper ? x[i] : x[i + distance], distance);
         if (upper)
           x[i] = received;
         else
@@ -236,4 +239,4 @@ class RowAccumulator {
   uint32_t weights_[kTileKeys / 4];
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

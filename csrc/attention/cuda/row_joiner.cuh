@@ -4,8 +4,11 @@
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/mailbox.cuh"
+#include "device/exchange.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 // What the rows of a narrow tail are joined of, on its way from memory: unpacked where it is needed.
 class JoinOfTail {
@@ -15,9 +18,7 @@ class JoinOfTail {
     first_ = __ldg(entry);
     second_ = __ldg(entry + 1);
   }
-  __device__ JoinEntry entry() const {
-    return {first_.x, first_.y, first_.z, first_.w, second_.x, second_.y, second_.z, second_.w};
-  }
+  __device__ JoinEntry entry() const { return unpack_join(first_, second_); }
 
  private:
   int4 first_, second_;
@@ -74,9 +75,9 @@ class RowJoiner {
     const bool has_part = lane_ < num_parts_;
     if (!has_part) scales[0] = __float_as_uint(-INFINITY), scales[1] = 0;
     ask(batch, 0, [&] {
-      if (!has_come(scales)) look_for_mail(scales, mail_scales(a_, place_of(lane_)));
-      if (!has_come(tail_scales)) look_for_mail(tail_scales, mail_scales(a_, tail_place_));
-      if (!has_come(tail)) look_for_mail(tail, words_at(tail_place_));
+      if (!has_come(scales)) load_relaxed(scales, mail_scales(a_, place_of(lane_)));
+      if (!has_come(tail_scales)) load_relaxed(tail_scales, mail_scales(a_, tail_place_));
+      if (!has_come(tail)) load_relaxed(tail, words_at(tail_place_));
       return has_come(scales) && has_come(tail_scales) && has_come(tail);
     });
     const float tail_m = __uint_as_float(tail_scales[0]), m = __uint_as_float(scales[0]);
@@ -89,8 +90,7 @@ class RowJoiner {
     add(o, tail, tail_factor * inverse);
     for (int first = 0;;) {
 #pragma unroll
-      for (int s = 0; s < kBatch; ++s)
-        add(o, batch[s], __shfl_sync(0xffffffffu, factor * inverse, first + s));
+      for (int s = 0; s < kBatch; ++s) add(o, batch[s], __shfl_sync(kAllLanes, factor * inverse, first + s));
       first += kBatch;
       if (first >= num_parts_) break;
       ask(batch, first, [] { return true; });
@@ -106,15 +106,16 @@ class RowJoiner {
   __device__ void ask(uint32_t (&batch)[kBatch][kWords], int first, AskMore&& ask_more) const {
 #pragma unroll
     for (int s = 0; s < kBatch; ++s) fill(batch[s], first + s < num_parts_ ? kEmpty : 0);
-    for (int asked = 0;; ++asked) {
+    Patience patience;
+    for (;;) {
 #pragma unroll
       for (int s = 0; s < kBatch; ++s)
-        if (!has_come(batch[s])) look_for_mail(batch[s], words_at(place_of(first + s)));
+        if (!has_come(batch[s])) load_relaxed(batch[s], words_at(place_of(first + s)));
       bool all = ask_more();
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) all = all && has_come(batch[s]);
-      if (__all_sync(0xffffffffu, all)) return;
-      if (asked == kMostAsked) __trap();
+      if (__all_sync(kAllLanes, all)) return;
+      patience.spend();
     }
   }
 
@@ -134,18 +135,6 @@ class RowJoiner {
     if (lane_ == 0) empty_mail<2>(mail_scales(a_, tail_place_));
   }
 
-  __device__ static float warp_max(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-  }
-  __device__ static float warp_sum(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-  }
-
   template <int kCount>
   __device__ static void fill(uint32_t (&words)[kCount], uint32_t value) {
 #pragma unroll
@@ -161,4 +150,4 @@ class RowJoiner {
   bf16* out_;
 };
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -18,10 +18,16 @@
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/single_token.h"
-#include "device/hopper.cuh"
+#include "device/barriers.cuh"
+#include "device/cluster.cuh"
+#include "device/copies.cuh"
+#include "device/launch.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
 #include "ops/cuda/qkv_heads.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 inline constexpr int kMostParts = 16;     // blocks of a cluster
 inline constexpr int kFewestParts = 2;    // one would be no cluster
@@ -51,7 +57,7 @@ struct SingleRange {
   int round;            // keys from a warp's step to its next
   bool stores;          // the last key and value are new, not in the cache yet
 
-  __device__ SingleRange(const AttentionArgs& a, const cuda::QkvParams& p)
+  __device__ SingleRange(const AttentionArgs& a, const QkvParams& p)
       : position(__ldg(p.positions)), stores(__ldg(p.slots) >= 0) {
     constexpr int kStepKeys = SingleShape<D, Cache>::kStepKeys;
     begin = max(0, position - a.window + 1);
@@ -82,11 +88,11 @@ class SingleHeads {
   };
 
   // Reads what came before any kernel of the step.
-  __device__ SingleHeads(const cuda::QkvParams& p, int warp, int lane)
+  __device__ SingleHeads(const QkvParams& p, int warp, int lane)
       : p_(p), warp_(warp), lane_(lane), angles_(p, 0, lane, p.rotary_dim == D) {
     if (p.q_weight == nullptr) return;
-    cuda::load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.q_weight), lane, D, weight_[0]);
-    cuda::load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.k_weight), lane, D, weight_[1]);
+    load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.q_weight), lane, D, weight_[0]);
+    load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.k_weight), lane, D, weight_[1]);
   }
 
   // Leaves the queries at `queries` [group, D]; `with_own`: makes key and value.
@@ -97,9 +103,8 @@ class SingleHeads {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (first + i * kDecodeWarps < count)
-          cuda::load_head<BFloat16, E, true>(
-              cuda::source_of<BFloat16>(p_, 0, head_of(first + i * kDecodeWarps, head, group)), lane_, D,
-              x[i]);
+          load_head<BFloat16, E, true>(
+              source_of<BFloat16>(p_, 0, head_of(first + i * kDecodeWarps, head, group)), lane_, D, x[i]);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int index = first + i * kDecodeWarps;
@@ -112,32 +117,32 @@ class SingleHeads {
   static constexpr int E = SingleShape<D, Cache>::kLaneElements;
   static constexpr int kAtOnce = 2;
 
-  __device__ static cuda::Head head_of(int index, int head, int group) {
-    if (index < group) return {cuda::HeadKind::kQuery, head * group + index};
-    return {index == group ? cuda::HeadKind::kKey : cuda::HeadKind::kValue, head};
+  __device__ static Head head_of(int index, int head, int group) {
+    if (index < group) return {HeadKind::kQuery, head * group + index};
+    return {index == group ? HeadKind::kKey : HeadKind::kValue, head};
   }
 
-  __device__ void make_head(const cuda::Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
-    const bool is_query = head.kind == cuda::HeadKind::kQuery, is_value = head.kind == cuda::HeadKind::kValue;
+  __device__ void make_head(const Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
+    const bool is_query = head.kind == HeadKind::kQuery, is_value = head.kind == HeadKind::kValue;
     if (!is_value) {
       if (p_.q_weight != nullptr) {
         float weight[E];
 #pragma unroll
         for (int i = 0; i < E; ++i) weight[i] = is_query ? weight_[0][i] : weight_[1][i];
-        cuda::normalise<BFloat16, E>(weight, p_.eps, D, x);
+        normalise<BFloat16, E>(weight, p_.eps, D, x);
       }
       if (p_.cos_sin != nullptr)
-        cuda::rotate<E>(angles_, static_cast<int>(p_.rotary_dim) / 2, p_.rotary_dim == D, lane_,
-                        memory.staged[warp_], x);
+        rotate<E>(angles_, static_cast<int>(p_.rotary_dim) / 2, p_.rotary_dim == D, lane_,
+                  memory.staged[warp_], x);
     }
-    if (is_query) return cuda::store_head<BFloat16, E, true>(query, lane_, D, x);
-    cuda::store_cached<Stored, E, true>(p_, head, cuda::first_key(p_, __ldg(p_.slots)), lane_, x);
-    cuda::store_head<Stored, E, true>(memory.own[is_value], lane_, D, x);
+    if (is_query) return store_head<BFloat16, E, true>(query, lane_, D, x);
+    store_cached<Stored, E, true>(p_, head, first_key(p_, __ldg(p_.slots)), lane_, x);
+    store_head<Stored, E, true>(memory.own[is_value], lane_, D, x);
   }
 
-  const cuda::QkvParams& p_;
+  const QkvParams& p_;
   const int warp_, lane_;
-  const cuda::Angles<E> angles_;
+  const Angles<E> angles_;
   float weight_[2][E];
 };
 
@@ -149,9 +154,8 @@ __device__ void put_own(const typename SingleHeads<D, Cache>::Memory& memory, ui
   constexpr int kChunks = Step::kRowBytes / 16;
   for (int i = lane; i < 2 * kChunks; i += 32) {
     const int kind = i / kChunks, chunk = i % kChunks;
-    const uint4 bytes = reinterpret_cast<const uint4*>(memory.own[kind])[chunk];
     store_16(stage + kind * DecodeShape<D, Cache>::kTileBytes + Step::offset(row, chunk),
-             {bytes.x, bytes.y, bytes.z, bytes.w});
+             reinterpret_cast<const uint4*>(memory.own[kind])[chunk]);
   }
 }
 
@@ -186,39 +190,32 @@ __device__ MergedVector merge_warps(const uint8_t* rings, const float2 (&scales)
 class StateExchange {
  public:
   // `memory`: float4 [vectors], then float2 [vectors]; it and `barrier` at the same place in every block.
-  __device__ StateExchange(uint8_t* memory, uint64_t* barrier, int vectors)
+  __device__ StateExchange(uint8_t* memory, PhaseBarrier& barrier, int vectors)
       : log2_parts_(static_cast<int>(std::bit_width(gridDim.x)) - 1),
         vectors_(vectors),
         values_(reinterpret_cast<float4*>(memory)),
         scales_(reinterpret_cast<float2*>(values_ + vectors)),
-        barrier_(shared_address(barrier)) {}
+        barrier_(barrier) {}
 
   // By one thread, before all blocks meet.
   __device__ void expect() const {
-    init_barrier(barrier_, 1);
+    barrier_.init(1);
     publish_barriers();
-    arrive_expecting(barrier_, vectors_ * static_cast<int>(sizeof(float4) + sizeof(float2)));
+    barrier_.arrive_expecting(vectors_ * static_cast<int>(sizeof(float4) + sizeof(float2)));
   }
 
   // After all blocks have met.
   __device__ void send(int vector, const MergedVector& merged) const {
     const int to = vector & (parts() - 1), place = (vector >> log2_parts_) * parts() + rank();
-    const uint32_t barrier = remote(barrier_, to);
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-            remote(shared_address(values_ + place), to)),
-        "f"(merged.o.x), "f"(merged.o.y), "f"(merged.o.z), "f"(merged.o.w), "r"(barrier)
-        : "memory");
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
-                     remote(shared_address(scales_ + place), to)),
-                 "f"(merged.scale.x), "f"(merged.scale.y), "r"(barrier)
-                 : "memory");
+    const uint32_t barrier = address_in_block(barrier_.address(), to);
+    send_async(address_in_block(shared_address(values_ + place), to), merged.o, barrier);
+    send_async(address_in_block(shared_address(scales_ + place), to), merged.scale, barrier);
   }
 
   // Calls f(vector, merged) for this block's vectors, in one lane each. By the whole block.
   template <class F>
   __device__ void for_each_merged(F&& f) const {
-    wait(barrier_, 0);
+    barrier_.wait(0);
     // Neighbouring lanes have the parts of a vector, in the order of the blocks.
     for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < vectors_; first += kDecodeWarps * 32) {
       const int place = first + static_cast<int>(threadIdx.x) % 32;
@@ -231,30 +228,25 @@ class StateExchange {
  private:
   __device__ static int parts() { return static_cast<int>(gridDim.x); }
   __device__ static int rank() { return static_cast<int>(blockIdx.x); }
-  __device__ static uint32_t remote(uint32_t address, int rank) {
-    uint32_t result;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
-    return result;
-  }
 
   __device__ MergedVector merge_parts(int place) const {
     MergedVector own{{}, {-INFINITY, 0.0f}};
     if (place < vectors_) own = {values_[place], scales_[place]};
     float m = own.scale.x;
-    for (int step = 1; step < parts(); step *= 2) m = fmaxf(m, __shfl_xor_sync(cuda::kAllLanes, m, step));
+    for (int step = 1; step < parts(); step *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, step));
     const float factor = exp2f(own.scale.x - finite_or_zero(m));
     float sums[5] = {own.o.x * factor, own.o.y * factor, own.o.z * factor, own.o.w * factor,
                      own.scale.y * factor};
     for (int step = 1; step < parts(); step *= 2)
 #pragma unroll
-      for (float& sum : sums) sum += __shfl_xor_sync(cuda::kAllLanes, sum, step);
+      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
     return {{sums[0], sums[1], sums[2], sums[3]}, {m, sums[4]}};
   }
 
   const int log2_parts_, vectors_;
   float4* const values_;
   float2* const scales_;
-  const uint32_t barrier_;
+  PhaseBarrier& barrier_;
 };
 
 // Writes this block's vectors of the head's rows. By the whole block.
@@ -315,20 +307,20 @@ __device__ __forceinline__ void attend_range(const AttentionArgs& a, SingleRange
 // `early`: the keys before the token's own were in the cache before the kernel ahead began.
 template <int D, class Cache>
 __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
-    single_token_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ cuda::QkvParams p,
+    single_token_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ QkvParams p,
                         bool early) {
   using S = SingleShape<D, Cache>;
   using Copier = StepCopier<D, Cache>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   __shared__ typename SingleHeads<D, Cache>::Memory memory;
-  __shared__ uint64_t received;
-  cuda::let_next_start();
-  if (__ldg(a.num_items) == 0) return cuda::wait_for_previous();  // padding
+  __shared__ PhaseBarrier received;
+  let_next_start();
+  if (__ldg(a.num_items) == 0) return wait_for_previous();  // padding
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   const auto cluster = cooperative_groups::this_cluster();
   const int vectors = a.group * S::kRowVectors;
-  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, &received, vectors);
+  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, received, vectors);
   if (threadIdx.x == 0) exchange.expect();
   auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
 
@@ -344,7 +336,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
     if (first + s * range.round < end)
       blocks[s] = copier.blocks_of(a.block_tables, first + s * range.round, end);
   SingleHeads<D, Cache> heads(p, warp, lane);
-  if (!early) cuda::wait_for_previous();
+  if (!early) wait_for_previous();
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) {
     const int token = first + s * range.round;
@@ -352,7 +344,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
       copier.copy(ring_address + s * S::kStageBytes, blocks[s], token, range.begin, range.end_in_cache());
     commit_copies();
   }
-  if (early) cuda::wait_for_previous();
+  if (early) wait_for_previous();
 
   auto* const queries = reinterpret_cast<BFloat16*>(shared + S::kRingBytes);
   const bool with_own = range.stores && range.has_last();
@@ -360,7 +352,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __syncthreads();
   QueryRows<D, Cache> rows;
   read_queries<D, Cache>(rows, queries, a.group, lane);
-  const WorkItem item{0, 0, 1, range.position, range.begin, end, -1, -1};
+  const WorkItem item{0, 0, 1, range.position, range.begin, end, ResultPlace::output(), MaybeIndex::none()};
   WarpState<D, Cache, Scores::kPlain> state(a, item, rows, head, lane);
   attend_range<D, Cache>(a, range, copier, item, state, memory, with_own, ring_address, first, lane);
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
@@ -374,44 +366,32 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
 
 // Blocks of a cluster: so many that the heads fill the device, as far as that many heads find room at once.
 template <class Kernel>
-int single_token_parts(Kernel kernel, int heads, int multiprocessors, const cuda::LaunchShape& shape) {
-  cuda::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  cuda::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shape.shared_bytes)));
+int single_token_parts(Kernel kernel, int heads, int multiprocessors, LaunchShape shape) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   int parts =
       std::bit_floor(static_cast<unsigned>(std::clamp(multiprocessors / heads, kFewestParts, kMostParts)));
   for (; parts > kPortableParts; parts /= 2) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(parts, heads);
-    config.blockDim = shape.block;
-    config.dynamicSmemBytes = shape.shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    cuda::check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-    if (clusters >= heads) break;
+    shape.grid = dim3(parts, heads);
+    shape.cluster = parts;
+    if (clusters_at_once(kernel, shape) >= heads) break;
   }
   return parts;
 }
 
 template <int D, class Cache>
-void launch_single_token(const AttentionArgs& a, const cuda::QkvParams& p, int multiprocessors,
-                         cudaStream_t stream) {
+void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream) {
   const auto kernel = single_token_kernel<D, Cache>;
   cudaStreamCaptureStatus capture{};
-  cuda::check_cuda(cudaStreamIsCapturing(stream, &capture));
+  check_cuda(cudaStreamIsCapturing(stream, &capture));
   // A graph begins when all before it has ended; launches one by one overlap with what came before them.
   const bool early = capture == cudaStreamCaptureStatusActive;
-  cuda::LaunchShape shape{.grid = {},
-                          .block = kDecodeWarps * 32,
-                          .shared_bytes = static_cast<size_t>(SingleShape<D, Cache>::bytes(a.group)),
-                          .overlaps_previous = true};
+  LaunchShape shape{.grid = {},
+                    .block = kDecodeWarps * 32,
+                    .shared_bytes = static_cast<size_t>(SingleShape<D, Cache>::bytes(a.group)),
+                    .overlaps_previous = true};
   shape.cluster = single_token_parts(kernel, a.num_kv_heads, multiprocessors, shape);
   shape.grid = dim3(shape.cluster, a.num_kv_heads);
-  cuda::launch(kernel, shape, stream, a, p, early);
+  launch(kernel, shape, stream, a, p, early);
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

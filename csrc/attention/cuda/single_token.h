@@ -14,11 +14,6 @@ bool can_attend_token(const WorkShape& shape);
 // as they were projected.
 // REQUIRES: can_attend_token; the token's position is its place in its sequence. Captured in a graph: the
 // graph holds no other writer of this layer's keys and values.
-void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, cudaStream_t stream);
-
-struct AttentionArgs;
-template <int D, class Cache>
-void launch_single_token(const AttentionArgs& a, const cuda::QkvParams& p, int multiprocessors,
-                         cudaStream_t stream);
+void attend_token(const CudaAttentionParams& p, const cuda::QkvParams& heads, Stream stream);
 
 }  // namespace bequest

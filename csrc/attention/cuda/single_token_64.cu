@@ -1,8 +1,8 @@
 #include "attention/cuda/single_token.cuh"
 
-namespace bequest {
-template void launch_single_token<64, Bf16Cache>(const AttentionArgs& a, const cuda::QkvParams& p,
-                                                 int multiprocessors, cudaStream_t stream);
-template void launch_single_token<64, Fp8Cache>(const AttentionArgs& a, const cuda::QkvParams& p,
-                                                int multiprocessors, cudaStream_t stream);
-}  // namespace bequest
+namespace bequest::cuda {
+template void launch_single_token<64, Bf16Cache>(const AttentionArgs& a, const QkvParams& p,
+                                                 int multiprocessors, Stream stream);
+template void launch_single_token<64, Fp8Cache>(const AttentionArgs& a, const QkvParams& p,
+                                                int multiprocessors, Stream stream);
+}  // namespace bequest::cuda

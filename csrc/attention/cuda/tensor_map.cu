@@ -1,33 +1,14 @@
-#include "attention/cuda/tensor_map.h"
-
-#include <cuda_runtime.h>
+#include "attention/cuda/tensor_map.cuh"
 
 #include <algorithm>
 #include <cstdint>
 
 #include "attention/cuda/work_list.h"
-#include "device/launch.cuh"
+#include "device/tensor_map.cuh"
 
-namespace bequest {
-namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// Through the runtime, so that the extension needs no driver library to be loaded.
-Encode encode_function() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  check_cuda(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-      "cuTensorMapEncodeTiled");
-  check(found == cudaDriverEntryPointSuccess, "the driver has no tensor maps");
-  return reinterpret_cast<Encode>(function);
-}
-
-}  // namespace
+namespace bequest::cuda {
 
 CUtensorMap kv_tensor_map(const void* keys, DType dtype, const KvLayout& layout) {
-  static const Encode encode = encode_function();
   const bool is_fp8 = dtype == DType::kF8E4M3;
   const cuuint64_t element = is_fp8 ? 1 : 2;
   const cuuint32_t columns = is_fp8 ? static_cast<cuuint32_t>(layout.head_dim) : 64;
@@ -41,12 +22,12 @@ CUtensorMap kv_tensor_map(const void* keys, DType dtype, const KvLayout& layout)
   const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result =
-      encode(&map, is_fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-             const_cast<void*>(keys), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             is_fp8 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      tensor_map_encoder()(&map, is_fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+                           const_cast<void*>(keys), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           is_fp8 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of the cache");
   return map;
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -14,10 +14,15 @@
 #include "attention/cuda/join.cuh"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/mailbox.cuh"
-#include "device/hopper.cuh"
-#include "device/tensor_core.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/exchange.cuh"
+#include "device/pairs.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
 
-namespace bequest {
+namespace bequest::cuda {
 
 template <int D>
 struct WideShape {
@@ -214,18 +219,18 @@ struct StateWriter {
     if (row >= item.num_tokens * a.group) return;
     const int lane = threadIdx.x % 32;
     if (mailed) {
-      const int64_t place = mail_place(a, head, item.state_row + row);
+      const int64_t place = mail_place(a, head, item.result.state_row() + row);
       if (part == 0 && lane % 4 == 0) send_scales(a, place, scales.x, scales.y);
       uint32_t* const words = mail_words<D>(a, place) + mail_word(part * kCount * 2 + lane % 4 * 2);
 #pragma unroll
       for (int n = 0; n < kCount; n += 16) {
         const int i = n + half * 2;
-        send_words(words + n, pack(o[i], o[i + 1]), pack(o[i + 4], o[i + 5]), pack(o[i + 8], o[i + 9]),
-                   pack(o[i + 12], o[i + 13]));
+        store_relaxed(words + n, uint4{pack(o[i], o[i + 1]), pack(o[i + 4], o[i + 5]),
+                                       pack(o[i + 8], o[i + 9]), pack(o[i + 12], o[i + 13])});
       }
       return;
     }
-    const int64_t state = static_cast<int64_t>(item.state_row + row) * a.num_kv_heads + head;
+    const int64_t state = static_cast<int64_t>(item.result.state_row() + row) * a.num_kv_heads + head;
     if (part == 0 && lane % 4 == 0) a.state_scales[state] = scales;
     float* const target = a.state_values + state * D + part * (kCount * 2) + lane % 4 * 2;
 #pragma unroll
@@ -265,10 +270,10 @@ __device__ void attend_wide_items(const AttentionArgs& a, WorkItem item, int hea
       });
     }
     count_piece(a, item, head);
-    if (item.next < 0) return;
-    item = load_item(a.items, item.next);
+    if (!item.next.exists()) return;
+    item = load_item(a.items, item.next.get());
     __syncthreads();  // before the next unit overwrites this one
   }
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

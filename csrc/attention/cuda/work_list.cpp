@@ -42,18 +42,21 @@ class JoinWriter {
     const Share& share = *tile.share;
     entries_[--next_] = {
         share.state_row, share.num_states, share.stride, share.wide_tile, 0, tail_row, tile.first_token, 0};
-    if (share.wide_tile >= 0) ++num_readers_[share.wide_tile];
+    if (share.wide_tile.exists()) ++num_readers_[share.wide_tile.get()];
     added_.push_back(next_);
     return next_;
   }
 
   // When all are added: tells tails how many of them wait for the same tile, and tiles that nobody waits.
   void finish(WorkItem* items, int32_t num_items) const {
-    for (const int32_t index : added_)
-      if (entries_[index].counter >= 0) entries_[index].num_readers = num_readers_[entries_[index].counter];
+    for (const int32_t index : added_) {
+      const MaybeIndex counter = entries_[index].counter;
+      if (counter.exists()) entries_[index].num_readers = num_readers_[counter.get()];
+    }
     for (int32_t i = 0; i < num_items; ++i) {
       int32_t& position = items[i].first_position;
-      if (position >= kFarPosition && num_readers_[position - kFarPosition] == 0) position = items[i].kv_end;
+      if (is_counted(position) && num_readers_[counter_of_position(position)] == 0)
+        position = items[i].kv_end;
     }
   }
 
@@ -84,19 +87,19 @@ class PieceWriter {
     const bool joins = uncut && joins_ != nullptr && tile.share != nullptr && tile.share->joins;
     const bool whole = joins || (uncut && !tile.leaves_state());
     if (begin == 0) num_pieces_ = 0;
-    const int32_t state_row = joins   ? -2 - joins_->add(tile, num_mail_rows_)
-                              : whole ? -1
-                                      : num_state_rows() + num_pieces_++ * rows;
+    const ResultPlace result = joins   ? ResultPlace::joined(joins_->add(tile, num_mail_rows_))
+                               : whole ? ResultPlace::output()
+                                       : ResultPlace::state(num_state_rows() + num_pieces_++ * rows);
     const int32_t origin = tile.first_unit_key();
-    const bool counts = joins_ != nullptr && !is_mailed_ && tile.number >= 0;
+    const bool counts = joins_ != nullptr && !is_mailed_ && tile.number.exists();
     items_[index] = {tile.sequence,
                      tile.first_token,
                      tile.num_tokens,
-                     counts ? kFarPosition + tile.number : tile.first_position,
+                     counts ? counted_position(tile.number.get()) : tile.first_position,
                      std::max(tile.kv_begin, static_cast<int32_t>(origin + begin * kUnitKeys)),
                      std::min(tile.kv_end, static_cast<int32_t>(origin + end * kUnitKeys)),
-                     state_row,
-                     -1};
+                     result,
+                     MaybeIndex::none()};
     if (joins && is_mailed_) num_mail_rows_ += rows;
     if (whole || end < units) return;
     if (tile.sharers != nullptr) {
@@ -115,8 +118,10 @@ class PieceWriter {
     num_state_rows() += num_pieces_ * rows;
   }
 
-  void write_empty(int32_t index) { items_[index] = {0, 0, 0, 0, 0, 0, -1, -1}; }
-  void link(int32_t index, int32_t next) { items_[index].next = next; }
+  void write_empty(int32_t index) {
+    items_[index] = {0, 0, 0, 0, 0, 0, ResultPlace::output(), MaybeIndex::none()};
+  }
+  void link(int32_t index, int32_t next) { items_[index].next = MaybeIndex::of(next); }
 
  private:
   // Rows of states so far, where the current ones go.
@@ -128,7 +133,7 @@ class PieceWriter {
       tile.sharers[i].state_row = num_state_rows() + i * group_;
       tile.sharers[i].num_states = num_pieces_;
       tile.sharers[i].stride = tile.num_tokens * group_;
-      tile.sharers[i].wide_tile = is_mailed_ ? -1 : tile.number;
+      tile.sharers[i].wide_tile = is_mailed_ ? MaybeIndex::none() : tile.number;
       tile.sharers[i].joins = tile.section != Section::kDecode;
     }
   }

@@ -41,6 +41,7 @@
 
 #include <cstdint>
 
+#include "attention/cuda/work_codes.h"
 #include "attention/shared_prefix.h"
 #include "core/dtype.h"
 
@@ -52,20 +53,16 @@ inline constexpr int kUnitKeys = 64;
 // does.
 inline constexpr int kMostJoined = 12;
 inline constexpr int kMostMailed = 32;
-// Added to the positions of queries that are not causal: past every key, and it can be taken off again.
-inline constexpr int kFarPosition = 1 << 28;
 
 struct WorkItem {
   int32_t sequence;        // whose block table holds the keys
   int32_t first_token;     // query tokens [first_token, first_token + num_tokens) of the step
   int32_t num_tokens;      // 0: a worker without work
-  int32_t first_position;  // kFarPosition + i: a piece of a wide tile, whose readers wait for counter i
+  int32_t first_position;  // of a wide tile's piece that somebody waits for: counted_position()
   int32_t kv_begin;        // keys [kv_begin, kv_end) of the sequence; kv_begin lies in the piece's first unit
   int32_t kv_end;
-  int32_t state_row;  // where the rows of its partial state begin (of a wide tile beside narrow items: in the
-                      // mailbox); -1: the result goes to the output; -2 - i: so it does, joined to the states
-                      // that JoinEntry i names
-  int32_t next;       // decode: the worker's next item; -1: none. The first item of worker w is item w.
+  ResultPlace result;  // the state of a wide tile beside narrow items is in the mailbox
+  MaybeIndex next;     // decode: the worker's next item. The first item of worker w is item w.
 };
 
 // Rows of `num_tokens` query tokens: state i of num_states begins at state_row + i * rows, and behind these
@@ -87,7 +84,7 @@ struct JoinEntry {
   int32_t state_row;
   int32_t num_states;
   int32_t stride;
-  int32_t counter;      // that counts them; -1: they are there when the grid ahead has ended
+  MaybeIndex counter;   // that counts them; none: they are there when the grid ahead has ended
   int32_t num_readers;  // tails that wait for the same counter; the last of them sets it back
   // Of a narrow tail, whose entry is as far from the section's end as its item from the first:
   int32_t tail_row;  // where its own state begins in the mailbox

@@ -18,11 +18,11 @@ inline constexpr int32_t kMinSharedKeys = 2 * kUnitKeys;
 // What a sequence shares: its first keys, and the states that a shared tile leaves for its rows.
 struct Share {
   int32_t num_keys = 0;
-  int32_t state_row = -1;
+  int32_t state_row = 0;
   int32_t num_states = 0;
-  int32_t stride = 0;      // rows between two states
-  int32_t wide_tile = -1;  // that has them, by its number; -1: a tile of another kind
-  bool joins = false;      // whether a tail may wait for them
+  int32_t stride = 0;                         // rows between two states
+  MaybeIndex wide_tile = MaybeIndex::none();  // that has them, by its number; none: a tile of another kind
+  bool joins = false;                         // whether a tail may wait for them
 };
 
 // Who has a tile.
@@ -38,7 +38,7 @@ struct Tile {
   const Share* share = nullptr;  // of a tail
   Share* sharers = nullptr;      // of a shared tile: the shares of its tokens' sequences, to be filled in
   Section section = Section::kDecode;
-  int32_t number = -1;  // of a wide tile, from 0 on
+  MaybeIndex number = MaybeIndex::none();  // of a wide tile, from 0 on
 
   int32_t first_unit_key() const { return kv_begin / kUnitKeys * kUnitKeys; }
   int64_t units() const { return (kv_end - first_unit_key() + kUnitKeys - 1) / kUnitKeys; }
@@ -74,7 +74,8 @@ void for_each_tile(Step& step, Section section, F&& f) {
     for (int32_t done = 0; done < run.count; done += tile_tokens) {
       const int32_t s = run.first + done;
       f(Tile{s, batch.query_start[s], std::min(tile_tokens, run.count - done), run.num_keys, 0, run.num_keys,
-             nullptr, &step.shares[s], section, section == Section::kWide ? number++ : -1});
+             nullptr, &step.shares[s], section,
+             section == Section::kWide ? MaybeIndex::of(number++) : MaybeIndex::none()});
     }
   }
   if (section == Section::kWide) return;

@@ -1,5 +1,5 @@
 #include "cache/cuda/kv_copy.h"
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
 
 namespace bequest::cuda {
 namespace {

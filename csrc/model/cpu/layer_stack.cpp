@@ -6,6 +6,7 @@
 
 #include "cache/cpu/kv_write.h"
 #include "core/check.h"
+#include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
 #include "ops/cpu/linear_amx.h"

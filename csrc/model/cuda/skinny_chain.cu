@@ -14,6 +14,11 @@
 // at once; whatever else holds that room (attention before it, other streams) ends without them, and kernels
 // behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
 // trap.
+#include "device/barriers.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/tensor_core.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_results.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
@@ -24,9 +29,7 @@ namespace bequest::cuda {
 namespace chain {
 namespace {
 
-__device__ __forceinline__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
+__device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
 // A lane's x for a stage.
 struct Row {
@@ -34,10 +37,7 @@ struct Row {
 
   __device__ __forceinline__ void load(uint32_t from) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(of[s].x), "=r"(of[s].y)
-                   : "r"(from + s * kSliceBytes));
+    for (int s = 0; s < kSteps; ++s) of[s] = load_8(from + s * kSliceBytes);
   }
 };
 
@@ -52,7 +52,7 @@ struct TileSum {
   __device__ __forceinline__ void add(const Weights& w, const Row& x) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
-      multiply_add(of[s % 2], w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w, x.of[s].x, x.of[s].y);
+      multiply_accumulate(of[s % 2], {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w}, x.of[s].x, x.of[s].y);
   }
 
   __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
@@ -117,9 +117,9 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp);
   const RowStager<T> rows(a, shared + places.rows, shared + places.gains, warp, lane);
-  RingEnd ring(fixed.ring, shared_offset(shared) + lane_in_stage(warp, lane), lane, a.stages);
+  RingEnd ring(fixed.ring, shared_address(shared) + lane_in_stage(warp, lane), lane, a.stages);
   // Columns beyond the last row of x are the last; nobody stores what becomes of them.
-  const uint32_t row_at = shared_offset(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
+  const uint32_t row_at = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
                           lane % 4 * 16 + lane / 4 % 2 * 8;
   constexpr int kPartsSize = T * kWarps * kPartPitch;
   // parts: [2, T, kWarps, kPartPitch]; of_round: those of the current round
@@ -181,7 +181,7 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     if (threadIdx.x > kConsumers) return;
-    Reader reader(a, fixed.ring, shared_offset(shared));
+    Reader reader(a, fixed.ring, shared_address(shared));
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
     let_next_start();

@@ -1,7 +1,9 @@
 // The sizes of skinny_chain.cu, its arguments and its shared memory.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "core/dtype.h"
+#include "device/barriers.cuh"
+#include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.h"
 #include "ops/cuda/skinny_stage.cuh"
 

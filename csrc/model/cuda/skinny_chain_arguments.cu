@@ -1,6 +1,8 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
 
+#include "device/current_device.cuh"
+#include "device/launch.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 

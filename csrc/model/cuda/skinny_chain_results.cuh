@@ -1,7 +1,8 @@
 // What becomes of the sums of a phase of skinny_chain.cu.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "ops/cuda/activation.cuh"

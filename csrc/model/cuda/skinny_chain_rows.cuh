@@ -2,17 +2,19 @@
 // to its own place in shared memory.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/exchange.cuh"
+#include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "ops/cuda/skinny_norm.cuh"
 
 namespace bequest::cuda::chain {
 
 // Two words, each in one access.
 __device__ __forceinline__ uint4 load_words(const uint8_t* p) {
-  uint64_t low, high;
-  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(p) : "memory");
-  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
-          static_cast<uint32_t>(high >> 32)};
+  uint64_t words[2];
+  load_relaxed(words, p);
+  return {static_cast<uint32_t>(words[0]), static_cast<uint32_t>(words[0] >> 32),
+          static_cast<uint32_t>(words[1]), static_cast<uint32_t>(words[1] >> 32)};
 }
 
 __device__ __forceinline__ Word* word_at(Word* words, int word) {
@@ -20,18 +22,7 @@ __device__ __forceinline__ Word* word_at(Word* words, int word) {
 }
 
 __device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t launch) {
-  const uint64_t word = uint64_t{launch} << 32 | values;
-  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(word) : "memory");
-}
-
-// x · gain of two values, their squares added to `square`.
-__device__ __forceinline__ uint32_t weighted(uint32_t x, uint32_t gain, float& square) {
-  const float low = __uint_as_float(x << 16), high = __uint_as_float(x & 0xffff0000u);
-  square += low * low;
-  square += high * high;
-  const __nv_bfloat162 pair =
-      __floats2bfloat162_rn(low * __uint_as_float(gain << 16), high * __uint_as_float(gain & 0xffff0000u));
-  return *reinterpret_cast<const uint32_t*>(&pair);
+  store_relaxed(reinterpret_cast<uint64_t*>(p), uint64_t{launch} << 32 | values);
 }
 
 // The gain of a norm, in the order of a row of x.
@@ -50,10 +41,7 @@ __device__ __forceinline__ void stage_gain(const Phase& phase, uint8_t* to) {
 template <int T>
 __device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int lane,
                                               float (&to)[kMostChainedRows][kWarps]) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2)
-#pragma unroll
-    for (int t = 0; t < T; ++t) squares[t] += __shfl_xor_sync(kAllLanes, squares[t], distance);
+  warp_sums(squares);
   if (lane != 0) return;
 #pragma unroll
   for (int t = 0; t < T; ++t) to[t][warp] = squares[t];
@@ -130,14 +118,13 @@ class RowStager {
 
  private:
   static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
-  static constexpr int kMostTries = 1 << 24;                  // seconds: nothing takes as long
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
   // Two words of each group and token; what lies beyond the last unit stays zero.
   __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
                                                     uint4 (&words)[kBatch][T]) {
     bool all_there;
-    int tries = 0;
+    Patience patience;
     do {
       all_there = true;
 #pragma unroll
@@ -153,7 +140,7 @@ class RowStager {
 #pragma unroll
           for (int t = 0; t < T; ++t) all_there &= words[b][t].y == launch && words[b][t].w == launch;
         }
-      if (++tries == kMostTries) __trap();
+      patience.spend();
     } while (!all_there);
   }
 

@@ -2,8 +2,9 @@
 // registers.
 #pragma once
 
-#include "device/bulk_copy.cuh"
-#include "device/cuda.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/shared_memory.cuh"
 #include "model/cuda/skinny_chain.cuh"
 
 namespace bequest::cuda::chain {
@@ -13,7 +14,7 @@ namespace bequest::cuda::chain {
 class Reader {
  public:
   __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at)
-      : a_(a), ring_(ring), ring_at_(ring_at), policy_(evict_first_policy()) {}
+      : a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
 
   __device__ void read(const View& view, const CUtensorMap& map) {
     const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
@@ -26,11 +27,11 @@ class Reader {
  private:
   __device__ __forceinline__ void copy(const CUtensorMap& map, int row, int line) {
     if (asked_ >= a_.in_flight) {
-      ring_.full[arrived_.stage].wait(arrived_.parity);
+      ring_.full[arrived_.index].wait(arrived_.parity);
       arrived_.advance(a_.stages);
     }
-    if (asked_ >= a_.stages) ring_.empty[at_.stage].wait(at_.parity ^ 1);
-    copy_stage(map, ring_at_ + at_.stage * kStageBytes, ring_.full[at_.stage], row, line, policy_);
+    if (asked_ >= a_.stages) ring_.empty[at_.index].wait(at_.parity ^ 1);
+    copy_stage(map, ring_at_ + at_.index * kStageBytes, ring_.full[at_.index], row, line, policy_);
     at_.advance(a_.stages);
     ++asked_;
   }
@@ -39,7 +40,7 @@ class Reader {
   Ring& ring_;
   const uint32_t ring_at_;
   const uint64_t policy_;
-  Cursor at_, arrived_;
+  RingCursor at_, arrived_;
   int asked_ = 0;
 };
 
@@ -56,11 +57,11 @@ class RingEnd {
 
   // The next stage, when it is there.
   __device__ __forceinline__ void take(Weights& w) {
-    w.stage = at_.stage;
-    ring_.full[at_.stage].wait(at_.parity);
-    const uint32_t from = lane_at_ + at_.stage * kStageBytes;
+    w.stage = at_.index;
+    ring_.full[at_.index].wait(at_.parity);
+    const uint32_t from = lane_at_ + at_.index * kStageBytes;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) w.of[s] = load_weights(from + s * kStepBytes);
+    for (int s = 0; s < kSteps; ++s) w.of[s] = load_16(from + s * kStepBytes);
     at_.advance(stages_);
   }
 
@@ -74,7 +75,7 @@ class RingEnd {
   Ring& ring_;
   const uint32_t lane_at_;
   const int lane_, stages_;
-  Cursor at_;
+  RingCursor at_;
 };
 
 }  // namespace bequest::cuda::chain

@@ -1,4 +1,4 @@
-#include "ops/activation.h"
+#include "ops/cpu/activation.h"
 
 #include "core/isa.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/simd.h"
-#include "ops/activation.h"
+#include "ops/cpu/activation.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {

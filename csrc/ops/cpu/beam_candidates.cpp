@@ -1,4 +1,4 @@
-#include "ops/beam_candidates.h"
+#include "ops/cpu/beam_candidates.h"
 
 #include <algorithm>
 #include <cmath>

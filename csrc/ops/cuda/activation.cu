@@ -1,5 +1,6 @@
 // Memory-bound: 3 I elements per token, one vector of gate and of up per thread.
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/activation.h"
 

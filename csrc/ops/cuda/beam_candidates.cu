@@ -6,6 +6,9 @@
 // scores, do not depend on the batch.
 #include <algorithm>
 
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/beam_candidates.h"
 #include "ops/cuda/best_keys.cuh"
 

@@ -6,6 +6,7 @@
 // on the timing of threads nor on the memory's size.
 #pragma once
 
+#include "device/reductions.cuh"
 #include "ops/cuda/vocab_select.cuh"
 
 namespace bequest::cuda {

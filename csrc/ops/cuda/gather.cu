@@ -1,6 +1,8 @@
 #include <algorithm>
 
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/gather.h"
 
 namespace bequest::cuda {

@@ -1,6 +1,7 @@
 #include <atomic>
 
-#include "device/cuda.cuh"
+#include "device/exchange.cuh"
+#include "device/launch.cuh"
 #include "ops/cuda/late_copy.h"
 
 namespace bequest::cuda {
@@ -8,15 +9,9 @@ namespace {
 
 constexpr unsigned kPauseNanoseconds = 200;
 
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-  return value;
-}
-
 // One thread: other work goes on beside it.
 __global__ void __launch_bounds__(1) wait_kernel(const uint32_t* flag, uint32_t value) {
-  while (load_acquire(flag) != value) __nanosleep(kPauseNanoseconds);
+  while (load_acquire_from_host(flag) != value) __nanosleep(kPauseNanoseconds);
 }
 
 void copy_in(void* to, const void* from, size_t num_bytes, Stream stream) {

@@ -2,6 +2,9 @@
 // known.
 #include <algorithm>
 
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/logprobs.h"
 #include "ops/cuda/vocab_select.cuh"
 

@@ -1,97 +1,137 @@
-// Memory-bound: a row is read once into registers, summed there, and written once. Small rows get a warp each
-// (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of additions, and
-// so the result, is the same in any batch.
+// Memory-bound: a row is read once into registers, summed there (for a layer norm twice: the mean, then the
+// squares around it, since one pass would cancel where the mean is large), and written once. Small rows get a
+// warp each (no barrier), large ones a block. Which of them depends on H alone, never on T: the order of
+// additions, and so the result, is the same in any batch.
 #include "ops/cuda/norm.h"
+
+#include <type_traits>
+
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
+#include "ops/cuda/hidden_tap.cuh"
 #include "ops/cuda/norm_row.cuh"
 
 namespace bequest::cuda {
 namespace {
 
-// N vectors of W elements per thread; a row belongs to a warp or to the block.
-template <class T, int W, int N, bool kWarpPerRow>
-__global__ void rms_norm_kernel(const RmsNormParams p) {
+// The mean is subtracted, and a bias added.
+template <class Params>
+inline constexpr bool kCentres = std::is_same_v<Params, LayerNormParams>;
+
+template <class Params, class T, int W, int N, bool kWarpPerRow>
+__global__ void norm_kernel(const Params p) {
+  constexpr bool kCentred = kCentres<Params>;
+  __shared__ float shared[kCentred ? 2 : 1][kNormMaxThreads / kWarp];
   let_next_start();
   wait_for_previous();
-  const auto [row, first, step] = NormPlace<kWarpPerRow>();
+  const NormPlace<W, N, kWarpPerRow> place(p.hidden);
+  const int64_t row = place.row();
   if (kWarpPerRow && row >= p.num_tokens) return;
-  const int num_vectors = static_cast<int>(p.hidden / W);
-  const T* x = static_cast<const T*>(p.x) + row * p.hidden;
-  T* residual = p.residual ? static_cast<T*>(p.residual) + row * p.hidden : nullptr;
-  const T* weight = static_cast<const T*>(p.weight);
-  T* out = static_cast<T*>(p.out) + row * p.hidden;
   T* tapped = tap_row<T>(p.tap, row, p.hidden);
+  const auto load_constants = [&](const void* from, int at, float (&to)[W]) {
+    load_constant<T, W>(static_cast<const T*>(from) + at, to);
+  };
 
-  // The weight is asked for now too, so that its latency is not added to the reduction's.
   float values[N][W];
-  float scales[N][W];
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-    if (first + n * step < num_vectors) load_vector<T, W>(x + (first + n * step) * W, values[n]);
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-    if (first + n * step < num_vectors) load_constant<T, W>(weight + (first + n * step) * W, scales[n]);
-  if (residual != nullptr) add_residual<T>(residual, values, first, step, num_vectors);
-  if (tapped != nullptr && !p.tap.store_output) store_row<T>(tapped, values, first, step, num_vectors);
+  load_row(place, static_cast<const T*>(p.x) + row * p.hidden, values);
+  // The weight is asked for now too, so that its latency is not added to the reduction's. With a bias beside
+  // it there would be too few registers.
+  float weight[N][W];
+  if constexpr (!kCentred)
+    place.for_each_vector([&](int n, int at) { load_constants(p.weight, at, weight[n]); });
+  if (p.residual != nullptr) add_residual(place, static_cast<T*>(p.residual) + row * p.hidden, values);
+  if (tapped != nullptr && !p.tap.store_output) store_row(place, tapped, values);
 
-  float square = 0;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if (first + n * step >= num_vectors) continue;
-#pragma unroll
-    for (int i = 0; i < W; ++i) square += values[n][i] * values[n][i];
-  }
-  __shared__ float shared[kNormMaxThreads / kWarp];
-  square = row_sum<kWarpPerRow>(square, shared);
-  const float scale = rsqrtf(square / static_cast<float>(p.hidden) + p.eps);
+  const auto hidden = static_cast<float>(p.hidden);
+  float mean = 0;
+  if constexpr (kCentred) mean = sum_row(place, values, shared[1], [](float x) { return x; }) / hidden;
+  const float squares =
+      sum_row(place, values, shared[0], [mean](float x) { return (x - mean) * (x - mean); });
+  const float scale = rsqrtf(squares / hidden + p.eps);
 
+  T* out = static_cast<T*>(p.out) + row * p.hidden;
+  place.for_each_vector([&](int n, int at) {
+    float bias[W];
+    if constexpr (kCentred) {
+      load_constants(p.weight, at, weight[n]);
+      load_constants(p.bias, at, bias);
+    }
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const int at = (first + n * step) * W;
-    if (first + n * step >= num_vectors) continue;
-#pragma unroll
-    for (int i = 0; i < W; ++i) values[n][i] = values[n][i] * scale * scales[n][i];
+    for (int i = 0; i < W; ++i) {
+      values[n][i] = (values[n][i] - mean) * scale * weight[n][i];
+      if constexpr (kCentred) values[n][i] += bias[i];
+    }
     store_vector<T, W>(out + at, values[n]);
     if (tapped != nullptr && p.tap.store_output) store_vector<T, W>(tapped + at, values[n]);
-  }
+  });
+}
+
+template <class T, int W, int N, class Params>
+void launch_by_warp(const Params& p, Stream stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kNormWarpsPerBlock));
+  launch(norm_kernel<Params, T, W, N, true>,
+         {.grid = blocks, .block = kNormWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
+}
+
+template <class T, int W, int N, class Params>
+void launch_by_block(const Params& p, Stream stream) {
+  const auto threads = static_cast<unsigned>(round_up(ceil_div(p.hidden / W, N), kWarp));
+  launch(norm_kernel<Params, T, W, N, false>,
+         {.grid = static_cast<unsigned>(p.num_tokens), .block = threads, .overlaps_previous = true}, stream,
+         p);
+}
+
+// Rows of more vectors than warps take.
+template <class T, int W>
+void launch_long(const RmsNormParams& p, Stream stream) {
+  const int64_t num_vectors = p.hidden / W;
+  if (num_vectors <= 2 * 512) return launch_by_block<T, W, 2>(p, stream);
+  // There are registers for no more threads than that.
+  if (num_vectors <= 4 * 512) return launch_by_block<T, W, 4>(p, stream);
+  if constexpr (W == 1)
+    if (num_vectors <= 8 * kNormMaxThreads) return launch_by_block<T, W, 8>(p, stream);
+  fail("rms_norm: the rows are too long");
 }
 
 template <class T, int W>
-void launch_width(const RmsNormParams& p, Stream stream) {
+void launch_long(const LayerNormParams& p, Stream stream) {
+  // Wide vectors take registers for no more than 512 threads.
+  if (p.hidden / W <= (W == 1 ? 4 : 2) * kNormMaxThreads) return launch_by_block<T, W, 4>(p, stream);
+  fail("layer_norm: the rows are too long");
+}
+
+template <class T, int W, class Params>
+void launch_width(const Params& p, Stream stream) {
   const int64_t num_vectors = p.hidden / W;
-  const auto tokens = static_cast<unsigned>(p.num_tokens);
-  const auto by_warp = [&]<int N>() {
-    const unsigned blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kNormWarpsPerBlock));
-    launch(rms_norm_kernel<T, W, N, true>,
-           {.grid = blocks, .block = kNormWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
-  };
-  const auto by_block = [&]<int N>() {
-    const auto threads = static_cast<unsigned>(round_up(ceil_div(num_vectors, N), kWarp));
-    launch(rms_norm_kernel<T, W, N, false>, {.grid = tokens, .block = threads, .overlaps_previous = true},
-           stream, p);
-  };
-  if (num_vectors <= kWarp) return by_warp.template operator()<1>();
-  if (num_vectors <= 2 * kWarp) return by_warp.template operator()<2>();
-  if (num_vectors <= 4 * kWarp) return by_warp.template operator()<4>();
-  if (num_vectors <= 2 * 512) return by_block.template operator()<2>();
-  if (num_vectors <= 4 * 512)
-    return by_block.template operator()<4>();  // 94 registers: no more threads than that
-  if constexpr (W == 1)
-    if (num_vectors <= 8 * kNormMaxThreads) return by_block.template operator()<8>();
-  fail("rms_norm: the rows are too long");
+  if (num_vectors <= kWarp) return launch_by_warp<T, W, 1>(p, stream);
+  if (num_vectors <= 2 * kWarp) return launch_by_warp<T, W, 2>(p, stream);
+  if (num_vectors <= 4 * kWarp) return launch_by_warp<T, W, 4>(p, stream);
+  launch_long<T, W>(p, stream);
+}
+
+const void* bias_of(const RmsNormParams&) { return nullptr; }
+const void* bias_of(const LayerNormParams& p) { return p.bias; }
+
+template <class Params>
+void norm(const Params& p, Stream stream) {
+  check(p.num_tokens >= 0 && p.hidden >= 1, "norm: empty rows");
+  check(p.num_tokens == 0 || p.out != p.residual, "norm: the result would overwrite the residual");
+  check(in_range(p.tap), "norm: tap out of range");
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    bool aligned = p.hidden % kWide == 0;
+    for (const void* rows : {p.x, static_cast<const void*>(p.residual), p.weight, bias_of(p),
+                             static_cast<const void*>(p.out), static_cast<const void*>(p.tap.ring)})
+      aligned = aligned && is_aligned(rows, 16);
+    return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
+  });
 }
 
 }  // namespace
 
-void rms_norm(const RmsNormParams& p, Stream stream) {
-  check(p.num_tokens >= 0 && p.hidden >= 1, "rms_norm: empty rows");
-  check(p.num_tokens == 0 || p.out != p.residual, "rms_norm: the result would overwrite the residual");
-  check(in_range(p.tap), "rms_norm: tap out of range");
-  dispatch(p.dtype, [&]<class T>() {
-    constexpr int kWide = kVectorWidth<T>;
-    const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&
-                         is_aligned(p.weight, 16) && is_aligned(p.out, 16) && is_aligned(p.tap.ring, 16);
-    return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
-  });
-}
+void rms_norm(const RmsNormParams& p, Stream stream) { norm(p, stream); }
+
+void layer_norm(const LayerNormParams& p, Stream stream) { norm(p, stream); }
 
 }  // namespace bequest::cuda

@@ -1,5 +1,5 @@
-// Root-mean-square norm on the device, with the residual's addition and the hidden-state tap in the same
-// pass. A row's result depends on the row alone, to the bit.
+// Norms on the device, with the residual's addition and the hidden-state tap in the same pass. A row's result
+// depends on the row alone, to the bit.
 #pragma once
 
 #include <cstdint>
@@ -25,5 +25,22 @@ struct RmsNormParams {
 // Throws on H > 8192, in bf16 with H a multiple of 8 on H > 16384. REQUIRES: out does not overlap the
 // residual.
 void rms_norm(const RmsNormParams& p, Stream stream);
+
+struct LayerNormParams {
+  const void* x;       // [T, H], contiguous
+  void* residual;      // [T, H], contiguous, or null: residual += x, and the residual is what is normalised
+  const void* weight;  // [H]
+  const void* bias;    // [H]
+  void* out;           // [T, H], contiguous; may be x
+  DType dtype;         // of all of them
+  int64_t num_tokens;
+  int64_t hidden;
+  float eps;
+  HiddenTap tap;
+};
+
+// (x - mean) / deviation * weight + bias. Throws on H > 4096, where 16 bytes divide a row on 32 KiB.
+// REQUIRES: out does not overlap the residual.
+void layer_norm(const LayerNormParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -3,7 +3,8 @@
 // through shared memory.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/rope.h"
 
 namespace bequest::cuda {

@@ -1,4 +1,6 @@
 // Memory-bound: each head is read once and written once.
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
 #include "ops/cuda/qkv_heads.cuh"
 
 namespace bequest::cuda {

@@ -3,6 +3,9 @@
 // tokens end.
 #include <algorithm>
 
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/sampling.h"
 #include "ops/cuda/vocab_draw.cuh"
 #include "ops/cuda/vocab_select.cuh"

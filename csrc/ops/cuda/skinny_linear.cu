@@ -1,3 +1,4 @@
+#include "device/launch.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 
 namespace bequest::cuda {

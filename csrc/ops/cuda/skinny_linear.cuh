@@ -1,23 +1,13 @@
 // What the two kernels of skinny_linear share.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
 #include "ops/cuda/skinny_linear.h"
 
 namespace bequest::cuda {
 
 inline constexpr int kSkinnyWidth = 8;  // bfloat16 of one 16-byte access
 inline constexpr int kSkinnyTile = 8;   // rows of W that are multiplied together
-
-// sum [16, 8] += a [16, 16] · b [16, 8]. Within a row or column the order of k does not matter, as long as it
-// is the same for both.
-__device__ __forceinline__ void multiply_add(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                             uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 // The row of W that is row `i` of a tile. Tiles of a gated product have four rows of the gate and the same
 // four of up. Rows beyond the last are the last; nobody stores what becomes of them.
@@ -45,13 +35,6 @@ struct SkinnyOutput {
 inline int64_t skinny_tiles(const SkinnyLinearParams& p) {
   const bool gated = p.result == SkinnyResult::kGate;
   return gated ? ceil_div(p.out_features / 2, kSkinnyTile / 2) : ceil_div(p.out_features, kSkinnyTile);
-}
-
-inline int multiprocessors() {
-  int device = 0, count = 0;
-  check_cuda(cudaGetDevice(&device));
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
 }
 
 // Up to kMostStreamedRows, and more. The arguments have been checked.

@@ -11,10 +11,14 @@
 // result of the warps' parts, and what it comes to is a factor of the output.
 #include <algorithm>
 
-#include "device/cuda.cuh"
+#include "device/current_device.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/tensor_core.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
-#include "ops/cuda/hidden_tap.cuh"
 #include "ops/cuda/skinny_linear.cuh"
+#include "ops/cuda/skinny_norm.cuh"
 
 namespace bequest::cuda {
 namespace {
@@ -32,22 +36,6 @@ __device__ __forceinline__ uint4 load_once(const uint4* p) {
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "l"(p));
   return v;
-}
-
-// x · gain, and the squares of x added to `square`.
-__device__ __forceinline__ uint4 weighted(const uint4& x, const uint4& gain, float& square) {
-  const uint32_t words[4] = {x.x, x.y, x.z, x.w}, gains[4] = {gain.x, gain.y, gain.z, gain.w};
-  uint32_t out[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
-    square += low * low;
-    square += high * high;
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low * __uint_as_float(gains[i] << 16),
-                                                      high * __uint_as_float(gains[i] & 0xffff0000u));
-    out[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  return {out[0], out[1], out[2], out[3]};
 }
 
 // What the warps leave for the end.
@@ -118,19 +106,6 @@ __device__ __forceinline__ void store_results(const Parts<Halves, R>& parts, con
   }
 }
 
-// Stores the rows that somebody wants to see as they are before the norm. By the whole block.
-__device__ __forceinline__ void tap_rows(const SkinnyLinearParams& p) {
-  const int vectors = static_cast<int>(p.in_features) / kSkinnyWidth;
-#pragma unroll 1
-  for (int row = blockIdx.x; row < p.num_tokens; row += gridDim.x) {
-    auto* to = reinterpret_cast<uint4*>(tap_row<BFloat16>(p.tap, row, p.in_features));
-    if (to == nullptr) continue;
-    const uint4* from = static_cast<const uint4*>(p.x) + int64_t{row} * vectors;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < vectors; i += kThreads) to[i] = from[i];
-  }
-}
-
 // A step of a warp: 32 of k of its rows of x by those of its weights.
 template <int Halves, int R>
 __device__ __forceinline__ void multiply_step(float (&sum)[(Halves + 1) / 2][R][4],
@@ -141,8 +116,8 @@ __device__ __forceinline__ void multiply_step(float (&sum)[(Halves + 1) / 2][R][
     const uint4 high = 2 * m + 1 < Halves ? rows[2 * m + 1 < Halves ? 2 * m + 1 : 0] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      multiply_add(sum[m][r], low.x, high.x, low.y, high.y, weights[r].x, weights[r].y);
-      multiply_add(sum[m][r], low.z, high.z, low.w, high.w, weights[r].z, weights[r].w);
+      multiply_accumulate(sum[m][r], {low.x, high.x, low.y, high.y}, weights[r].x, weights[r].y);
+      multiply_accumulate(sum[m][r], {low.z, high.z, low.w, high.w}, weights[r].z, weights[r].w);
     }
   }
 }
@@ -156,9 +131,7 @@ __device__ __forceinline__ void leave_parts(Parts<Halves, R>& parts, int warp, i
   for (int h = 0; h < Halves; ++h) {
     const int row = h * kHalfRows + group;
     if constexpr (kNorm) {
-      float all = square[h];  // of the quad
-      all += __shfl_xor_sync(kAllLanes, all, 1);
-      all += __shfl_xor_sync(kAllLanes, all, 2);
+      const float all = quad_sum(square[h]);
       if (quad == 0) parts.squares[warp][row] = all;
     }
 #pragma unroll
@@ -226,7 +199,7 @@ __global__ __launch_bounds__(kThreads) void skinny_mma_kernel(const __grid_const
   leave_parts<Halves, R, kNorm>(parts, warp, group, quad, sum, square);
   __syncthreads();
   store_results(parts, p, before);
-  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p);
+  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, static_cast<int>(threadIdx.x), kThreads);
 }
 
 template <int Halves, int R, int U>

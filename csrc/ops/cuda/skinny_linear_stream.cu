@@ -14,8 +14,14 @@
 // ones come from the L2 as they are needed. Bound by the bytes of W.
 #include <algorithm>
 
-#include "device/bulk_copy.cuh"
-#include "device/cuda.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
+#include "device/current_device.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/tensor_core.cuh"
+#include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 #include "ops/cuda/skinny_rows.cuh"
@@ -90,7 +96,7 @@ class Reader {
         ring_(ring),
         ring_at_(ring_at),
         depth_(depth),
-        policy_(evict_first_policy()) {}
+        policy_(read_once_policy()) {}
 
   // As much as is on its way at once.
   __device__ void begin() {
@@ -102,16 +108,16 @@ class Reader {
   __device__ void finish() {
 #pragma unroll 1
     while (!order_.done()) {
-      ring_.full[arrived_.stage].wait(arrived_.parity);
+      ring_.full[arrived_.index].wait(arrived_.parity);
       arrived_.advance(depth_.stages);
-      if (asked_ >= depth_.stages) ring_.empty[at_.stage].wait(at_.parity ^ 1);
+      if (asked_ >= depth_.stages) ring_.empty[at_.index].wait(at_.parity ^ 1);
       copy();
     }
   }
 
  private:
   __device__ __forceinline__ void copy() {
-    copy_stage(map_, ring_at_ + at_.stage * kStageBytes, ring_.full[at_.stage], order_.tile() * tile_rows_,
+    copy_stage(map_, ring_at_ + at_.index * kStageBytes, ring_.full[at_.index], order_.tile() * tile_rows_,
                order_.chunk() * kStageLines, policy_);
     order_.advance();
     at_.advance(depth_.stages);
@@ -125,7 +131,7 @@ class Reader {
   const uint32_t ring_at_;
   const Depth depth_;
   const uint64_t policy_;
-  Cursor at_, arrived_;
+  RingCursor at_, arrived_;
   int asked_ = 0;
 };
 
@@ -149,16 +155,16 @@ __device__ __forceinline__ void multiply_pair(uint32_t low, uint32_t high, bool 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       a[i] = b[i] = make_uint4(0, 0, 0, 0);
-      if (begin + i < steps) a[i] = load_weights(low + (begin + i) * kStepBytes);
-      if (begin + i < steps && both) b[i] = load_weights(high + (begin + i) * kStepBytes);
+      if (begin + i < steps) a[i] = load_16(low + (begin + i) * kStepBytes);
+      if (begin + i < steps && both) b[i] = load_16(high + (begin + i) * kStepBytes);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
         const uint4& x = rows[t][begin + i];
-        multiply_add(sum.of[t][0], a[i].x, b[i].x, a[i].y, b[i].y, x.x, x.y);
-        multiply_add(sum.of[t][1], a[i].z, b[i].z, a[i].w, b[i].w, x.z, x.w);
+        multiply_accumulate(sum.of[t][0], {a[i].x, b[i].x, a[i].y, b[i].y}, x.x, x.y);
+        multiply_accumulate(sum.of[t][1], {a[i].z, b[i].z, a[i].w, b[i].w}, x.z, x.w);
       }
   }
 }
@@ -271,14 +277,14 @@ __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const 
                          const RowVectors& mine, Ring& ring, int stages, uint8_t* shared) {
   constexpr int kTiles = kRoundTiles<kTokenTiles>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t lane_at = shared_offset(shared) + lane_in_stage(warp, lane);
+  const uint32_t lane_at = shared_address(shared) + lane_in_stage(warp, lane);
   const int steps = static_cast<int>(p.in_features) / kSkinnyDepthUnit;
   const Rows<kTokenTiles, kStaged> x(p, places, shared);
   auto* parts = reinterpret_cast<float*>(shared + places.parts);
   Results<kTokenTiles> results;
   results.ask(p, share.first, min(kTiles, share.end - share.first));
   if constexpr (kStaged) stage_rows<kTokenTiles>(p, places, mine, shared);
-  Cursor at;
+  RingCursor at;
   uint4 ahead[kTokenTiles][kSteps];  // what comes from the L2 is asked for a chunk before it is used
   if constexpr (!kStaged) x.load(0, ahead);
   // Loops stay loops: most kernels are so short that fetching their instructions is much of their time.
@@ -298,10 +304,10 @@ __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const 
           copy_rows(ahead, rows);
           x.load(chunk + 1 < share.chunks ? chunk + 1 : 0, ahead);
         }
-        const int low = at.stage;
+        const int low = at.index;
         ring.full[low].wait(at.parity);
         at.advance(stages);
-        const int high = at.stage;
+        const int high = at.index;
         if (both) {
           ring.full[high].wait(at.parity);
           at.advance(stages);
@@ -348,12 +354,12 @@ __global__ __launch_bounds__(kThreads,
   }
   __syncthreads();
   if (warp == kWarps) {
-    Reader reader(p, map, share, ring, shared_offset(shared), depth);
+    Reader reader(p, map, share, ring, shared_address(shared), depth);
     if (lane == 0) reader.begin();
     if (p.tap.ring_rows != nullptr) {
       __syncwarp();
       wait_for_previous();
-      tap_rows(p, lane);
+      tap_rows(p, lane, kWarp);
     }
     if (lane == 0) reader.finish();
     return;

@@ -1,58 +1,11 @@
 // Rows of x on their way into a streamed product: to shared memory, normed there, and into registers.
 #pragma once
 
-#include "device/cuda.cuh"
-#include "ops/cuda/hidden_tap.cuh"
+#include "device/reductions.cuh"
+#include "ops/cuda/skinny_norm.cuh"
 #include "ops/cuda/skinny_stream.cuh"
 
 namespace bequest::cuda {
-
-// Stores the rows that somebody wants to see as they are before the norm.
-__device__ void tap_rows(const SkinnyLinearParams& p, int lane) {
-  const int vectors = static_cast<int>(p.in_features) / kSkinnyWidth;
-#pragma unroll 1
-  for (int row = blockIdx.x; row < p.num_tokens; row += gridDim.x) {
-    auto* to = reinterpret_cast<uint4*>(tap_row<BFloat16>(p.tap, row, p.in_features));
-    if (to == nullptr) continue;
-    const uint4* from = static_cast<const uint4*>(p.x) + int64_t{row} * vectors;
-#pragma unroll 1
-    for (int i = lane; i < vectors; i += kWarp) to[i] = from[i];
-  }
-}
-
-__device__ __forceinline__ float square_sum(const uint4& packed) {
-  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-  float sum = 0;
-#pragma unroll
-  for (uint32_t word : words) {
-    const float low = __uint_as_float(word << 16), high = __uint_as_float(word & 0xffff0000u);
-    sum += low * low;
-    sum += high * high;
-  }
-  return sum;
-}
-
-// warp_sum of each, side by side.
-template <int N>
-__device__ __forceinline__ void warp_sums(float (&v)[N]) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2)
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] += __shfl_xor_sync(kAllLanes, v[i], distance);
-}
-
-__device__ __forceinline__ uint4 normed(const uint4& x, const uint4& gain, float scale) {
-  const uint32_t words[4] = {x.x, x.y, x.z, x.w}, gains[4] = {gain.x, gain.y, gain.z, gain.w};
-  uint32_t out[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(
-        __uint_as_float(words[i] << 16) * scale * __uint_as_float(gains[i] << 16),
-        __uint_as_float(words[i] & 0xffff0000u) * scale * __uint_as_float(gains[i] & 0xffff0000u));
-    out[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  return {out[0], out[1], out[2], out[3]};
-}
 
 // Before the predecessor has ended: the norm's weight to shared memory.
 __device__ void stage_gain(const SkinnyLinearParams& p, uint4* gain) {

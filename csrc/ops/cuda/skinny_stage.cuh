@@ -5,8 +5,8 @@
 
 #include <cuda.h>
 
-#include "device/bulk_copy.cuh"
-#include "device/cuda.cuh"
+#include "device/barriers.cuh"
+#include "device/copies.cuh"
 #include "device/tensor_map.cuh"
 
 namespace bequest::cuda {
@@ -17,18 +17,6 @@ inline constexpr int kLineBytes = kLine * 2;
 inline constexpr int kStageLines = 16;
 inline constexpr int kStageDepth = kStageLines * kLine;
 inline constexpr int kStageBytes = kStageRows * kStageDepth * 2;
-
-// A place in the ring of stages and the parity of its phase.
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
 
 // W [N, K] as stages. What lies beyond its end arrives as zeros. REQUIRES: K is a multiple of kLine.
 inline CUtensorMap weight_map(const void* weight, int64_t out_features, int64_t in_features, bool gated) {
@@ -53,11 +41,7 @@ inline CUtensorMap weight_map(const void* weight, int64_t out_features, int64_t 
 __device__ __forceinline__ void copy_stage(const CUtensorMap& map, uint32_t to, PhaseBarrier& arrived,
                                            int row, int line, uint64_t policy) {
   arrived.arrive_expecting(kStageBytes);
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(&map), "r"(0), "r"(row), "r"(0), "r"(line), "r"(arrived.address()), "l"(policy)
-      : "memory");
+  copy_box(map, to, arrived, {0, row, 0, line}, policy);
 }
 
 // --- a lane's part of a stage, where kStageWarps warps divide each 256 of k
@@ -74,14 +58,6 @@ __device__ __forceinline__ int row_of_lane(int lane) { return lane / 8 | (lane /
 __device__ __forceinline__ uint32_t lane_in_stage(int warp, int lane) {
   const int row = row_of_lane(lane), piece = warp % 2 * 4 + lane % 4;
   return (warp / 2 * kStageRows + row) * kLineBytes + (piece ^ row) * 16;
-}
-
-__device__ __forceinline__ uint4 load_weights(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
-  return v;
 }
 
 }  // namespace bequest::cuda

@@ -1,7 +1,8 @@
 // The sizes of skinny_linear_stream.cu and its shared memory.
 #pragma once
 
-#include "device/cuda.cuh"
+#include "device/barriers.cuh"
+#include "device/reductions.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 #include "ops/cuda/skinny_stage.cuh"
 
@@ -47,8 +48,6 @@ struct Places {
   }
 };
 
-__device__ __forceinline__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
+__device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
 }  // namespace bequest::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/philox.h"
+#include "device/reductions.cuh"
 #include "ops/cuda/vocab_row.cuh"
 
 namespace bequest::cuda {

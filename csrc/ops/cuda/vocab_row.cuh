@@ -8,7 +8,9 @@
 #include <cfloat>
 #include <climits>
 
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
+#include "device/vectors.cuh"
 
 namespace bequest::cuda {
 

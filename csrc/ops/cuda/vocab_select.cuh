@@ -7,6 +7,8 @@
 // left in the bracket they are sorted; if they are all equal, their ids are counted.
 #pragma once
 
+#include "device/launch.cuh"
+#include "device/reductions.cuh"
 #include "ops/cuda/vocab_row.cuh"
 
 namespace bequest::cuda {

@@ -1,16 +1,15 @@
-// Hopper's own instructions: warpgroup matrix products, barriers that count bytes, tensor copies.
+// Hopper's products of warpgroups, and the registers that these take.
 //
 // A tile in shared memory is made of panels: rows of 64 bf16 (128 bytes), whose 16-byte chunk c of row r lies
 // at chunk c ^ (r % 8), as the copy engine writes it and the tensor cores expect it. Panels are aligned to
 // 1024 bytes.
 #pragma once
 
-#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-namespace bequest {
+namespace bequest::cuda {
 
 // What is compiled for other chips has none of this: host code asks the device.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -26,70 +25,6 @@ inline constexpr int kSwizzleBytes = 8 * kPanelRowBytes;  // the pattern's perio
 // Byte offset of chunk `chunk` of row `row` of a panel.
 __device__ inline uint32_t panel_offset(int row, int chunk) {
   return row * kPanelRowBytes + ((chunk ^ (row & 7)) << 4);
-}
-
-// --- barriers -------------------------------------------------------------------------------------------
-
-__device__ inline void init_barrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-// Makes initialised barriers known to the copy engine. Before a __syncthreads.
-__device__ inline void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ inline void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// Arrives, and lets the phase wait for `bytes` of copies besides.
-__device__ inline void arrive_expecting(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-// Until the phase with this parity is complete.
-__device__ inline void wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// Barrier `id` (from 1 on) of two warpgroups: one waits for its turn, the other gives it.
-__device__ inline void await_turn(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
-__device__ inline void give_turn(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
-
-// Ordinary writes to shared memory before it are seen by tensor cores and copy engine after it.
-__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// --- tensor copies --------------------------------------------------------------------------------------
-
-__device__ inline void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-// The map's box at `column`, `row`, `block` to shared memory; its bytes complete on `barrier`. By one thread.
-__device__ inline void copy_box(const CUtensorMap& map, uint32_t destination, uint32_t barrier, int column,
-                                int row, int block) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
-      "%4}], "
-      "[%5];" ::"r"(destination),
-      "l"(&map), "r"(column), "r"(row), "r"(block), "r"(barrier)
-      : "memory");
-}
-
-// True in one thread of a whole warp, and the compiler knows that it is one: around copy_box it then needs no
-// loop over threads.
-__device__ __forceinline__ bool is_elected() {
-  uint32_t elected;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "elect.sync _|p, 0xffffffff;\n"
-      "selp.b32 %0, 1, 0, p;\n}\n"
-      : "=r"(elected));
-  return elected != 0;
 }
 
 // --- registers ------------------------------------------------------------------------------------------
@@ -223,4 +158,4 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[32], const uint32
         "C"(Operands::kName));
 }
 
-}  // namespace bequest
+}  // namespace bequest::cuda

@@ -1,0 +1,30 @@
+// The shared memory of other blocks of a cluster.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace bequest::cuda {
+
+// What lies at `address` here, in block `rank`.
+__device__ inline uint32_t address_in_block(uint32_t address, int rank) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+
+// Both addresses are in the same block, and the bytes complete on the barrier.
+__device__ inline void send_async(uint32_t to, const float4& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+__device__ inline void send_async(uint32_t to, const float2& v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "r"(barrier)
+               : "memory");
+}
+
+}  // namespace bequest::cuda
