@@ -64,10 +64,16 @@ def _copy_bytes(destination: int, source: int, num_bytes: int, stream: int) -> N
     ctypes.memmove(destination, source, num_bytes)
 
 
-def _beam_candidates(*args: int) -> None:
+def _beam_candidates(
+    logits: object,
+    step: tuple[int, int, int, int, int],
+    workspace: int,
+    out: tuple[int, int, int, int, int, int],
+    stream: int,
+) -> None:
     """Beams take turns; tokens are ordinary ones."""
-    group_start, num_groups = args[7], args[9]
-    score, row, token, logprob, bad, columns = args[11:17]
+    _, _, group_start, _, num_groups = step
+    score, row, token, logprob, bad, columns = out
     starts = np.ctypeslib.as_array((ctypes.c_int32 * (num_groups + 1)).from_address(group_start))
     shape = num_groups, columns
 
@@ -85,6 +91,15 @@ def _nothing(*args: object) -> None:
     pass
 
 
+class _Idle:
+    """Whatever is bound to addresses of a device: its calls do nothing."""
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    queue = wait = update = sample = _nothing
+
+
 def install() -> None:
     """REQUIRES: the extension was built without CUDA."""
     if __debug__:
@@ -95,13 +110,13 @@ def install() -> None:
         cuda_beam_candidates=_beam_candidates,
         cuda_beam_workspace_bytes=lambda rows, slots: 64 * (rows + slots),
         cuda_max_beam_rows=1024,
-        prefill_blocks_per_sm=lambda head_dim, kv_dtype: 1,
-        has_wide_tiles=lambda: False,
-        can_attend_token=lambda work: False,
+        cuda_prefill_blocks_per_sm=lambda head_dim, kv_dtype: 1,
+        cuda_has_wide_tiles=lambda: False,
+        cuda_can_attend_token=lambda work: False,
         cuda_row_update_bytes=144,
         cuda_sampler_row_bytes=128,
-        **dict.fromkeys(("cuda_update_rows", "cuda_sample", "cuda_copy_blocks", "cuda_logprobs"), _nothing),
-        **dict.fromkeys(("cuda_late_copy", "cuda_publish", "cuda_wait_for_flag"), _nothing),
+        **dict.fromkeys(("CudaLateCopy", "CudaSamplerRows", "CudaStep"), _Idle),
+        **dict.fromkeys(("cuda_copy_blocks", "cuda_logprobs", "cuda_publish"), _nothing),
     )
     vars(torch._C).update(
         _cuda_getCurrentRawStream=lambda device: 0,

@@ -4,7 +4,8 @@
 #include <memory>
 #include <span>
 
-#include "bindings/bindings.h"
+#include "bindings/tensors.h"
+#include "core/check.h"
 #include "ops/catalogue.h"
 #include "ops/cpu/beam_candidates.h"
 #ifdef BEQUEST_WITH_CUDA
@@ -26,18 +27,22 @@ void bind_catalogue(py::module_& m) {
   py::class_<Catalogue, std::shared_ptr<Catalogue>>(m, "Catalogue")
       .def(py::init([](Address tokens, Address offsets, int64_t num_items, int64_t width, int32_t vocab_size,
                        int num_threads) {
-        const py::gil_scoped_release unlocked;  // not a call_guard, see AttentionPlan
-        return std::make_shared<Catalogue>(
-            CatalogueItems{pointer<int32_t>(tokens), pointer<int64_t>(offsets), num_items, width}, vocab_size,
-            num_threads);
-      }))
-      .def("child", &Catalogue::child)
-      .def("child_of_each", py::vectorize(&Catalogue::child))
-      .def("children",
-           [](const py::object& self, int32_t node) {
-             return view_of(self, self.cast<const Catalogue&>().children(node));
-           })
-      .def("is_terminal", &Catalogue::is_terminal)
+             const py::gil_scoped_release unlocked;  // not a call_guard, see AttentionPlan
+             return std::make_shared<Catalogue>(
+                 CatalogueItems{pointer<int32_t>(tokens), pointer<int64_t>(offsets), num_items, width},
+                 vocab_size, num_threads);
+           }),
+           py::arg("tokens"), py::arg("offsets"), py::arg("num_items"), py::arg("width"),
+           py::arg("vocab_size"), py::arg("num_threads"))
+      .def("child", &Catalogue::child, py::arg("node"), py::arg("token"))
+      .def("child_of_each", py::vectorize(&Catalogue::child), py::arg("nodes"), py::arg("tokens"))
+      .def(
+          "children",
+          [](const py::object& self, int32_t node) {
+            return view_of(self, self.cast<const Catalogue&>().children(node));
+          },
+          py::arg("node"))
+      .def("is_terminal", &Catalogue::is_terminal, py::arg("node"))
       .def_property_readonly("num_items", &Catalogue::num_items)
       .def_property_readonly("num_bytes", &Catalogue::num_bytes)
       .def_property_readonly("vocab_size", &Catalogue::vocab_size)
@@ -53,13 +58,25 @@ void bind_catalogue(py::module_& m) {
       });
 }
 
-BeamOutput output_at(Address score, Address row, Address token, Address logprob, Address bad,
-                     int64_t columns) {
-  return {pointer<float>(score),   pointer<int32_t>(row), pointer<int32_t>(token),
-          pointer<float>(logprob), pointer<bool>(bad),    columns};
-}
+// What a step says of its beams: ops/beam_candidates.h.
+struct BeamStep {
+  const float* cumulative;     // [R]
+  const int32_t* nodes;        // [R], or null
+  const int32_t* group_start;  // [G + 1]
+  const BeamGroup* groups;     // [G]
+  int64_t num_groups;          // G
+};
 
 }  // namespace
+
+template <>
+inline constexpr auto fields_of<BeamStep> =
+    std::tuple(&BeamStep::cumulative, &BeamStep::nodes, &BeamStep::group_start, &BeamStep::groups,
+               &BeamStep::num_groups);
+template <>
+inline constexpr auto fields_of<BeamOutput> =
+    std::tuple(&BeamOutput::score, &BeamOutput::row, &BeamOutput::token, &BeamOutput::logprob,
+               &BeamOutput::bad, &BeamOutput::columns);
 
 void bind_beams(py::module_& m) {
   bind_catalogue(m);
@@ -67,28 +84,41 @@ void bind_beams(py::module_& m) {
   m.attr("max_beam_candidates") = kMaxBeamCandidates;
   m.def(
       "beam_candidates",
-      [](Address logits, int64_t stride, int64_t vocab_size, Address cumulative, Address nodes,
-         Address group_start, Address groups, int64_t num_groups, Address score, Address row, Address token,
-         Address logprob, Address bad, int64_t columns) {
-        beam_candidates({pointer<float>(logits), stride, vocab_size, pointer<float>(cumulative),
-                         pointer<int32_t>(nodes), pointer<int32_t>(group_start), pointer<BeamGroup>(groups),
-                         num_groups, output_at(score, row, token, logprob, bad, columns)});
+      [](const Logits& logits, const BeamStep& step, const BeamOutput& out) {
+        check(logits.dtype == DType::kF32, "beams: logits are float32");
+        beam_candidates({.logits = static_cast<const float*>(logits.data),
+                         .stride = logits.stride,
+                         .vocab_size = logits.vocab_size,
+                         .cumulative = step.cumulative,
+                         .nodes = step.nodes,
+                         .group_start = step.group_start,
+                         .groups = step.groups,
+                         .num_groups = step.num_groups,
+                         .out = out});
       },
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<py::gil_scoped_release>(), py::arg("logits"), py::arg("step"), py::arg("out"));
 #ifdef BEQUEST_WITH_CUDA
   m.attr("cuda_max_beam_rows") = cuda::kMaxBeamRows;
-  m.def("cuda_beam_workspace_bytes", &cuda::beam_workspace_bytes);
-  m.def("cuda_beam_candidates",
-        [](Address logits, int dtype, int64_t stride, int64_t vocab_size, int64_t num_rows,
-           Address cumulative, Address nodes, Address group_start, Address groups, int64_t num_groups,
-           Address workspace, Address score, Address row, Address token, Address logprob, Address bad,
-           int64_t columns, Address stream) {
-          cuda::beam_candidates(
-              {pointer<void>(logits), DType(dtype), stride, vocab_size, num_rows, pointer<float>(cumulative),
-               pointer<int32_t>(nodes), pointer<int32_t>(group_start), pointer<BeamGroup>(groups), num_groups,
-               pointer<void>(workspace), output_at(score, row, token, logprob, bad, columns)},
-              pointer<CUstream_st>(stream));
-        });
+  m.def("cuda_beam_workspace_bytes", &cuda::beam_workspace_bytes, py::arg("num_rows"), py::arg("num_slots"));
+  m.def(
+      "cuda_beam_candidates",
+      [](const Logits& logits, const BeamStep& step, Address workspace, const BeamOutput& out,
+         Address stream) {
+        cuda::beam_candidates({.logits = logits.data,
+                               .dtype = logits.dtype,
+                               .stride = logits.stride,
+                               .vocab_size = logits.vocab_size,
+                               .num_rows = logits.num,
+                               .cumulative = step.cumulative,
+                               .nodes = step.nodes,
+                               .group_start = step.group_start,
+                               .groups = step.groups,
+                               .num_groups = step.num_groups,
+                               .workspace = pointer<void>(workspace),
+                               .out = out},
+                              pointer<CUstream_st>(stream));
+      },
+      py::arg("logits"), py::arg("step"), py::arg("workspace"), py::arg("out"), py::arg("stream"));
 #endif
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/bindings.h"
+#include "bindings/fields.h"
 #include "cache/batch.h"
 #include "cache/beam_tables.h"
 #include "cache/block_pool.h"
@@ -22,6 +22,10 @@ PYBIND11_MAKE_OPAQUE(std::vector<bequest::BlockEpoch>)
 namespace py = pybind11;
 
 namespace bequest {
+
+template <>
+inline constexpr auto fields_of<BatchShape> =
+    std::tuple(&BatchShape::num_tokens, &BatchShape::num_rows, &BatchShape::columns);
 
 namespace {
 
@@ -380,13 +384,12 @@ std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& to
 
 Batch prepare_batch(const py::sequence& tables, const py::sequence& tokens,
                     const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                    const std::vector<int32_t>& last_rows, int64_t columns, int64_t pad_tokens,
-                    int64_t pad_rows) {
+                    const std::vector<int32_t>& last_rows, const BatchShape& room) {
   const std::vector<BatchRow> rows = to_rows(tables, tokens, computed, scheduled, last_rows);
   BatchShape shape = measure_batch(rows);
-  if (columns > 0) shape.columns = columns;
-  if (pad_tokens > 0) shape.num_tokens = pad_tokens;
-  if (pad_rows > 0) shape.num_rows = pad_rows;
+  if (room.num_tokens > 0) shape.num_tokens = room.num_tokens;
+  if (room.num_rows > 0) shape.num_rows = room.num_rows;
+  if (room.columns > 0) shape.columns = room.columns;
   Batch batch(shape);
   write_batch(rows, batch.buffers(shape));
   return batch;
@@ -420,8 +423,7 @@ void bind_batch(py::module_& m) {
       .def_readonly("slot_mapping", &Batch::slot_mapping)
       .def_readonly("block_tables", &Batch::block_tables);
   m.def("prepare_batch", &prepare_batch, py::arg("tables"), py::arg("tokens"), py::arg("computed"),
-        py::arg("scheduled"), py::arg("last_rows"), py::arg("columns") = 0, py::arg("pad_tokens") = 0,
-        py::arg("pad_rows") = 0);
+        py::arg("scheduled"), py::arg("last_rows"), py::arg("room") = py::make_tuple(0, 0, 0));
   m.def("gather_tables", &gather_tables, py::arg("tables"));
 }
 

@@ -2,244 +2,292 @@
 
 #ifdef BEQUEST_WITH_CUDA
 
-#include <tuple>
+#include <optional>
 
+#include "bindings/cuda_tensors.h"
 #include "cache/cuda/kv_copy.h"
-#include "model/cuda/skinny_chain.h"
 #include "ops/cuda/activation.h"
 #include "ops/cuda/gather.h"
 #include "ops/cuda/late_copy.h"
 #include "ops/cuda/logprobs.h"
 #include "ops/cuda/norm.h"
-#include "ops/cuda/rope.h"
+#include "ops/cuda/product_choice.h"
 #include "ops/cuda/sampling.h"
 #include "ops/cuda/skinny_linear.h"
 
 namespace py = pybind11;
 
+// Launches are too short to be worth releasing the GIL.
+
 namespace bequest {
 namespace {
 
-// Launches are too short to be worth releasing the GIL.
-Stream stream_of(Address stream) { return pointer<CUstream_st>(stream); }
-
-// (weight, bias, N, K) of a product, (weight, eps) of a norm
-using ProductArguments = std::tuple<Address, Address, int64_t, int64_t>;
-using NormArguments = std::tuple<Address, float>;
-
-cuda::ChainProduct product_of(const ProductArguments& s) {
-  return {pointer<void>(std::get<0>(s)), pointer<void>(std::get<1>(s)), std::get<2>(s), std::get<3>(s)};
-}
-
-cuda::ChainNorm norm_of(const NormArguments& s) { return {pointer<void>(std::get<0>(s)), std::get<1>(s)}; }
-
-// (NB, L, NKV, BS, D), the sizes of a cache tensor [NB, L, 2, NKV, BS, D]
-using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-KvLayout layout_of(const KvSizes& s) {
-  return {std::get<0>(s), std::get<1>(s), std::get<2>(s), std::get<3>(s), std::get<4>(s)};
-}
+using Tap = std::optional<HiddenTap>;
 
 void bind_norms(py::module_& m) {
-  m.def("cuda_rms_norm",
-        [](Address x, Address residual, Address weight, Address out, int dtype, int64_t num_tokens,
-           int64_t hidden, float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows,
-           int32_t layer, bool store_output, Address stream) {
-          const HiddenTap tap{pointer<int32_t>(ring_rows),
-                              pointer<uint64_t>(layers),
-                              pointer<void>(ring),
-                              num_ring_rows,
-                              layer,
-                              store_output};
-          cuda::rms_norm({pointer<void>(x), pointer<void>(residual), pointer<void>(weight),
-                          pointer<void>(out), DType(dtype), num_tokens, hidden, eps, tap},
+  m.def(
+      "cuda_rms_norm",
+      [](const Matrix& x, const Norm& norm, Address residual, Address out, const Tap& tap, Address stream) {
+        cuda::rms_norm({.x = x.data,
+                        .residual = pointer<void>(residual),
+                        .weight = norm.weight,
+                        .out = pointer<void>(out),
+                        .dtype = x.dtype,
+                        .num_tokens = x.rows,
+                        .hidden = x.columns,
+                        .eps = norm.eps,
+                        .tap = tap.value_or(HiddenTap{})},
+                       stream_of(stream));
+      },
+      py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"), py::arg("stream"));
+  m.def(
+      "cuda_layer_norm",
+      [](const Matrix& x, const Norm& norm, Address residual, Address out, const Tap& tap, Address stream) {
+        cuda::layer_norm({.x = x.data,
+                          .residual = pointer<void>(residual),
+                          .weight = norm.weight,
+                          .bias = norm.bias,
+                          .out = pointer<void>(out),
+                          .dtype = x.dtype,
+                          .num_tokens = x.rows,
+                          .hidden = x.columns,
+                          .eps = norm.eps,
+                          .tap = tap.value_or(HiddenTap{})},
                          stream_of(stream));
-        });
-  m.def("cuda_layer_norm", [](Address x, Address residual, Address weight, Address bias, Address out,
-                              int dtype, int64_t num_tokens, int64_t hidden, float eps, Address ring_rows,
-                              Address layers, Address ring, int64_t num_ring_rows, int32_t layer,
-                              bool store_output, Address stream) {
-    const HiddenTap tap{pointer<int32_t>(ring_rows),
-                        pointer<uint64_t>(layers),
-                        pointer<void>(ring),
-                        num_ring_rows,
-                        layer,
-                        store_output};
-    cuda::layer_norm({pointer<void>(x), pointer<void>(residual), pointer<void>(weight), pointer<void>(bias),
-                      pointer<void>(out), DType(dtype), num_tokens, hidden, eps, tap},
-                     stream_of(stream));
-  });
+      },
+      py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"), py::arg("stream"));
 }
 
-void bind_heads(py::module_& m) {
-  m.def("cuda_prepare_qkv",
-        [](Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-           int64_t num_tokens, int64_t q_heads, int64_t k_heads, int64_t head_dim, Address q_weight,
-           Address k_weight, float eps, Address positions, Address cos_sin, int64_t rotary_dim, Address slots,
-           Address kv_cache, const KvSizes& kv_sizes, int64_t layer, int kv_dtype, float key_factor,
-           float value_factor, int dtype, Address stream) {
-          cuda::prepare_qkv({.q = pointer<void>(q),
-                             .k = pointer<void>(k),
-                             .v = pointer<void>(v),
-                             .q_stride = q_stride,
-                             .k_stride = k_stride,
-                             .v_stride = v_stride,
-                             .num_tokens = num_tokens,
-                             .q_heads = q_heads,
-                             .k_heads = k_heads,
-                             .head_dim = head_dim,
-                             .q_weight = pointer<void>(q_weight),
-                             .k_weight = pointer<void>(k_weight),
-                             .eps = eps,
-                             .positions = pointer<int32_t>(positions),
-                             .cos_sin = pointer<float>(cos_sin),
-                             .rotary_dim = rotary_dim,
-                             .slots = pointer<int64_t>(slots),
-                             .kv_cache = pointer<void>(kv_cache),
-                             .layout = layout_of(kv_sizes),
-                             .layer = layer,
-                             .kv_dtype = DType(kv_dtype),
-                             .key_factor = key_factor,
-                             .value_factor = value_factor,
-                             .dtype = DType(dtype)},
-                            stream_of(stream));
-        });
+void prepare_qkv(const Heads& q, const Heads& k, const std::optional<Heads>& v, int dtype,
+                 const Preparation& steps, Address stream) {
+  cuda::QkvParams params = qkv_params(steps, DType(dtype));
+  params.q = q.data;
+  params.k = k.data;
+  params.v = v ? v->data : nullptr;
+  params.q_stride = q.stride;
+  params.k_stride = k.stride;
+  params.v_stride = v ? v->stride : 0;
+  params.num_tokens = q.num_tokens;
+  params.q_heads = q.num_heads;
+  params.k_heads = k.num_heads;
+  params.head_dim = q.head_dim;
+  cuda::prepare_qkv(params, stream_of(stream));
 }
 
 void bind_values(py::module_& m) {
-  m.def("cuda_embedding", [](Address ids, Address last_tokens, int64_t num_rows, Address weight, Address out,
-                             int dtype, int64_t num_tokens, int64_t vocab_size, int64_t hidden,
-                             Address stream) {
-    cuda::embedding({pointer<int32_t>(ids), pointer<int32_t>(last_tokens), num_rows, pointer<void>(weight),
-                     pointer<void>(out), DType(dtype), num_tokens, vocab_size, hidden},
-                    stream_of(stream));
-  });
-  m.def("cuda_gated_activation", [](Address gate_up, Address out, int dtype, int64_t num_tokens,
-                                    int64_t intermediate, int activation, Address stream) {
-    cuda::gated_activation({pointer<void>(gate_up), pointer<void>(out), DType(dtype), num_tokens,
-                            intermediate, Activation(activation)},
-                           stream_of(stream));
-  });
-  m.def("cuda_activate", [](Address x, int dtype, int64_t count, int activation, Address stream) {
-    cuda::activate({pointer<void>(x), DType(dtype), count, Activation(activation)}, stream_of(stream));
-  });
+  m.def("cuda_prepare_qkv", &prepare_qkv, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("dtype"),
+        py::arg("steps"), py::arg("stream"));
+  m.def(
+      "cuda_embedding",
+      [](const TokenIds& ids, const Matrix& weight, Address out, Address stream) {
+        cuda::embedding({.ids = ids.ids,
+                         .last_tokens = ids.last_tokens,
+                         .num_rows = ids.num_rows,
+                         .weight = weight.data,
+                         .out = pointer<void>(out),
+                         .dtype = weight.dtype,
+                         .num_tokens = ids.num_tokens,
+                         .vocab_size = weight.rows,
+                         .hidden = weight.columns},
+                        stream_of(stream));
+      },
+      py::arg("ids"), py::arg("weight"), py::arg("out"), py::arg("stream"));
+  m.def(
+      "cuda_gated_activation",
+      [](const Matrix& gate_up, Address out, int activation, Address stream) {
+        cuda::gated_activation({gate_up.data, pointer<void>(out), gate_up.dtype, gate_up.rows,
+                                gate_up.columns / 2, Activation(activation)},
+                               stream_of(stream));
+      },
+      py::arg("gate_up"), py::arg("out"), py::arg("activation"), py::arg("stream"));
+  m.def(
+      "cuda_activate",
+      [](Address x, int dtype, int64_t count, int activation, Address stream) {
+        cuda::activate({pointer<void>(x), DType(dtype), count, Activation(activation)}, stream_of(stream));
+      },
+      py::arg("x"), py::arg("dtype"), py::arg("count"), py::arg("activation"), py::arg("stream"));
+}
+
+// `finish`: the code of a SkinnyResult and that of its activation.
+void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address out,
+                   const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream) {
+  const TappedNorm normed = norm.value_or(TappedNorm{});
+  cuda::skinny_linear({.x = x.data,
+                       .weight = product.weight,
+                       .bias = product.bias,
+                       .out = pointer<void>(out),
+                       .num_tokens = static_cast<int>(x.rows),
+                       .out_features = product.out_features,
+                       .in_features = product.in_features,
+                       .result = cuda::SkinnyResult(finish.first),
+                       .activation = Activation(finish.second),
+                       .norm_weight = normed.weight,
+                       .eps = normed.eps,
+                       .tap = normed.tap.value_or(HiddenTap{})},
+                      stream_of(stream));
+}
+
+void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,
+                  const std::optional<ChainHead>& next, Address scratch, Address stream) {
+  const ChainHead head = next.value_or(ChainHead{});
+  cuda::skinny_chain({.num_tokens = static_cast<int>(attended.rows),
+                      .attended = attended.data,
+                      .residual = pointer<void>(residual),
+                      .output = tail.output,
+                      .mlp_norm = tail.norm,
+                      .gate_up = tail.gate_up,
+                      .activation = tail.activation,
+                      .down = tail.down,
+                      .next_norm = {head.norm.weight, head.norm.eps},
+                      .next_qkv = head.qkv,
+                      .qkv = head.out,
+                      .tap = head.norm.tap.value_or(HiddenTap{}),
+                      .scratch = pointer<void>(scratch)},
+                     stream_of(stream));
 }
 
 void bind_products(py::module_& m) {
-  m.def("cuda_skinny_linear", [](Address x, Address weight, Address bias, Address out, int num_tokens,
-                                 int64_t out_features, int64_t in_features, int result, int activation,
-                                 Address norm_weight, float eps, Address ring_rows, Address layers,
-                                 Address ring, int64_t num_ring_rows, int32_t layer, bool store_output,
-                                 Address stream) {
-    const HiddenTap tap{pointer<int32_t>(ring_rows),
-                        pointer<uint64_t>(layers),
-                        pointer<void>(ring),
-                        num_ring_rows,
-                        layer,
-                        store_output};
-    cuda::skinny_linear({pointer<void>(x), pointer<void>(weight), pointer<void>(bias), pointer<void>(out),
-                         num_tokens, out_features, in_features, cuda::SkinnyResult(result),
-                         Activation(activation), pointer<void>(norm_weight), eps, tap},
-                        stream_of(stream));
-  });
-  m.def("cuda_skinny_linear_norms", &cuda::skinny_linear_norms);
-  m.def("cuda_skinny_chain",
-        [](int num_tokens, Address attended, Address residual, const ProductArguments& output,
-           const NormArguments& norm, const ProductArguments& gate_up, int activation,
-           const ProductArguments& down, const NormArguments& next_norm, const ProductArguments& next_qkv,
-           Address qkv, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows, int32_t layer,
-           bool store_output, Address scratch, Address stream) {
-          cuda::skinny_chain({.num_tokens = num_tokens,
-                              .attended = pointer<void>(attended),
-                              .residual = pointer<void>(residual),
-                              .output = product_of(output),
-                              .mlp_norm = norm_of(norm),
-                              .gate_up = product_of(gate_up),
-                              .activation = Activation(activation),
-                              .down = product_of(down),
-                              .next_norm = norm_of(next_norm),
-                              .next_qkv = product_of(next_qkv),
-                              .qkv = pointer<void>(qkv),
-                              .tap = {pointer<int32_t>(ring_rows), pointer<uint64_t>(layers),
-                                      pointer<void>(ring), num_ring_rows, layer, store_output},
-                              .scratch = pointer<void>(scratch)},
-                             stream_of(stream));
-        });
-  m.def("cuda_can_chain", &cuda::can_chain);
-  m.attr("CHAIN_SCRATCH_BYTES") = cuda::kChainScratchBytes;
+  m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
+        py::arg("finish"), py::arg("norm"), py::arg("stream"));
+  m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),
+        py::arg("in_features"));
+  m.def("cuda_is_fused_product", &cuda::is_fused_product, py::arg("num_tokens"), py::arg("out_features"),
+        py::arg("in_features"), py::arg("normed"));
+  m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
+        py::arg("head"), py::arg("scratch"), py::arg("stream"));
+  m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"));
+  m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
 }
 
 void bind_blocks(py::module_& m) {
-  m.def("cuda_copy_blocks", [](Address cache, int64_t num_blocks, size_t block_bytes, Address pairs,
-                               int64_t num_pairs, Address stream) {
-    cuda::copy_blocks({pointer<void>(cache), num_blocks, block_bytes, pointer<int32_t>(pairs), num_pairs},
-                      stream_of(stream));
-  });
-  m.def("cuda_copy_bytes", [](Address destination, Address source, size_t num_bytes, Address stream) {
-    cuda::copy_bytes(pointer<void>(destination), pointer<void>(source), num_bytes, stream_of(stream));
-  });
   m.def(
-      "cuda_swap_blocks",
-      [](Address source, int64_t source_blocks, Address destination, int64_t destination_blocks,
-         size_t block_bytes, Address pairs, int64_t num_pairs, Address stream) {
-        cuda::swap_blocks({pointer<void>(source), pointer<void>(destination), source_blocks,
-                           destination_blocks, block_bytes, pointer<int32_t>(pairs), num_pairs},
+      "cuda_copy_blocks",
+      [](const Blocks& cache, size_t block_bytes, Address pairs, int64_t num_pairs, Address stream) {
+        cuda::copy_blocks({cache.data, cache.count, block_bytes, pointer<int32_t>(pairs), num_pairs},
                           stream_of(stream));
       },
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("cache"), py::arg("block_bytes"), py::arg("pairs"), py::arg("num_pairs"), py::arg("stream"));
+  m.def(
+      "cuda_copy_bytes",
+      [](Address destination, Address source, size_t num_bytes, Address stream) {
+        cuda::copy_bytes(pointer<void>(destination), pointer<void>(source), num_bytes, stream_of(stream));
+      },
+      py::arg("destination"), py::arg("source"), py::arg("num_bytes"), py::arg("stream"));
+  m.def(
+      "cuda_swap_blocks",
+      [](const Blocks& source, const Blocks& destination, size_t block_bytes, Address pairs,
+         int64_t num_pairs, Address stream) {
+        cuda::swap_blocks({source.data, destination.data, source.count, destination.count, block_bytes,
+                           pointer<int32_t>(pairs), num_pairs},
+                          stream_of(stream));
+      },
+      py::call_guard<py::gil_scoped_release>(), py::arg("source"), py::arg("destination"),
+      py::arg("block_bytes"), py::arg("pairs"), py::arg("num_pairs"), py::arg("stream"));
 }
 
 void bind_late_copy(py::module_& m) {
-  m.def("cuda_late_copy", [](Address flag, uint32_t value, Address source, Address destination,
-                             int64_t num_bytes, Address arrived, Address stream) {
-    cuda::late_copy({pointer<uint32_t>(flag), value, pointer<void>(source), pointer<void>(destination),
-                     num_bytes, pointer<uint32_t>(arrived)},
-                    stream_of(stream));
-  });
-  m.def("cuda_wait_for_flag", [](Address flag, uint32_t value, Address stream) {
-    cuda::wait_for_flag(pointer<uint32_t>(flag), value, stream_of(stream));
-  });
-  m.def("cuda_publish", [](Address flag, uint32_t value) { cuda::publish(pointer<uint32_t>(flag), value); });
+  using Copy = cuda::LateCopyParams;  // but for its value and its length
+  py::class_<Copy>(m, "CudaLateCopy")
+      .def(py::init([](Address flag, Address source, Address destination, Address arrived) {
+             return Copy{.flag = pointer<uint32_t>(flag),
+                         .value = 0,
+                         .source = pointer<void>(source),
+                         .destination = pointer<void>(destination),
+                         .num_bytes = 0,
+                         .arrived = pointer<uint32_t>(arrived)};
+           }),
+           py::arg("flag"), py::arg("source"), py::arg("destination"), py::arg("arrived"))
+      .def(
+          "queue",
+          [](Copy copy, int64_t num_bytes, uint32_t value, Address stream) {
+            copy.num_bytes = num_bytes;
+            copy.value = value;
+            cuda::late_copy(copy, stream_of(stream));
+          },
+          py::arg("num_bytes"), py::arg("value"), py::arg("stream"))
+      .def(
+          "wait",
+          [](const Copy& copy, uint32_t value, Address stream) {
+            cuda::wait_for_flag(copy.arrived, value, stream_of(stream));
+          },
+          py::arg("value"), py::arg("stream"));
+  m.def(
+      "cuda_publish", [](Address flag, uint32_t value) { cuda::publish(pointer<uint32_t>(flag), value); },
+      py::arg("flag"), py::arg("value"));
 }
 
-void bind_rows(py::module_& m) {
+// The rows of a sampler in device memory.
+struct SamplerRows {
+  cuda::SamplerRow* rows;  // [num_rows]
+  int32_t* last_tokens;    // [num_rows]
+  int64_t num_rows;
+};
+
+void bind_sampler(py::module_& m) {
   m.attr("cuda_sampler_row_bytes") = sizeof(cuda::SamplerRow);
   m.attr("cuda_row_update_bytes") = sizeof(cuda::RowUpdate);
-  m.def("cuda_update_rows", [](Address updates, int64_t num_updates, Address payload, Address rows,
-                               Address last_tokens, Address stream) {
-    cuda::update_rows({pointer<cuda::RowUpdate>(updates), num_updates, pointer<int32_t>(payload),
-                       pointer<cuda::SamplerRow>(rows), pointer<int32_t>(last_tokens)},
-                      stream_of(stream));
-  });
-  m.def("cuda_sample", [](Address logits, int dtype, int64_t stride, Address row_ids, Address positions,
-                          int64_t num, int64_t vocab_size, int64_t num_rows, Address rows,
-                          Address last_tokens, Address masks, Address tokens, Address bad, Address stream) {
-    cuda::sample(
-        {pointer<void>(logits), DType(dtype), stride, pointer<int32_t>(row_ids), pointer<int32_t>(positions),
-         num, vocab_size, num_rows, pointer<cuda::SamplerRow>(rows), pointer<int32_t>(last_tokens),
-         pointer<int32_t>(masks), pointer<int32_t>(tokens), pointer<bool>(bad)},
-        stream_of(stream));
-  });
-  m.def("cuda_logprobs", [](Address logits, int dtype, int64_t stride, int64_t num, int64_t vocab_size,
-                            Address chosen, int64_t top, Address chosen_logprob, Address rank,
-                            Address top_ids, Address top_logprob, Address stream) {
-    cuda::logprobs({pointer<void>(logits), DType(dtype), stride, num, vocab_size, pointer<int32_t>(chosen),
-                    top, pointer<float>(chosen_logprob), pointer<int32_t>(rank), pointer<int32_t>(top_ids),
-                    pointer<float>(top_logprob)},
-                   stream_of(stream));
-  });
+  py::class_<SamplerRows>(m, "CudaSamplerRows")
+      .def(py::init([](Address rows, Address last_tokens, int64_t num_rows) {
+             return SamplerRows{pointer<cuda::SamplerRow>(rows), pointer<int32_t>(last_tokens), num_rows};
+           }),
+           py::arg("rows"), py::arg("last_tokens"), py::arg("num_rows"))
+      .def(
+          "update",
+          [](const SamplerRows& self, Address updates, int64_t num_updates, Address payload, Address stream) {
+            cuda::update_rows({pointer<cuda::RowUpdate>(updates), num_updates, pointer<int32_t>(payload),
+                               self.rows, self.last_tokens},
+                              stream_of(stream));
+          },
+          py::arg("updates"), py::arg("num_updates"), py::arg("payload"), py::arg("stream"))
+      .def(
+          "sample",
+          [](const SamplerRows& self, const Logits& logits, Address rows, Address positions, Address masks,
+             const SampledTokens& out, Address stream) {
+            cuda::sample({.logits = logits.data,
+                          .dtype = logits.dtype,
+                          .stride = logits.stride,
+                          .row_ids = pointer<int32_t>(rows),
+                          .positions = pointer<int32_t>(positions),
+                          .num = logits.num,
+                          .vocab_size = logits.vocab_size,
+                          .num_rows = self.num_rows,
+                          .rows = self.rows,
+                          .last_tokens = self.last_tokens,
+                          .masks = pointer<int32_t>(masks),
+                          .tokens = out.tokens,
+                          .bad = out.bad},
+                         stream_of(stream));
+          },
+          py::arg("logits"), py::arg("rows"), py::arg("positions"), py::arg("masks"), py::arg("out"),
+          py::arg("stream"));
+  m.def(
+      "cuda_logprobs",
+      [](const Logits& logits, Address chosen, int64_t top, const LogprobOutput& out, Address stream) {
+        cuda::logprobs({.logits = logits.data,
+                        .dtype = logits.dtype,
+                        .stride = logits.stride,
+                        .num = logits.num,
+                        .vocab_size = logits.vocab_size,
+                        .chosen = pointer<int32_t>(chosen),
+                        .top = top,
+                        .chosen_logprob = out.chosen,
+                        .rank = out.rank,
+                        .top_ids = out.top_ids,
+                        .top_logprob = out.top},
+                       stream_of(stream));
+      },
+      py::arg("logits"), py::arg("chosen"), py::arg("top"), py::arg("out"), py::arg("stream"));
 }
 
 }  // namespace
 
 void bind_cuda_ops(py::module_& m) {
   bind_norms(m);
-  bind_heads(m);
   bind_values(m);
   bind_products(m);
   bind_blocks(m);
   bind_late_copy(m);
-  bind_rows(m);
+  bind_sampler(m);
 }
 
 }  // namespace bequest

@@ -1,4 +1,7 @@
-#include "bindings/bindings.h"
+#include <optional>
+#include <utility>
+
+#include "bindings/tensors.h"
 #include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
@@ -13,129 +16,145 @@ namespace bequest {
 namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Tap = std::optional<HiddenTap>;
+
+// A matrix with the address of its bias [N], or 0.
+using Product = std::pair<PackedMatrix, Address>;
 
 void bind_weights(py::module_& m) {
-  m.def(
-      "pack_weight",
-      [](Address weight, int weight_dtype, Address packed, int format, int64_t first_row, int64_t rows,
-         int64_t in_features) {
-        pack_weight({pointer<const void>(weight), DType(weight_dtype), pointer<void>(packed),
-                     WeightFormat(format), first_row, rows, in_features});
-      },
-      Unlocked());
-  m.def(
-      "pack_quantised",
-      [](Address rows, int bits, Address packed, int64_t first_row, int64_t num_rows, int64_t in_features) {
-        pack_quantised(
-            {pointer<const uint8_t>(rows), bits, pointer<void>(packed), first_row, num_rows, in_features});
-      },
-      Unlocked());
+  py::class_<PackedMatrix>(m, "PackedMatrix")
+      .def(py::init([](Address data, int format, int64_t out_features, int64_t in_features) {
+             return PackedMatrix{pointer<void>(data), WeightFormat(format), out_features, in_features};
+           }),
+           py::arg("data"), py::arg("format"), py::arg("out_features"), py::arg("in_features"))
+      .def(
+          "pack",
+          [](const PackedMatrix& self, Address rows, int dtype, int64_t first_row, int64_t num_rows) {
+            pack_weight({pointer<void>(rows), DType(dtype), self.data, self.format, first_row, num_rows,
+                         self.in_features});
+          },
+          Unlocked(), py::arg("rows"), py::arg("dtype"), py::arg("first_row"), py::arg("num_rows"))
+      .def(
+          "pack_quantised",
+          [](const PackedMatrix& self, Address rows, int bits, int64_t first_row, int64_t num_rows) {
+            pack_quantised({pointer<uint8_t>(rows), bits, self.data, first_row, num_rows, self.in_features});
+          },
+          Unlocked(), py::arg("rows"), py::arg("bits"), py::arg("first_row"), py::arg("num_rows"));
+}
+
+LinearParams product(const Rows& x, const PackedMatrix& weight, Address bias, Address out) {
+  return {.x = x.data,
+          .weight = weight.data,
+          .format = weight.format,
+          .bias = pointer<float>(bias),
+          .out = pointer<float>(out),
+          .num_tokens = x.count,
+          .out_features = weight.out_features,
+          .in_features = weight.in_features,
+          .x_stride = x.stride};
 }
 
 void bind_products(py::module_& m) {
   m.def(
       "linear",
-      [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
-         int64_t out_features, int64_t in_features, int64_t x_stride) {
-        linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
-                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
-                x_stride});
+      [](const Rows& x, const PackedMatrix& weight, Address bias, Address out) {
+        linear(product(x, weight, bias, out));
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"));
   m.def(
       "finished_linear",
-      [](Address x, Address weight, int format, Address bias, Address out, int64_t num_tokens,
-         int64_t out_features, int64_t in_features, int64_t x_stride, bool gated, int activation) {
-        linear({pointer<const float>(x), pointer<const void>(weight), WeightFormat(format),
-                pointer<const float>(bias), pointer<float>(out), num_tokens, out_features, in_features,
-                x_stride, gated ? Finish::kGated : Finish::kActivated, Activation(activation)});
+      [](const Rows& x, const PackedMatrix& weight, Address bias, Address out, int activation, bool gated) {
+        LinearParams params = product(x, weight, bias, out);
+        params.finish = gated ? Finish::kGated : Finish::kActivated;
+        params.activation = Activation(activation);
+        linear(params);
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("activation"),
+      py::arg("gated"));
   m.def(
       "feed_forward",
-      [](Address x, Address up, Address up_bias, Address down, Address down_bias, Address out,
-         int64_t num_tokens, int64_t in_features, int64_t inner_features, int64_t out_features,
-         int activation, bool gated) {
-        feed_forward({pointer<const float>(x), pointer<const void>(up), pointer<const float>(up_bias),
-                      pointer<const void>(down), pointer<const float>(down_bias), pointer<float>(out),
-                      num_tokens, in_features, inner_features, out_features, Activation(activation), gated});
+      [](const Rows& x, const Product& up, const Product& down, Address out, int activation, bool gated) {
+        feed_forward({.x = x.data,
+                      .up = up.first.data,
+                      .up_bias = pointer<float>(up.second),
+                      .down = down.first.data,
+                      .down_bias = pointer<float>(down.second),
+                      .out = pointer<float>(out),
+                      .num_tokens = x.count,
+                      .in_features = up.first.in_features,
+                      .inner_features = down.first.in_features,
+                      .out_features = down.first.out_features,
+                      .activation = Activation(activation),
+                      .gated = gated});
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("up"), py::arg("down"), py::arg("out"), py::arg("activation"),
+      py::arg("gated"));
   m.def(
       "gather_rows",
-      [](Address ids, Address weight, int format, Address out, int64_t num_tokens, int64_t out_features,
-         int64_t in_features) {
-        gather_rows({pointer<const int32_t>(ids), pointer<const void>(weight), WeightFormat(format),
-                     pointer<float>(out), num_tokens, out_features, in_features});
+      [](Address ids, int64_t num_tokens, const PackedMatrix& weight, Address out) {
+        gather_rows({pointer<int32_t>(ids), weight.data, weight.format, pointer<float>(out), num_tokens,
+                     weight.out_features, weight.in_features});
       },
-      Unlocked());
+      Unlocked(), py::arg("ids"), py::arg("num_tokens"), py::arg("weight"), py::arg("out"));
 }
 
 void bind_norms(py::module_& m) {
   m.def(
       "rms_norm",
-      [](Address x, Address residual, Address weight, Address out, int64_t num_tokens, int64_t hidden,
-         float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows, int32_t layer,
-         bool store_output) {
-        const HiddenTap tap{pointer<const int32_t>(ring_rows),
-                            pointer<const uint64_t>(layers),
-                            pointer<void>(ring),
-                            num_ring_rows,
-                            layer,
-                            store_output};
-        rms_norm({pointer<const float>(x), pointer<float>(residual), pointer<const float>(weight),
-                  pointer<float>(out), num_tokens, hidden, eps, tap});
+      [](const Rows& x, const Norm& norm, Address residual, Address out, const Tap& tap) {
+        rms_norm({x.data, pointer<float>(residual), static_cast<const float*>(norm.weight),
+                  pointer<float>(out), x.count, x.stride, norm.eps, tap.value_or(HiddenTap{})});
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"));
   m.def(
       "layer_norm",
-      [](Address x, Address residual, Address weight, Address bias, Address out, int64_t num_tokens,
-         int64_t hidden, float eps, Address ring_rows, Address layers, Address ring, int64_t num_ring_rows,
-         int32_t layer, bool store_output) {
-        const HiddenTap tap{pointer<const int32_t>(ring_rows),
-                            pointer<const uint64_t>(layers),
-                            pointer<void>(ring),
-                            num_ring_rows,
-                            layer,
-                            store_output};
-        layer_norm({pointer<const float>(x), pointer<float>(residual), pointer<const float>(weight),
-                    pointer<const float>(bias), pointer<float>(out), num_tokens, hidden, eps, tap});
+      [](const Rows& x, const Norm& norm, Address residual, Address out, const Tap& tap) {
+        layer_norm({x.data, pointer<float>(residual), static_cast<const float*>(norm.weight),
+                    static_cast<const float*>(norm.bias), pointer<float>(out), x.count, x.stride, norm.eps,
+                    tap.value_or(HiddenTap{})});
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"));
   m.def(
       "head_rms_norm",
-      [](Address x, int64_t row_stride, Address weight, int64_t num_tokens, int64_t num_heads,
-         int64_t head_dim, float eps) {
-        head_rms_norm({pointer<float>(x), row_stride, pointer<const float>(weight), num_tokens, num_heads,
-                       head_dim, eps});
+      [](const Heads& x, Address weight, float eps) {
+        head_rms_norm({static_cast<float*>(x.data), x.stride, pointer<float>(weight), x.num_tokens,
+                       x.num_heads, x.head_dim, eps});
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("weight"), py::arg("eps"));
 }
 
 void bind_rows(py::module_& m) {
   m.def(
       "rotary",
-      [](Address q, Address k, int64_t q_stride, int64_t k_stride, Address positions, Address cos_sin,
-         int64_t num_tokens, int64_t num_positions, int64_t q_heads, int64_t k_heads, int64_t head_dim,
-         int64_t rotary_dim) {
-        rotary({pointer<float>(q), pointer<float>(k), q_stride, k_stride, pointer<const int32_t>(positions),
-                pointer<const float>(cos_sin), num_tokens, num_positions, q_heads, k_heads, head_dim,
-                rotary_dim});
+      [](const Heads& q, const Heads& k, Address positions, const Rows& cos_sin) {
+        rotary({.q = static_cast<float*>(q.data),
+                .k = static_cast<float*>(k.data),
+                .q_stride = q.stride,
+                .k_stride = k.stride,
+                .positions = pointer<int32_t>(positions),
+                .cos_sin = cos_sin.data,
+                .num_tokens = q.num_tokens,
+                .num_positions = cos_sin.count,
+                .q_heads = q.num_heads,
+                .k_heads = k.num_heads,
+                .head_dim = q.head_dim,
+                .rotary_dim = cos_sin.stride});
       },
-      Unlocked());
+      Unlocked(), py::arg("q"), py::arg("k"), py::arg("positions"), py::arg("cos_sin"));
   m.def(
       "gated_activation",
       [](Address gate_up, Address out, int64_t num_tokens, int64_t intermediate, int activation) {
-        gated_activation({pointer<const float>(gate_up), pointer<float>(out), num_tokens, intermediate,
-                          Activation(activation)});
+        gated_activation(
+            {pointer<float>(gate_up), pointer<float>(out), num_tokens, intermediate, Activation(activation)});
       },
-      Unlocked());
+      Unlocked(), py::arg("gate_up"), py::arg("out"), py::arg("num_tokens"), py::arg("intermediate"),
+      py::arg("activation"));
   m.def(
       "activate",
       [](Address x, int64_t count, int activation) {
         activate(pointer<float>(x), count, Activation(activation));
       },
-      Unlocked());
+      Unlocked(), py::arg("x"), py::arg("count"), py::arg("activation"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The only folder of csrc that knows Python. Each subject binds itself; tensors arrive as data pointers and
-// sizes that engine/kernels has checked.
+// The only folder of csrc that knows Python. Each subject binds itself; tensors arrive as structs of data
+// pointers and sizes (tensors.h) that engine/kernels has checked.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -32,7 +32,8 @@ from bequest.engine.kernels.cpu_weights import pack_weight as pack_weight
 from bequest.engine.kernels.cpu_weights import pack_weights as pack_weights
 from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
 from bequest.engine.kernels.host_arrays import HostInts, host_ints
-from bequest.engine.kernels.kv_format import KV_DTYPE_CODES, UNSCALED, KvScales
+from bequest.engine.kernels.kv_format import UNSCALED, KvScales
+from bequest.engine.kernels.kv_view import view_of
 
 Error = _C.Error
 WITH_CUDA: bool = _C.with_cuda  # whether this build has the CUDA kernels
@@ -76,11 +77,20 @@ def _check_f32(tensor: Tensor, *shape: int) -> None:
     assert tensor.shape == shape, (tuple(tensor.shape), shape)
 
 
-def _check_rows(rows: Tensor, num_rows: int, width: int) -> int:
-    """Dense float32 rows on the CPU, perhaps apart or overlapping. Returns their distance."""
+def _check_rows(rows: Tensor, width: int) -> tuple[int, int, int]:
+    """Dense float32 rows on the CPU, perhaps apart or overlapping. Returns their address, number and distance."""
     distance, stride = rows.stride()
-    assert rows.dtype is _F32 and rows.is_cpu and stride == 1 and rows.shape == (num_rows, width), rows.shape
-    return distance
+    num_rows, columns = rows.shape
+    assert rows.dtype is _F32 and rows.is_cpu and stride == 1 and columns == width, rows.shape
+    return rows.data_ptr(), num_rows, distance
+
+
+def _check_bias(bias: Tensor | None, size: int) -> int:
+    """The address of a bias [size], 0 where there is none."""
+    if bias is None:
+        return 0
+    _check_f32(bias, size)
+    return bias.data_ptr()
 
 
 def _check_i32(tensor: Tensor, *shape: int) -> None:
@@ -89,15 +99,15 @@ def _check_i32(tensor: Tensor, *shape: int) -> None:
     assert tensor.shape == shape, (tuple(tensor.shape), shape)
 
 
-def _check_heads(tensor: Tensor) -> tuple[int, int, int, int]:
+def _check_heads(tensor: Tensor) -> tuple[int, int, int, int, int]:
     """Float32 heads [T, heads, D] on the CPU, heads of a token dense, tokens perhaps apart (a slice of a fused row).
 
-    Returns T, heads, D and the distance of tokens."""
+    Returns their address, T, heads, D and the distance of tokens."""
     num_tokens, num_heads, head_dim = tensor.shape
     token_stride, head_stride, stride = tensor.stride()
     assert tensor.dtype is _F32 and tensor.is_cpu, tensor.dtype
     assert stride == 1 and head_stride == head_dim, tensor.stride()
-    return num_tokens, num_heads, head_dim, token_stride
+    return tensor.data_ptr(), num_tokens, num_heads, head_dim, token_stride
 
 
 # --- dense layers -------------------------------------------------------------------------------------------------
@@ -105,18 +115,13 @@ def _check_heads(tensor: Tensor) -> tuple[int, int, int, int]:
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """x [T, K] · weightᵀ + bias [N] → [T, N], float32. Rows of x may be apart or overlap."""
-    num_tokens = x.shape[0]
-    n, k = weight.out_features, weight.in_features
-    x_stride = _check_rows(x, num_tokens, k)
+    rows = _check_rows(x, weight.in_features)
     if out is None:
-        out = torch.empty(num_tokens, n)
+        out = torch.empty(rows[1], weight.out_features)  # of a tuple it would take longer than the call below
     else:
-        _check_f32(out, num_tokens, n)
-    bias_address = 0
-    if bias is not None:
-        _check_f32(bias, n)
-        bias_address = bias.data_ptr()
-    _C.linear(x.data_ptr(), weight._address, weight._format, bias_address, out.data_ptr(), num_tokens, n, k, x_stride)
+        _check_f32(out, rows[1], weight.out_features)
+    bias_address = 0 if bias is None else _check_bias(bias, weight.out_features)
+    _C.linear(rows, weight._matrix, bias_address, out.data_ptr())
     return out
 
 
@@ -152,26 +157,9 @@ def activated_linear(
 def _finished_linear(
     x: Tensor, weight: PackedWeight, activation: str, bias: Tensor | None, out: Tensor, gated: bool
 ) -> None:
-    num_tokens = x.shape[0]
-    n, k = weight.out_features, weight.in_features
-    x_stride = _check_rows(x, num_tokens, k)
-    bias_address = 0
-    if bias is not None:
-        _check_f32(bias, n)
-        bias_address = bias.data_ptr()
-    _C.finished_linear(
-        x.data_ptr(),
-        weight._address,
-        weight._format,
-        bias_address,
-        out.data_ptr(),
-        num_tokens,
-        n,
-        k,
-        x_stride,
-        gated,
-        ACTIVATION_CODES[activation],
-    )
+    rows = _check_rows(x, weight.in_features)
+    bias_address = _check_bias(bias, weight.out_features)
+    _C.finished_linear(rows, weight._matrix, bias_address, out.data_ptr(), ACTIVATION_CODES[activation], gated)
 
 
 def feed_forward(
@@ -192,23 +180,12 @@ def feed_forward(
     assert up.tiles and down.tiles and up.out_features == (2 * inner if gated else inner), (up, down)
     assert up.can_gate or not gated, up
     _check_f32(x, num_tokens, up.in_features)
-    biases = [0, 0]
-    for i, (bias, weight) in enumerate(((up_bias, up), (down_bias, down))):
-        if bias is not None:
-            _check_f32(bias, weight.out_features)
-            biases[i] = bias.data_ptr()
     out = torch.empty(num_tokens, down.out_features)
     _C.feed_forward(
-        x.data_ptr(),
-        up._address,
-        biases[0],
-        down._address,
-        biases[1],
+        (x.data_ptr(), num_tokens, up.in_features),
+        (up._matrix, _check_bias(up_bias, up.out_features)),
+        (down._matrix, _check_bias(down_bias, down.out_features)),
         out.data_ptr(),
-        num_tokens,
-        up.in_features,
-        inner,
-        down.out_features,
         ACTIVATION_CODES[activation],
         gated,
     )
@@ -220,15 +197,7 @@ def embedding(ids: Tensor, weight: PackedWeight) -> Tensor:
     num_tokens = ids.shape[0]
     _check_i32(ids, num_tokens)
     out = torch.empty(num_tokens, weight.in_features)
-    _C.gather_rows(
-        ids.data_ptr(),
-        weight._address,
-        weight._format,
-        out.data_ptr(),
-        num_tokens,
-        weight.out_features,
-        weight.in_features,
-    )
+    _C.gather_rows(ids.data_ptr(), num_tokens, weight._matrix, out.data_ptr())
     return out
 
 
@@ -258,16 +227,17 @@ def rms_norm(
     if residual is not None:
         _check_f32(residual, num_tokens, hidden)
         residual_address = residual.data_ptr()
-    tapped = tap_arguments(tap, num_tokens, hidden, x.dtype)
-    _C.rms_norm(x.data_ptr(), residual_address, weight.data_ptr(), out.data_ptr(), num_tokens, hidden, eps, *tapped)
+    tapped = None if tap is None else tap_arguments(tap, num_tokens, hidden, x.dtype)
+    rows = (x.data_ptr(), num_tokens, hidden)
+    _C.rms_norm(rows, (weight.data_ptr(), 0, eps), residual_address, out.data_ptr(), tapped)
     return out
 
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
-    num_tokens, num_heads, head_dim, token_stride = _check_heads(x)
-    _check_f32(weight, head_dim)
-    _C.head_rms_norm(x.data_ptr(), token_stride, weight.data_ptr(), num_tokens, num_heads, head_dim, eps)
+    heads = _check_heads(x)
+    _check_f32(weight, heads[3])
+    _C.head_rms_norm(heads, weight.data_ptr(), eps)
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -276,43 +246,24 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
     R dimensions of a head turn. A position outside [0, P) is an Error.
     """
-    num_tokens, q_heads, head_dim, q_stride = _check_heads(q)
-    k_tokens, k_heads, k_dim, k_stride = _check_heads(k)
+    q_heads, k_heads = _check_heads(q), _check_heads(k)
+    num_tokens, head_dim = q_heads[1], q_heads[3]
     num_positions, rotary_dim = cos_sin.shape
-    assert k_tokens == num_tokens and k_dim == head_dim, (q.shape, k.shape)
+    assert k_heads[1] == num_tokens and k_heads[3] == head_dim, (q.shape, k.shape)
     _check_i32(positions, num_tokens)
     _check_f32(cos_sin, num_positions, rotary_dim)
-    _C.rotary(
-        q.data_ptr(),
-        k.data_ptr(),
-        q_stride,
-        k_stride,
-        positions.data_ptr(),
-        cos_sin.data_ptr(),
-        num_tokens,
-        num_positions,
-        q_heads,
-        k_heads,
-        head_dim,
-        rotary_dim,
-    )
+    _C.rotary(q_heads, k_heads, positions.data_ptr(), (cos_sin.data_ptr(), num_positions, rotary_dim))
 
 
 # --- attention, cache ----------------------------------------------------------------------------------
 
 
-def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
-    """(NB, L, NKV, BS, D) of a cache [NB, L, 2, NKV, BS, D]."""
-    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
-    assert two == 2 and kv_cache.is_contiguous()
-    return num_blocks, num_layers, num_kv_heads, block_size, head_dim
-
-
-def _row_stride(rows: Tensor) -> int:
-    """Elements between the rows of x [T, heads, D], whose rows are dense."""
-    stride = rows.stride()
-    assert rows.dtype == torch.float32 and stride[2] == 1 and stride[1] == rows.shape[2]
-    return stride[0]
+def _head_rows(rows: Tensor, *shape: int) -> tuple[int, int, int]:
+    """Float32 [T, heads, D], whose rows are dense and perhaps apart. Returns their address, T and their distance."""
+    distance, head_stride, stride = rows.stride()
+    assert rows.shape == shape, (tuple(rows.shape), shape)
+    assert rows.dtype is _F32 and stride == 1 and head_stride == shape[2], rows.stride()
+    return rows.data_ptr(), shape[0], distance
 
 
 def write_kv(
@@ -324,23 +275,11 @@ def write_kv(
     slot_mapping int64 [T]: block * BS + offset; -1 is skipped, anything else outside the cache is an Error.
     """
     num_tokens = slot_mapping.shape[0]
-    sizes = _kv_sizes(kv_cache)
-    assert k.shape == v.shape == (num_tokens, sizes[2], sizes[4]) and slot_mapping.dtype == torch.int64
-    assert slot_mapping.is_contiguous()
-    _C.write_kv(
-        k.data_ptr(),
-        _row_stride(k),
-        v.data_ptr(),
-        _row_stride(v),
-        slot_mapping.data_ptr(),
-        num_tokens,
-        kv_cache.data_ptr(),
-        KV_DTYPE_CODES[kv_cache.dtype],
-        sizes,
-        layer,
-        1 / scales.key,
-        1 / scales.value,
-    )
+    view = view_of(kv_cache)
+    shape = (num_tokens, view.num_kv_heads, view.head_dim)
+    assert slot_mapping.dtype is torch.int64 and slot_mapping.is_contiguous()
+    to = (view.bound, layer, scales.key, scales.value)
+    _C.write_kv(_head_rows(k, *shape), _head_rows(v, *shape), slot_mapping.data_ptr(), to)
 
 
 def copy_blocks(kv_cache: Tensor, pairs: HostInts) -> None:
@@ -356,15 +295,9 @@ def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: HostInts
     address, (num_pairs, two) = host_ints(pairs)
     assert two == 2 and source_cache.is_contiguous() and destination_cache.is_contiguous()
     assert source_cache.shape[1:] == destination_cache.shape[1:] and source_cache.dtype == destination_cache.dtype
-    _C.copy_blocks(
-        source_cache.data_ptr(),
-        source_cache.shape[0],
-        destination_cache.data_ptr(),
-        destination_cache.shape[0],
-        source_cache[0].nbytes,
-        address,
-        num_pairs,
-    )
+    source = (source_cache.data_ptr(), source_cache.shape[0])
+    destination = (destination_cache.data_ptr(), destination_cache.shape[0])
+    _C.copy_blocks(source, destination, source_cache[0].nbytes, address, num_pairs)
 
 
 class AttentionPlan(AttentionWork):
@@ -378,7 +311,7 @@ class AttentionPlan(AttentionWork):
     matrix units (`isa()` is "amx").
     """
 
-    __slots__ = ("_plan", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
+    __slots__ = ("_plan", "_shape", "head_dim", "num_kv_heads", "num_q_heads", "num_tokens")
 
     def __init__(
         self,
@@ -400,21 +333,15 @@ class AttentionPlan(AttentionWork):
         tables, (num_tables, max_blocks) = host_ints(block_tables)
         assert num_starts == num_sequences + 1 and num_tables == num_sequences
         self._plan = _C.AttentionPlan(
-            starts,
-            lens,
-            tables,
-            num_sequences,
-            max_blocks,
-            num_q_heads,
-            num_kv_heads,
-            head_dim,
+            (starts, lens, tables, num_sequences, max_blocks),
+            (num_q_heads, num_kv_heads, head_dim),
+            (causal, window),
             block_size,
             num_blocks,
-            causal,
-            window,
             bfloat16,
         )
         self.num_tokens = self._plan.num_tokens
+        self._shape = (self.num_tokens, num_q_heads, head_dim)  # of queries and results
         self.num_q_heads = num_q_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -444,27 +371,18 @@ def paged_attention(
     then needs a window, however wide, because without one sequences may share tiles.
     Bit for bit, a row depends on its own q and on the keys it sees alone.
     """
-    shape = (plan.num_tokens, plan.num_q_heads, plan.head_dim)
-    assert q.shape == shape
+    shape = plan._shape
+    rows = _head_rows(q, *shape)
     if out is None:
-        out = torch.empty(shape, dtype=torch.float32)
-    assert out.shape == shape and out.dtype == torch.float32 and out.is_contiguous()
+        out = torch.empty(*shape)
+    else:
+        assert out.shape == shape and out.dtype is _F32 and out.is_contiguous()
+    bias_address, reach = 0, 0
     if bias is not None:
-        assert bias.shape[1] % 2 == 1, bias.shape
-        _check_f32(bias, plan.num_q_heads, bias.shape[1])
-    _C.paged_attention(
-        q.data_ptr(),
-        _row_stride(q),
-        out.data_ptr(),
-        kv_cache.data_ptr(),
-        KV_DTYPE_CODES[kv_cache.dtype],
-        _kv_sizes(kv_cache),
-        layer,
-        scale * scales.key,
-        soft_cap,
-        0 if bias is None else bias.data_ptr(),
-        0 if bias is None else bias.shape[1] // 2,
-        scales.value,
-        plan._plan,
-    )
+        width = bias.shape[1]
+        assert width % 2 == 1, bias.shape
+        _check_f32(bias, plan.num_q_heads, width)
+        bias_address, reach = bias.data_ptr(), width // 2
+    of = (view_of(kv_cache).bound, layer, scales.key, scales.value)
+    _C.paged_attention(rows, out.data_ptr(), of, plan._plan, (scale, soft_cap, bias_address, reach))
     return out

@@ -12,6 +12,7 @@ from bequest.engine import _C
 from bequest.engine.kernels.beams import PackedGroups
 from bequest.engine.kernels.catalogue import CatalogueRule
 from bequest.engine.kernels.cpu import Sampler
+from bequest.engine.kernels.host_arrays import FLOAT32, address
 from bequest.engine.types import BoolArray, FloatArray, IntArray
 
 
@@ -49,21 +50,18 @@ def beam_candidates(
         np.empty(shape, np.float32),
         np.empty(num_rows, np.bool_),
     )
+    starts, records = groups.group_start, groups.records
     _C.beam_candidates(
-        logits.data_ptr(),
-        logits.stride(0),
-        vocab_size,
-        cumulative.ctypes.data,
-        0 if nodes is None else nodes.ctypes.data,
-        groups.group_start.ctypes.data,
-        groups.records.ctypes.data,
-        len(groups.records),
-        out.score.ctypes.data,
-        out.row.ctypes.data,
-        out.token.ctypes.data,
-        out.logprob.ctypes.data,
-        out.bad.ctypes.data,
-        groups.columns,
+        (logits.data_ptr(), num_rows, vocab_size, logits.stride(0), FLOAT32),
+        (address(cumulative), 0 if nodes is None else address(nodes), address(starts), address(records), len(records)),
+        (
+            address(out.score),
+            address(out.row),
+            address(out.token),
+            address(out.logprob),
+            address(out.bad),
+            groups.columns,
+        ),
     )
     return out
 

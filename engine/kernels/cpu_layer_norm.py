@@ -25,17 +25,9 @@ def layer_norm(
     if residual is not None:
         _check(residual, num_tokens, hidden)
         residual_address = residual.data_ptr()
-    _C.layer_norm(
-        x.data_ptr(),
-        residual_address,
-        weight.data_ptr(),
-        bias.data_ptr(),
-        out.data_ptr(),
-        num_tokens,
-        hidden,
-        eps,
-        *tap_arguments(tap, num_tokens, hidden, x.dtype),
-    )
+    tapped = None if tap is None else tap_arguments(tap, num_tokens, hidden, x.dtype)
+    norm = (weight.data_ptr(), bias.data_ptr(), eps)
+    _C.layer_norm((x.data_ptr(), num_tokens, hidden), norm, residual_address, out.data_ptr(), tapped)
     return out
 
 

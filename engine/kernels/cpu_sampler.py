@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels.host_arrays import HostInts, host_ints, logit_stride
+from bequest.engine.kernels.host_arrays import FLOAT32, HostInts, host_ints, logit_stride
 from bequest.engine.kernels.host_arrays import address as address_of
 from bequest.engine.types import BoolArray, FloatArray, IntArray, RowSpec, mask_words
 
@@ -28,20 +28,9 @@ class Sampler:
         draw, penalties, bounds = spec.draw, spec.penalties, spec.bounds
         self._sampler.open_row(
             spec.row,
-            draw.temperature,
-            draw.top_k,
-            draw.top_p,
-            draw.min_p,
-            penalties.presence,
-            penalties.frequency,
-            penalties.repetition,
-            draw.seed,
-            draw.choice,
-            bounds.min_tokens,
-            bounds.logit_bias,
-            bounds.allowed_token_ids,
-            bounds.bad_words,
-            bounds.held_back,
+            (draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seed, draw.choice),
+            (penalties.presence, penalties.frequency, penalties.repetition),
+            (bounds.min_tokens, bounds.logit_bias, bounds.allowed_token_ids, bounds.bad_words, bounds.held_back),
             spec.prompt_token_ids,
             spec.output_token_ids,
         )
@@ -76,15 +65,9 @@ class Sampler:
         if masks is not None:
             masks_address, masks_shape = host_ints(masks)
             assert masks_shape == (num, mask_words(self._vocab_size))
+        rows_of_logits = (logits.data_ptr(), num, logit_stride(logits))
         self._sampler.sample(
-            logits.data_ptr(),
-            logit_stride(logits),
-            address,
-            positions_address,
-            num,
-            masks_address,
-            address_of(tokens),
-            address_of(bad),
+            rows_of_logits, address, positions_address, masks_address, address_of(tokens), address_of(bad)
         )
         return tokens, bad
 
@@ -101,16 +84,6 @@ def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, In
     rank = np.empty(num, np.int32)
     top_ids = np.empty((num, top), np.int32)
     top_logprob = np.empty((num, top), np.float32)
-    _C.logprobs(
-        logits.data_ptr(),
-        logit_stride(logits),
-        num,
-        vocab_size,
-        chosen_address,
-        top,
-        address_of(chosen_logprob),
-        address_of(rank),
-        address_of(top_ids),
-        address_of(top_logprob),
-    )
+    out = (address_of(chosen_logprob), address_of(rank), address_of(top_ids), address_of(top_logprob))
+    _C.logprobs((logits.data_ptr(), num, vocab_size, logit_stride(logits), FLOAT32), chosen_address, top, out)
     return chosen_logprob, rank, top_ids, top_logprob

@@ -45,7 +45,7 @@ class PackedWeight:
     With `tiles`, for matrix units, it is strips of 32 rows, [ceil(N / 32), ceil(K / 32), 2, 16, 16, 2] bfloat16.
     """
 
-    __slots__ = ("_address", "_format", "_storage", "bits", "dtype", "in_features", "out_features", "tiles")
+    __slots__ = ("_address", "_format", "_matrix", "_storage", "bits", "dtype", "in_features", "out_features", "tiles")
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class PackedWeight:
             self._format, group_bytes = _QUANTISED_FORMATS[bits]
             self._storage = torch.empty(num_panels, in_features // GROUP, group_bytes, dtype=torch.uint8)
         self._address = self._storage.data_ptr()
+        self._matrix = _C.PackedMatrix(self._address, self._format, out_features, in_features)
         _C.advise_large_pages(self._address, self._storage.nbytes)
         self._storage[-1].zero_()
         if tiles and in_features % TILE_DEPTH:
@@ -121,8 +122,7 @@ def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype, tiles: bool | No
         assert weight.dtype in (torch.float32, torch.bfloat16, torch.float16), weight.dtype
         rows = weight.shape[0]
         dense = (weight.float() if weight.dtype is torch.float16 else weight).contiguous()
-        code = _DTYPE_CODES[dense.dtype]
-        _C.pack_weight(dense.data_ptr(), code, packed._address, packed._format, first_row, rows, in_features)
+        packed._matrix.pack(dense.data_ptr(), _DTYPE_CODES[dense.dtype], first_row, rows)
         first_row += rows
     return packed
 
@@ -137,6 +137,6 @@ def pack_quantised(weights: Sequence[QuantisedRows]) -> PackedWeight:
         assert weight.rows.dtype is torch.uint8 and weight.rows.is_cpu, weight.rows.dtype
         dense = weight.rows.contiguous()
         num_rows = dense.shape[0]
-        _C.pack_quantised(dense.data_ptr(), bits, packed._address, first_row, num_rows, in_features)
+        packed._matrix.pack_quantised(dense.data_ptr(), bits, first_row, num_rows)
         first_row += num_rows
     return packed

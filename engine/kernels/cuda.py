@@ -20,12 +20,13 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
-from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
+from bequest.engine.kernels.host_arrays import address
+from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
+from bequest.engine.kernels.kv_view import view_of
 from bequest.engine.kernels.streams import current_stream as _stream
 from bequest.engine.types import IntArray
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
-_NO_CACHE = (0, 0, 0, 0, 0)
 
 
 def address_of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -39,11 +40,14 @@ def _check_optional(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> i
     return 0 if tensor is None else address_of(tensor, dtype, *shape)
 
 
-def _heads(tensor: Tensor, dtype: torch.dtype) -> tuple[int, int]:
-    """Address and token stride of heads [T, heads, D], heads of a token dense (a slice of a fused row is fine)."""
-    assert tensor.is_cuda and tensor.dtype is dtype and tensor.dim() == 3, (tensor.dtype, tensor.shape)
-    assert tensor.stride(2) == 1 and (tensor.shape[1] <= 1 or tensor.stride(1) == tensor.shape[2]), tensor.stride()
-    return tensor.data_ptr(), tensor.stride(0)
+def _heads(tensor: Tensor, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
+    """Address, T, heads, D and token stride of heads [T, heads, D], heads of a token dense (a slice of a fused row is
+    fine)."""
+    num_tokens, num_heads, head_dim = tensor.shape
+    distance, head_stride, stride = tensor.stride()
+    assert tensor.is_cuda and tensor.dtype is dtype, tensor.dtype
+    assert stride == 1 and (num_heads <= 1 or head_stride == head_dim), tensor.stride()
+    return tensor.data_ptr(), num_tokens, num_heads, head_dim, distance
 
 
 def _result(out: Tensor | None, like: Tensor, *shape: int) -> Tensor:
@@ -67,15 +71,14 @@ def embedding(ids: Tensor, weight: Tensor, last_tokens: Tensor | None = None, ou
     out = _result(out, weight, num_tokens, hidden)
     num_rows = 0 if last_tokens is None else last_tokens.shape[0]
     _C.cuda_embedding(
-        address_of(ids, torch.int32, num_tokens),
-        _check_optional(last_tokens, torch.int32, num_rows),
-        num_rows,
-        address_of(weight, weight.dtype, vocab_size, hidden),
+        (
+            address_of(ids, torch.int32, num_tokens),
+            num_tokens,
+            _check_optional(last_tokens, torch.int32, num_rows),
+            num_rows,
+        ),
+        (address_of(weight, weight.dtype, vocab_size, hidden), vocab_size, hidden, _DTYPE_CODES[weight.dtype]),
         out.data_ptr(),
-        _DTYPE_CODES[weight.dtype],
-        num_tokens,
-        vocab_size,
-        hidden,
         _stream(),
     )
     return out
@@ -97,15 +100,11 @@ def rms_norm(
     dtype = x.dtype
     out = _result(out, x, num_tokens, hidden)
     _C.cuda_rms_norm(
-        address_of(x, dtype, num_tokens, hidden),
+        (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, _DTYPE_CODES[dtype]),
+        (address_of(weight, dtype, hidden), 0, eps),
         _check_optional(residual, dtype, num_tokens, hidden),
-        address_of(weight, dtype, hidden),
         out.data_ptr(),
-        _DTYPE_CODES[dtype],
-        num_tokens,
-        hidden,
-        eps,
-        *tap_arguments(tap, num_tokens, hidden, dtype),
+        tap_arguments(tap, num_tokens, hidden, dtype),
         _stream(),
     )
     return out
@@ -119,16 +118,11 @@ def layer_norm(
     dtype = x.dtype
     out = torch.empty_like(x)
     _C.cuda_layer_norm(
-        address_of(x, dtype, num_tokens, hidden),
+        (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, _DTYPE_CODES[dtype]),
+        (address_of(weight, dtype, hidden), address_of(bias, dtype, hidden), eps),
         _check_optional(residual, dtype, num_tokens, hidden),
-        address_of(weight, dtype, hidden),
-        address_of(bias, dtype, hidden),
         out.data_ptr(),
-        _DTYPE_CODES[dtype],
-        num_tokens,
-        hidden,
-        eps,
-        *tap_arguments(tap, num_tokens, hidden, dtype),
+        tap_arguments(tap, num_tokens, hidden, dtype),
         _stream(),
     )
     return out
@@ -149,15 +143,8 @@ def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None
     num_tokens, doubled = gate_up.shape
     assert doubled % 2 == 0, doubled
     out = _result(out, gate_up, num_tokens, doubled // 2)
-    _C.cuda_gated_activation(
-        address_of(gate_up, gate_up.dtype, num_tokens, doubled),
-        out.data_ptr(),
-        _DTYPE_CODES[gate_up.dtype],
-        num_tokens,
-        doubled // 2,
-        ACTIVATION_CODES[activation],
-        _stream(),
-    )
+    rows = (address_of(gate_up, gate_up.dtype, num_tokens, doubled), num_tokens, doubled, _DTYPE_CODES[gate_up.dtype])
+    _C.cuda_gated_activation(rows, out.data_ptr(), ACTIVATION_CODES[activation], _stream())
     return out
 
 
@@ -200,11 +187,14 @@ def prepare_qkv(
     Queries are changed in place; returns them as a view [T, NQ, D]. The key and value parts of qkv stay as they are.
     """
     num_tokens, width = qkv.shape
-    num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    view = view_of(kv_cache)
+    num_kv_heads, head_dim = view.num_kv_heads, view.head_dim
     assert width == (num_q_heads + 2 * num_kv_heads) * head_dim, (width, num_q_heads, num_kv_heads, head_dim)
     heads = qkv.view(num_tokens, num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads[:, :num_q_heads], heads[:, num_q_heads:-num_kv_heads], heads[:, -num_kv_heads:]
-    _prepare(q, k, v, (kv_cache, layer, slot_mapping), positions, cos_sin, norm, scales)
+    slots, to = _store(kv_cache, layer, slot_mapping, scales, qkv)
+    normed = head_norm(norm, qkv.dtype, head_dim)
+    _prepare(q, k, v, (normed, rotation(positions, cos_sin, num_tokens), slots, to))
     return q
 
 
@@ -215,7 +205,8 @@ def write_kv(
 
     slot_mapping int64 [T]: block * BS + offset; -1 is skipped.
     """
-    _prepare(k[:, :0], k, v, (kv_cache, layer, slot_mapping), None, None, None, scales)
+    slots, to = _store(kv_cache, layer, slot_mapping, scales, k)
+    _prepare(k[:, :0], k, v, (None, _NO_ROTATION, slots, to))
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -224,78 +215,58 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
     R dimensions of a head turn.
     """
-    _prepare(q, k, None, None, positions, cos_sin, None)
+    _prepare(q, k, None, (None, rotation(positions, cos_sin, q.shape[0]), 0, None))
 
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
-    _prepare(x, x[:, :0], None, None, None, None, QkNorm(weight, weight, eps))
+    address = address_of(weight, x.dtype, x.shape[2])
+    _prepare(x, x[:, :0], None, ((address, address, eps), _NO_ROTATION, 0, None))
 
 
-def _prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    cache: tuple[Tensor, int, Tensor] | None,
-    positions: Tensor | None,
-    cos_sin: Tensor | None,
-    norm: QkNorm | None,
-    scales: KvScales = UNSCALED,
-) -> None:
+HeadNorm = tuple[int, int, float]  # weights, eps
+Rotation = tuple[int, int, int]  # positions, cosines and sines, R
+LayerCache = tuple[_C.KvCacheView, int, float, float]  # cache, layer, scales of keys and values
+Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are the slots
+_NO_ROTATION: Rotation = (0, 0, 0)
+
+
+def head_norm(norm: QkNorm | None, dtype: torch.dtype, head_dim: int) -> HeadNorm | None:
+    """As the extension takes it."""
+    if norm is None:
+        return None
+    return address_of(norm.q_weight, dtype, head_dim), address_of(norm.k_weight, dtype, head_dim), norm.eps
+
+
+def rotation(positions: Tensor, cos_sin: Tensor | None, num_tokens: int) -> Rotation:
+    """As the extension takes it."""
+    places = address_of(positions, torch.int32, num_tokens)
+    if cos_sin is None:
+        return places, 0, 0
+    num_positions, rotary_dim = cos_sin.shape
+    return places, address_of(cos_sin, torch.float32, num_positions, rotary_dim), rotary_dim
+
+
+def _store(
+    kv_cache: Tensor, layer: int, slot_mapping: Tensor, scales: KvScales, rows: Tensor
+) -> tuple[int, LayerCache]:
+    """Where the keys and values of these rows [T, …] go: the slots' address, and the layer."""
+    assert kv_cache.is_cuda and kv_cache.dtype in (rows.dtype, FP8), (kv_cache.dtype, rows.dtype)
+    slots = address_of(slot_mapping, torch.int64, rows.shape[0])
+    return slots, (view_of(kv_cache).bound, layer, scales.key, scales.value)
+
+
+def _prepare(q: Tensor, k: Tensor, v: Tensor | None, steps: Preparation) -> None:
     """prepare_qkv over separate heads; without a cache keys are changed in place and values are not needed."""
-    num_tokens, q_heads, head_dim = q.shape
     dtype = q.dtype
-    assert k.shape[0] == num_tokens and k.shape[2] == head_dim, (q.shape, k.shape)
-    q_address, q_stride = _heads(q, dtype)
-    k_address, k_stride = _heads(k, dtype)
-    v_address, v_stride = (0, 0) if v is None else _heads(v, dtype)
-    kv_address, sizes, layer, slots, kv_dtype = 0, _NO_CACHE, 0, 0, dtype
-    if cache is not None:
-        kv_cache, layer, slot_mapping = cache
-        assert v is not None and v.shape == k.shape
-        sizes = _kv_sizes(kv_cache)
-        kv_dtype = kv_cache.dtype
-        assert kv_dtype in (dtype, FP8), (kv_dtype, dtype)
-        kv_address = address_of(kv_cache, kv_dtype, *kv_cache.shape)
-        slots = address_of(slot_mapping, torch.int64, num_tokens)
-    rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
-    _C.cuda_prepare_qkv(
-        q_address,
-        k_address,
-        v_address,
-        q_stride,
-        k_stride,
-        v_stride,
-        num_tokens,
-        q_heads,
-        k.shape[1],
-        head_dim,
-        0 if norm is None else address_of(norm.q_weight, dtype, head_dim),
-        0 if norm is None else address_of(norm.k_weight, dtype, head_dim),
-        0.0 if norm is None else norm.eps,
-        _check_optional(positions, torch.int32, num_tokens),
-        0 if cos_sin is None else address_of(cos_sin, torch.float32, *cos_sin.shape),
-        rotary_dim,
-        slots,
-        kv_address,
-        sizes,
-        layer,
-        KV_DTYPE_CODES[kv_dtype],
-        1 / scales.key,
-        1 / scales.value,
-        _DTYPE_CODES[dtype],
-        _stream(),
-    )
+    q_heads, k_heads = _heads(q, dtype), _heads(k, dtype)
+    assert k_heads[1] == q_heads[1] and k_heads[3] == q_heads[3], (q.shape, k.shape)
+    v_heads = None if v is None else _heads(v, dtype)
+    assert steps[3] is None or (v_heads is not None and v_heads[1:4] == k_heads[1:4])
+    _C.cuda_prepare_qkv(q_heads, k_heads, v_heads, _DTYPE_CODES[dtype], steps, _stream())
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------
-
-
-def _kv_sizes(kv_cache: Tensor) -> tuple[int, int, int, int, int]:
-    """(NB, L, NKV, BS, D) of a cache [NB, L, 2, NKV, BS, D]."""
-    num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
-    assert two == 2 and kv_cache.is_contiguous()
-    return num_blocks, num_layers, num_kv_heads, block_size, head_dim
 
 
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
@@ -305,14 +276,9 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     """
     num_pairs = pairs.shape[0]
     assert kv_cache.is_cuda and kv_cache.is_contiguous()
-    _C.cuda_copy_blocks(
-        kv_cache.data_ptr(),
-        kv_cache.shape[0],
-        kv_cache.nbytes // kv_cache.shape[0],
-        address_of(pairs, torch.int32, num_pairs, 2),
-        num_pairs,
-        _stream(),
-    )
+    cache = (kv_cache.data_ptr(), kv_cache.shape[0])
+    block_bytes = kv_cache.nbytes // kv_cache.shape[0]
+    _C.cuda_copy_blocks(cache, block_bytes, address_of(pairs, torch.int32, num_pairs, 2), num_pairs, _stream())
 
 
 class LateCopy:
@@ -324,17 +290,17 @@ class LateCopy:
         self._arrived = torch.zeros(1, dtype=torch.int32, device=destination.device)
         self._kept = (source, destination)
         self._num_words = source.numel()
-        self._addresses = (source.data_ptr(), address_of(destination, torch.int32, source.numel()))
+        into = address_of(destination, torch.int32, source.numel())
+        self._copy = _C.CudaLateCopy(self._flag.data_ptr(), source.data_ptr(), into, self._arrived.data_ptr())
 
     def queue(self, num_words: int, value: int) -> None:
         """Queues the copy of the first `num_words` on the current stream, for when `value` is published."""
         assert num_words <= self._num_words
-        arrived = self._arrived.data_ptr()
-        _C.cuda_late_copy(self._flag.data_ptr(), value, *self._addresses, 4 * num_words, arrived, _stream())
+        self._copy.queue(4 * num_words, value, _stream())
 
     def wait(self, value: int) -> None:
         """What is queued next on the current stream, another than that of the copy, waits until it is done."""
-        _C.cuda_wait_for_flag(self._arrived.data_ptr(), value, _stream())
+        self._copy.wait(value, _stream())
 
     def publish(self, value: int) -> None:
         """What this thread has written to the source may be copied. Any thread."""
@@ -350,25 +316,20 @@ def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray
     assert source_cache.is_contiguous() and destination_cache.is_contiguous()
     assert source_cache.shape[1:] == destination_cache.shape[1:] and source_cache.dtype == destination_cache.dtype
     assert all(cache.is_cuda or cache.is_pinned() for cache in (source_cache, destination_cache))
-    _C.cuda_swap_blocks(
-        source_cache.data_ptr(),
-        source_cache.shape[0],
-        destination_cache.data_ptr(),
-        destination_cache.shape[0],
-        source_cache[0].nbytes,
-        int(pairs.__array_interface__["data"][0]),
-        pairs.shape[0],
-        _stream(),
-    )
+    source = (source_cache.data_ptr(), source_cache.shape[0])
+    destination = (destination_cache.data_ptr(), destination_cache.shape[0])
+    _C.cuda_swap_blocks(source, destination, source_cache[0].nbytes, address(pairs), pairs.shape[0], _stream())
 
 
 # --- log-probabilities --------------------------------------------------------------------------------------------
 
 
-def logit_rows(logits: Tensor) -> tuple[int, int, int]:
-    """Address, dtype code and row stride of logits [N, V], float32 or bfloat16."""
-    assert logits.is_cuda and logits.dim() == 2 and logits.stride(1) == 1, logits.stride()
-    return logits.data_ptr(), _DTYPE_CODES[logits.dtype], logits.stride(0)
+def logit_rows(logits: Tensor) -> tuple[int, int, int, int, int]:
+    """Address, N, V, row stride and dtype code of logits [N, V], float32 or bfloat16."""
+    num, vocab_size = logits.shape
+    distance, stride = logits.stride()
+    assert logits.is_cuda and stride == 1, logits.stride()
+    return logits.data_ptr(), num, vocab_size, distance, _DTYPE_CODES[logits.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,22 +356,14 @@ def logprobs(logits: Tensor, chosen: Tensor, top: int, out: DeviceLogprobs | Non
 
     A row with NaN or +inf, or with a chosen token outside the vocabulary (padding: -1), gives NaN, rank 1 and tokens 0.
     """
-    num, vocab_size = logits.shape
-    address, dtype, stride = logit_rows(logits)
+    num = logits.shape[0]
     if out is None:
         out = DeviceLogprobs.empty(num, top, logits.device)
-    _C.cuda_logprobs(
-        address,
-        dtype,
-        stride,
-        num,
-        vocab_size,
-        address_of(chosen, torch.int32, num),
-        top,
+    places = (
         address_of(out.chosen, torch.float32, num),
         address_of(out.rank, torch.int32, num),
         address_of(out.top_ids, torch.int32, num, top),
         address_of(out.top, torch.float32, num, top),
-        _stream(),
     )
+    _C.cuda_logprobs(logit_rows(logits), address_of(chosen, torch.int32, num), top, places, _stream())
     return out

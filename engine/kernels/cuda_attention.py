@@ -15,10 +15,11 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels.attention_work import AttentionWork
-from bequest.engine.kernels.cpu import _kv_sizes
-from bequest.engine.kernels.cuda import QkNorm, address_of
+from bequest.engine.kernels.cuda import QkNorm, address_of, head_norm, rotation
 from bequest.engine.kernels.host_arrays import HostInts, host_ints
 from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
+from bequest.engine.kernels.kv_view import view_of
+from bequest.engine.kernels.streams import current_stream
 
 
 @dataclass(frozen=True)
@@ -75,29 +76,34 @@ class CudaAttentionWorkspace:
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._work = _C.AttentionWork(
-            num_q_heads,
-            num_kv_heads,
-            head_dim,
+            (num_q_heads, num_kv_heads, head_dim),
+            (causal, window),
             KV_DTYPE_CODES[dtype],
-            causal,
-            window,
-            multiprocessors,
             max_sequences,
             max_tokens,
-            _C.prefill_blocks_per_sm(head_dim, KV_DTYPE_CODES[kv_dtype or dtype]),
-            _C.has_wide_tiles(),
+            (
+                multiprocessors,
+                _C.cuda_prefill_blocks_per_sm(head_dim, KV_DTYPE_CODES[kv_dtype or dtype]),
+                _C.cuda_has_wide_tiles(),
+            ),
         )
         rows = self._work.state_rows
         self.states = torch.empty(rows, num_kv_heads, head_dim, dtype=torch.float32, device=self.device)
         self.scales = torch.empty(rows, num_kv_heads, 2, dtype=torch.float32, device=self.device)
         self.tickets = torch.zeros(self._work.ticket_ints, dtype=torch.int32, device=self.device)
         self.mail = torch.full((self._work.mail_ints,), -1, dtype=torch.int32, device=self.device)
+        self._use_scratch()
 
     def share_scratch(self, other: CudaAttentionWorkspace) -> None:
         """Takes the scratch of a workspace of larger steps for its own. Calls of both must be in one stream order."""
         assert self.states.shape[0] <= other.states.shape[0] and self.states.shape[1:] == other.states.shape[1:]
         assert self.tickets.numel() <= other.tickets.numel() and self.mail.numel() <= other.mail.numel()
         self.states, self.scales, self.tickets, self.mail = other.states, other.scales, other.tickets, other.mail
+        self._use_scratch()
+
+    def _use_scratch(self) -> None:
+        scratch = (self.states, self.scales, self.tickets, self.mail)
+        self._work.use_scratch(*(tensor.data_ptr() for tensor in scratch))
 
     @property
     def list_len(self) -> int:
@@ -119,9 +125,8 @@ class CudaAttentionWorkspace:
         assert num_starts == num_sequences + 1 == num_tables + 1 and list_len == self.list_len
         if self._block_size is None:
             tables = 0
-        return WorkCounts(
-            *self._work.write(starts, lens, tables, num_sequences, max_blocks, self._block_size or 1, buffer)
-        )
+        rows = (starts, lens, tables, num_sequences, max_blocks)
+        return WorkCounts(*self._work.write(rows, self._block_size or 1, buffer))
 
     def plan(self, query_start: HostInts, seq_lens: HostInts, block_tables: HostInts) -> CudaAttentionPlan:
         """The plan of one eager step. block_tables [S, MB]."""
@@ -151,7 +156,7 @@ class CudaAttentionWorkspace:
         if max_tokens is not None:
             decode_merges = min(decode_merges, max_tokens)
         merges = decode * decode_merges + prefill * prefill_merges
-        single_token = max_tokens == 1 and not prefill and _C.can_attend_token(self._work)
+        single_token = max_tokens == 1 and not prefill and _C.cuda_can_attend_token(self._work)
         return CudaAttentionPlan(
             self,
             work_list,
@@ -169,7 +174,7 @@ class CudaAttentionPlan(AttentionWork):
     `single_token`: the step has no more than one, and `attend_token` serves it.
     """
 
-    __slots__ = ("_launches", "block_tables", "single_token", "work_list", "workspace")
+    __slots__ = ("_step", "block_tables", "single_token", "work_list", "workspace")
 
     def __init__(
         self,
@@ -190,7 +195,13 @@ class CudaAttentionPlan(AttentionWork):
         self.work_list = work_list
         self.block_tables = block_tables
         self.single_token = single_token
-        self._launches = (decode, prefill, max_merges)
+        self._step = _C.CudaStep(
+            workspace._work,
+            block_tables.data_ptr(),
+            block_tables.stride(0),
+            work_list.data_ptr(),
+            (decode, prefill, max_merges),
+        )
 
 
 def paged_attention(
@@ -213,38 +224,17 @@ def paged_attention(
     Rows of `out` that belong to no sequence stay as they are.
     """
     workspace = plan.workspace
-    sizes = _kv_sizes(kv_cache)
-    assert sizes[2] == workspace.num_kv_heads and sizes[4] == workspace.head_dim
+    view = view_of(kv_cache)
+    assert view.num_kv_heads == workspace.num_kv_heads and view.head_dim == workspace.head_dim
     assert kv_cache.dtype in (q.dtype, FP8)
     out = _attended(q, workspace, out)
-    bias_address, reach = _bias_arguments(bias, workspace.num_q_heads)
-    decode, prefill, max_merges = plan._launches
     _C.cuda_paged_attention(
-        workspace._work,
-        q.data_ptr(),
-        q.stride(0),
+        plan._step,
+        (q.data_ptr(), q.shape[0], workspace.num_q_heads, workspace.head_dim, q.stride(0)),
         out.data_ptr(),
-        kv_cache.data_ptr(),
-        KV_DTYPE_CODES[kv_cache.dtype],
-        sizes,
-        layer,
-        scales.key,
-        scales.value,
-        scale,
-        soft_cap,
-        bias_address,
-        reach,
-        plan.block_tables.data_ptr(),
-        plan.block_tables.stride(0),
-        plan.work_list.data_ptr(),
-        workspace.states.data_ptr(),
-        workspace.scales.data_ptr(),
-        workspace.tickets.data_ptr(),
-        workspace.mail.data_ptr(),
-        decode,
-        prefill,
-        max_merges,
-        torch.cuda.current_stream(q.device).cuda_stream,
+        (view.bound, layer, scales.key, scales.value),
+        (scale, soft_cap, *_bias_arguments(bias, workspace.num_q_heads)),
+        current_stream(),
     )
     return out
 
@@ -288,31 +278,22 @@ def attend_token(
     """
     workspace = plan.workspace
     num_heads, head_dim = workspace.num_q_heads, workspace.head_dim
-    sizes = _kv_sizes(kv_cache)
-    assert plan.single_token and kv_cache.dtype in (torch.bfloat16, FP8)
-    assert sizes[2] == workspace.num_kv_heads and sizes[4] == head_dim
+    view = view_of(kv_cache)
+    assert plan.single_token and kv_cache.is_cuda and kv_cache.dtype in (torch.bfloat16, FP8)
+    assert view.num_kv_heads == workspace.num_kv_heads and view.head_dim == head_dim
     out = torch.empty(1, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    _C.cuda_attend_token(
-        workspace._work,
-        address_of(qkv, torch.bfloat16, 1, (num_heads + 2 * sizes[2]) * head_dim),
-        out.data_ptr(),
-        kv_cache.data_ptr(),
-        KV_DTYPE_CODES[kv_cache.dtype],
-        sizes,
-        layer,
-        scales.key,
-        scales.value,
-        scale,
-        0 if norm is None else address_of(norm.q_weight, torch.bfloat16, head_dim),
-        0 if norm is None else address_of(norm.k_weight, torch.bfloat16, head_dim),
-        0.0 if norm is None else norm.eps,
-        address_of(positions, torch.int32, 1),
-        0 if cos_sin is None else address_of(cos_sin, torch.float32, *cos_sin.shape),
-        0 if cos_sin is None else cos_sin.shape[1],
+    preparation = (
+        head_norm(norm, torch.bfloat16, head_dim),
+        rotation(positions, cos_sin, 1),
         address_of(slot_mapping, torch.int64, 1),
-        plan.block_tables.data_ptr(),
-        plan.block_tables.stride(0),
-        plan.work_list.data_ptr(),
-        torch.cuda.current_stream(qkv.device).cuda_stream,
+        (view.bound, layer, scales.key, scales.value),
+    )
+    _C.cuda_attend_token(
+        plan._step,
+        address_of(qkv, torch.bfloat16, 1, (num_heads + 2 * view.num_kv_heads) * head_dim),
+        out.data_ptr(),
+        scale,
+        preparation,
+        current_stream(),
     )
     return out

@@ -124,26 +124,12 @@ def beam_candidates(
 
 def beam_candidates_at(logits: Tensor, step: StepAddresses, memory: Tensor, out: CandidateAddresses) -> None:
     """The same for whoever knows where everything lies."""
-    num_rows, vocab_size = logits.shape
-    address, dtype, stride = logit_rows(logits)
-    assert memory.numel() >= _C.cuda_beam_workspace_bytes(num_rows, 0)
+    rows = logit_rows(logits)
+    assert memory.numel() >= _C.cuda_beam_workspace_bytes(rows[1], 0)
     _C.cuda_beam_candidates(
-        address,
-        dtype,
-        stride,
-        vocab_size,
-        num_rows,
-        step.cumulative,
-        step.nodes,
-        step.group_start,
-        step.records,
-        step.num_groups,
+        rows,
+        (step.cumulative, step.nodes, step.group_start, step.records, step.num_groups),
         memory.data_ptr(),
-        out.score,
-        out.row,
-        out.token,
-        out.logprob,
-        out.bad,
-        out.columns,
+        (out.score, out.row, out.token, out.logprob, out.bad, out.columns),
         current_stream(),
     )

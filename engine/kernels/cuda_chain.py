@@ -19,6 +19,7 @@ from bequest.engine.kernels.streams import current_stream
 
 MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
 _BF16 = torch.bfloat16
+_BF16_CODE = 1  # csrc/core/dtype.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Tail:
 
 def make_scratch(device: torch.device) -> Tensor:
     """For chains of one stream."""
-    return torch.zeros(_C.CHAIN_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(_C.cuda_chain_scratch_bytes, dtype=torch.uint8, device=device)
 
 
 def has_kernel(attended: int, hidden: int, inner: int) -> bool:
@@ -72,29 +73,25 @@ def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scrat
     num_tokens, depth = attended.shape
     hidden, inner = residual.shape[1], tail.down.weight.shape[1]
     qkv: Tensor | None = None
-    next_norm, next_qkv, tap = (0, 0.0), (0, 0, 0, 0), None
+    following = None
     if head is not None:
         outputs = head.qkv.weight.shape[0]
         qkv = torch.empty(num_tokens, outputs, dtype=_BF16, device=residual.device)
-        next_norm, next_qkv, tap = (
-            _norm_arguments(head.norm, hidden),
-            head.qkv.arguments(outputs, hidden),
-            head.norm.tap,
-        )
+        tap = tap_arguments(head.norm.tap, num_tokens, hidden, _BF16)
+        norm = (*_norm_arguments(head.norm, hidden), tap)
+        following = (norm, head.qkv.arguments(outputs, hidden), qkv.data_ptr())
     _C.cuda_skinny_chain(
-        num_tokens,
-        cuda.address_of(attended, _BF16, num_tokens, depth),
+        (cuda.address_of(attended, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
         cuda.address_of(residual, _BF16, num_tokens, hidden),
-        tail.output.arguments(hidden, depth),
-        _norm_arguments(tail.norm, hidden),
-        tail.gate_up.arguments(2 * inner, hidden),
-        ACTIVATION_CODES[tail.activation],
-        tail.down.arguments(hidden, inner),
-        next_norm,
-        next_qkv,
-        0 if qkv is None else qkv.data_ptr(),
-        *tap_arguments(tap, num_tokens, hidden, _BF16),
-        cuda.address_of(scratch, torch.uint8, _C.CHAIN_SCRATCH_BYTES),
+        (
+            tail.output.arguments(hidden, depth),
+            _norm_arguments(tail.norm, hidden),
+            tail.gate_up.arguments(2 * inner, hidden),
+            ACTIVATION_CODES[tail.activation],
+            tail.down.arguments(hidden, inner),
+        ),
+        following,
+        cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),
         current_stream(),
     )
     return qkv

@@ -110,6 +110,7 @@ class CudaSampler:
         self._device = device
         self._rows = torch.zeros(num_rows * _C.cuda_sampler_row_bytes, dtype=torch.uint8, device=device)
         self.last_tokens = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+        self._bound = _C.CudaSamplerRows(self._rows.data_ptr(), self.last_tokens.data_ptr(), num_rows)
         # What an open row refers to: its storage and its catalogue.
         self._open: dict[int, tuple[Tensor | None, CatalogueRule | None]] = {}
         self._updates: dict[
@@ -173,14 +174,7 @@ class CudaSampler:
         """`staged` uint8: a device copy of what pack_updates gave, aligned to 8 bytes."""
         assert staged.is_cuda and staged.dtype is torch.uint8 and staged.data_ptr() % 8 == 0
         updates = staged.data_ptr()
-        _C.cuda_update_rows(
-            updates,
-            num_updates,
-            updates + num_updates * _UPDATE.size,
-            self._rows.data_ptr(),
-            self.last_tokens.data_ptr(),
-            current_stream(),
-        )
+        self._bound.update(updates, num_updates, updates + num_updates * _UPDATE.size, current_stream())
 
     def flush(self) -> None:
         """Sends rows opened and closed to the device. Not inside a graph's capture."""
@@ -213,7 +207,6 @@ class CudaSampler:
         num = logits.shape[0]
         assert not self._updates, "flush() the sampler first"
         assert logits.shape == (num, self._vocab_size), (tuple(logits.shape), num, self._vocab_size)
-        address, dtype, stride = logit_rows(logits)
         for array in (rows, positions):
             assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous() and array.shape == (num,)
         if tokens is None:
@@ -224,22 +217,9 @@ class CudaSampler:
         if masks is not None:
             assert masks.is_cuda and masks.dtype is torch.int32 and masks.is_contiguous()
             assert masks.shape == (num, mask_words(self._vocab_size))
-        _C.cuda_sample(
-            address,
-            dtype,
-            stride,
-            rows.data_ptr(),
-            positions.data_ptr(),
-            num,
-            self._vocab_size,
-            self.last_tokens.shape[0],
-            self._rows.data_ptr(),
-            self.last_tokens.data_ptr(),
-            0 if masks is None else masks.data_ptr(),
-            tokens.data_ptr(),
-            bad.data_ptr(),
-            current_stream(),
-        )
+        masked = 0 if masks is None else masks.data_ptr()
+        out = (tokens.data_ptr(), bad.data_ptr())
+        self._bound.sample(logit_rows(logits), rows.data_ptr(), positions.data_ptr(), masked, out, current_stream())
         return tokens, bad
 
     def _check(self, spec: RowSpec) -> None:

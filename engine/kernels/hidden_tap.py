@@ -9,7 +9,6 @@ from torch import Tensor
 
 # (ring_rows, layers, ring, num_ring_rows, layer, store_output) as the extension takes them
 TapArguments = tuple[int, int, int, int, int, bool]
-_NO_TAP: TapArguments = (0, 0, 0, 0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ class LayerTap:
     of_output: bool = False  # the normed row, else the residual after the addition
 
 
-def tap_arguments(tap: LayerTap | None, num_tokens: int, hidden: int, dtype: torch.dtype) -> TapArguments:
+def tap_arguments(tap: LayerTap | None, num_tokens: int, hidden: int, dtype: torch.dtype) -> TapArguments | None:
     if tap is None:
-        return _NO_TAP
+        return None
     table = tap.table
     assert table.shape == (num_tokens, hidden) and table.ring.dtype is dtype, (table.shape, num_tokens, hidden)
     return (*table.addresses, tap.layer, tap.of_output)

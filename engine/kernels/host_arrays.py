@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 HostInts = npt.NDArray[np.int32] | Tensor
+FLOAT32 = 0  # csrc/core/dtype.h
 
 
 def address(array: npt.NDArray[np.generic]) -> int:

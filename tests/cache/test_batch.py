@@ -25,7 +25,7 @@ def test_worked_example() -> None:
     tables = [table_for(pool, n) for n in lengths]
     tokens = [TokenList(range(1000 * i, 1000 * i + n)) for i, n in enumerate(lengths)]
 
-    batch = prepare_batch(tables, tokens, computed, scheduled, [-1] * 5, columns=15)
+    batch = prepare_batch(tables, tokens, computed, scheduled, [-1] * 5, room=(0, 0, 15))
 
     assert batch.query_start.tolist() == [0, 1, 2, 95, 170, 200]
     assert batch.positions.tolist() == [54, 145, *range(93), *range(75), *range(30)]
@@ -92,9 +92,11 @@ def test_random_batches_equal_the_reference(block_size: int) -> None:
             assert batch.block_tables[i].tolist() == tables[i].blocks[:count] + [0] * (max(used) - count)
 
 
-def one_row(computed: int, scheduled: int, known: int, last_row: int = -1, **padding: int) -> Batch:
+def one_row(
+    computed: int, scheduled: int, known: int, last_row: int = -1, room: tuple[int, int, int] = (0, 0, 0)
+) -> Batch:
     table = table_for(BlockPool(9, 4), 12)
-    return prepare_batch([table], [TokenList(range(known))], [computed], [scheduled], [last_row], **padding)
+    return prepare_batch([table], [TokenList(range(known))], [computed], [scheduled], [last_row], room)
 
 
 def test_token_on_the_device() -> None:
@@ -108,7 +110,7 @@ def test_token_on_the_device() -> None:
 
 
 def test_padding() -> None:
-    batch = one_row(3, 2, known=5, columns=4, pad_tokens=4, pad_rows=3)
+    batch = one_row(3, 2, known=5, room=(4, 3, 4))
     assert batch.input_ids.tolist() == [3, 4, 0, 0]
     assert batch.input_rows.tolist() == [NO_ROW] * 4
     assert batch.positions.tolist() == [3, 4, 0, 0]
@@ -126,9 +128,9 @@ def test_broken_contracts() -> None:
     with pytest.raises(Error, match="no block"):
         one_row(0, 13, known=13)
     with pytest.raises(Error, match="columns"):
-        one_row(8, 1, known=9, columns=2)
+        one_row(8, 1, known=9, room=(0, 0, 2))
     with pytest.raises(Error, match="too few tokens"):
-        one_row(0, 5, known=5, pad_tokens=4)
+        one_row(0, 5, known=5, room=(4, 0, 0))
     with pytest.raises(Error, match="counts"):
         one_row(-1, 1, known=5)
     with pytest.raises(Error, match="one element per sequence"):

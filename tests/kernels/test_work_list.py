@@ -29,17 +29,12 @@ class Shape:
 
     def work(self, max_sequences: int, max_tokens: int) -> _C.AttentionWork:
         return _C.AttentionWork(
-            self.num_q_heads,
-            self.num_kv_heads,
-            self.head_dim,
+            (self.num_q_heads, self.num_kv_heads, self.head_dim),
+            (self.causal, self.window),
             self.dtype,
-            self.causal,
-            self.window,
-            self.multiprocessors,
             max_sequences,
             max_tokens,
-            self.prefill_blocks,
-            True,
+            (self.multiprocessors, self.prefill_blocks, True),
         )
 
 
@@ -91,9 +86,8 @@ def build(shape: Shape, lens: list[tuple[int, int]], tables: np.ndarray | None =
     work = shape.work(len(lens), int(query_start[-1]))
     buffer = np.full(work.size + 64, CANARY, dtype=np.int32)
     known = (0, 0) if tables is None else (address(tables), tables.shape[1])
-    counts = work.write(
-        address(query_start), address(seq_lens), known[0], len(lens), known[1], BLOCK_SIZE, address(buffer)
-    )
+    rows = (address(query_start), address(seq_lens), known[0], len(lens), known[1])
+    counts = work.write(rows, BLOCK_SIZE, address(buffer))
     assert (buffer[work.size :] == CANARY).all()
     merges_at, decode_at, prefill_at = work.sections
     assert tuple(buffer[:3]) == (counts[2], counts[0], counts[1])
@@ -459,6 +453,6 @@ def test_inconsistent_lengths_are_errors() -> None:
     work = Shape().work(1, 1)
     array = np.array([0, 1, 2], dtype=np.int32)
     with pytest.raises(_C.Error, match="more sequences"):
-        work.write(address(array), address(array), 0, 2, 0, BLOCK_SIZE, address(np.zeros(work.size, dtype=np.int32)))
+        work.write((address(array), address(array), 0, 2, 0), BLOCK_SIZE, address(np.zeros(work.size, dtype=np.int32)))
     with pytest.raises(_C.Error, match="too many query heads"):
         Shape(num_q_heads=129, num_kv_heads=1).work(1, 1)

@@ -1,0 +1,126 @@
+// Structs of one call that only a GPU's kernels take; bindings/tensors.h has the others.
+#pragma once
+
+#include <optional>
+
+#include "bindings/tensors.h"
+#include "model/cuda/skinny_chain.h"
+#include "ops/cuda/rope.h"
+
+namespace bequest {
+
+inline Stream stream_of(Address stream) { return pointer<CUstream_st>(stream); }
+
+// Token ids [T], some of them by the sampler row [num_rows] that drew them.
+struct TokenIds {
+  const int32_t* ids;
+  int64_t num_tokens;
+  const int32_t* last_tokens;  // null: none
+  int64_t num_rows;
+};
+template <>
+inline constexpr auto fields_of<TokenIds> =
+    std::tuple(&TokenIds::ids, &TokenIds::num_tokens, &TokenIds::last_tokens, &TokenIds::num_rows);
+
+// Norms of query and key heads: weights [D].
+struct HeadNorm {
+  const void* q_weight;
+  const void* k_weight;
+  float eps;
+};
+template <>
+inline constexpr auto fields_of<HeadNorm> =
+    std::tuple(&HeadNorm::q_weight, &HeadNorm::k_weight, &HeadNorm::eps);
+
+struct Rotation {
+  const int32_t* positions;  // [T]
+  const float* cos_sin;      // [P, R]; null: none
+  int64_t rotary_dim;        // R
+};
+template <>
+inline constexpr auto fields_of<Rotation> =
+    std::tuple(&Rotation::positions, &Rotation::cos_sin, &Rotation::rotary_dim);
+
+// What lies between a projection and the attention.
+struct Preparation {
+  std::optional<HeadNorm> norm;
+  Rotation rotation;
+  const int64_t* slots;          // [T]
+  std::optional<LayerCache> to;  // where keys and values go
+};
+template <>
+inline constexpr auto fields_of<Preparation> =
+    std::tuple(&Preparation::norm, &Preparation::rotation, &Preparation::slots, &Preparation::to);
+
+// The parameters of prepare_qkv but for heads and strides.
+inline cuda::QkvParams qkv_params(const Preparation& preparation, DType dtype) {
+  const HeadNorm norm = preparation.norm.value_or(HeadNorm{});
+  cuda::QkvParams params{};
+  params.q_weight = norm.q_weight;
+  params.k_weight = norm.k_weight;
+  params.eps = norm.eps;
+  params.positions = preparation.rotation.positions;
+  params.cos_sin = preparation.rotation.cos_sin;
+  params.rotary_dim = preparation.rotation.rotary_dim;
+  params.slots = preparation.slots;
+  params.kv_dtype = dtype;
+  params.key_factor = params.value_factor = 1.0f;
+  params.dtype = dtype;
+  if (const auto& to = preparation.to) {
+    params.kv_cache = to->cache.data;
+    params.layout = to->cache.layout;
+    params.layer = to->layer;
+    params.kv_dtype = to->cache.dtype;
+    params.key_factor = static_cast<float>(1 / to->key_scale);
+    params.value_factor = static_cast<float>(1 / to->value_scale);
+  }
+  return params;
+}
+
+// A root-mean-square norm that is part of a product, and what it stores on its way.
+struct TappedNorm {
+  const void* weight;
+  float eps;
+  std::optional<HiddenTap> tap;
+};
+template <>
+inline constexpr auto fields_of<TappedNorm> =
+    std::tuple(&TappedNorm::weight, &TappedNorm::eps, &TappedNorm::tap);
+
+template <>
+inline constexpr auto fields_of<cuda::ChainProduct> =
+    std::tuple(&cuda::ChainProduct::weight, &cuda::ChainProduct::bias, &cuda::ChainProduct::out_features,
+               &cuda::ChainProduct::in_features);
+template <>
+inline constexpr auto fields_of<cuda::ChainNorm> =
+    std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps);
+
+// What a layer does behind its attention, and what the next one does before its own.
+struct ChainTail {
+  cuda::ChainProduct output;
+  cuda::ChainNorm norm;
+  cuda::ChainProduct gate_up;
+  Activation activation;
+  cuda::ChainProduct down;
+};
+template <>
+inline constexpr auto fields_of<ChainTail> = std::tuple(
+    &ChainTail::output, &ChainTail::norm, &ChainTail::gate_up, &ChainTail::activation, &ChainTail::down);
+
+struct ChainHead {
+  TappedNorm norm;
+  cuda::ChainProduct qkv;
+  void* out;  // [T, Q]
+};
+template <>
+inline constexpr auto fields_of<ChainHead> = std::tuple(&ChainHead::norm, &ChainHead::qkv, &ChainHead::out);
+
+// The tokens [N] that were sampled, and which of them are bad.
+struct SampledTokens {
+  int32_t* tokens;
+  bool* bad;
+};
+template <>
+inline constexpr auto fields_of<SampledTokens> = std::tuple(&SampledTokens::tokens, &SampledTokens::bad);
+
+}  // namespace bequest
