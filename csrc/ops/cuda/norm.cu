@@ -110,8 +110,8 @@ void launch_width(const Params& p, Stream stream) {
   launch_long<T, W>(p, stream);
 }
 
-const void* bias_of(const RmsNormParams&) { return nullptr; }
-const void* bias_of(const LayerNormParams& p) { return p.bias; }
+bool is_bias_aligned(const RmsNormParams&) { return true; }
+bool is_bias_aligned(const LayerNormParams& p) { return is_aligned(p.bias, 16); }
 
 template <class Params>
 void norm(const Params& p, Stream stream) {
@@ -120,10 +120,9 @@ void norm(const Params& p, Stream stream) {
   check(in_range(p.tap), "norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
-    bool aligned = p.hidden % kWide == 0;
-    for (const void* rows : {p.x, static_cast<const void*>(p.residual), p.weight, bias_of(p),
-                             static_cast<const void*>(p.out), static_cast<const void*>(p.tap.ring)})
-      aligned = aligned && is_aligned(rows, 16);
+    const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&
+                         is_aligned(p.weight, 16) && is_bias_aligned(p) && is_aligned(p.out, 16) &&
+                         is_aligned(p.tap.ring, 16);
     return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
   });
 }
