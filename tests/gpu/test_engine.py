@@ -50,7 +50,9 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
 
 
 # The third and the fourth are padded.
-@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "llama-odd-head", "qwen3", "qwen2-wide", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama-head-64", "qwen3-head-128", "llama-odd-head", "qwen3", "qwen2-wide", "smollm3"]
+)
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name)
     asked = prompts()

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <cstdlib>
-#include <string_view>
 #include <type_traits>
 
 #include "attention/cuda/attention.h"
@@ -71,16 +69,9 @@ void dispatch_head_dim(int head_dim, F&& f) {
   fail("bf16 attention: head_dim must be 64, 128 or 256");
 }
 
-// While the kernel over fp8 is being proven: BEQUEST_FP8_PREFILL=mma takes the older one.
-bool is_fp8_wgmma_off() {
-  const char* wish = std::getenv("BEQUEST_FP8_PREFILL");
-  return wish != nullptr && std::string_view(wish) == "mma";
-}
-
 // Whether prefill without a bias goes to warpgroup products, on the current device.
 bool takes_wgmma(int head_dim, DType kv_dtype) {
-  if (head_dim > 128 || !is_hopper()) return false;
-  return kv_dtype == DType::kBF16 || (kv_dtype == DType::kF8E4M3 && !is_fp8_wgmma_off());
+  return head_dim <= 128 && is_hopper() && (kv_dtype == DType::kBF16 || kv_dtype == DType::kF8E4M3);
 }
 
 template <int D, class Cache>
@@ -108,9 +99,6 @@ void check_block_size(int block_size) {
 // Whether the decode grid merges what it cut. Prefill tiles have more rows than its few warps merge in time,
 // and on other chips its blocks may not all be under way at once.
 bool merges_in_grid(const AttentionLaunches& launches, int head_dim) {
-  // While it is being proven.
-  const char* wish = std::getenv("BEQUEST_MERGE");
-  if (wish != nullptr && std::string_view(wish) == "kernel") return false;
   return launches.decode && !launches.prefill && launches.max_merges > 0 && head_dim <= kMostMergedInGrid &&
          is_hopper();
 }

@@ -20,7 +20,6 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
-#include "attention/cuda/prefill_wgmma_fp8_widen.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
@@ -49,10 +48,10 @@ struct UnitRing {
   PhaseBarrier full[kStages];
   PhaseBarrier empty[kStages];
 
-  __device__ void init(int wideners) {
+  __device__ void init() {
     for (int i = 0; i < kStages; ++i) {
       full[i].init(1);
-      empty[i].init(wideners);
+      empty[i].init(1);
     }
   }
 };
@@ -66,11 +65,10 @@ struct Fp8PrefillBuffers : PrefillBuffers<D> {
   Ring stored_keys;
   Ring stored_values;
 
-  // `wideners`: warps that widen keys, and as many that widen values.
-  __device__ void init(int wideners, int task_readers) {
-    stored_keys.init(wideners);
-    stored_values.init(wideners);
-    this->control.init(wideners, task_readers);  // last, as it publishes all
+  __device__ void init() {
+    stored_keys.init();
+    stored_values.init();
+    this->control.init();  // last, as it publishes all
   }
 };
 static_assert(sizeof(Fp8PrefillBuffers<64>) <= 227 * 1024);
@@ -154,9 +152,74 @@ class UnitLoader {
   Cursor<B::kUnitStages> stage_;
 };
 
-// Fills the tiles of one kind from its ring; by one of kWideners warps that do, the one of this `part`.
-template <int D, class Arithmetic, int kWideners, bool kAreValues>
-__device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers, int part) {
+// Widens units of e4m3 into tiles of float16. By a whole warp.
+//
+// A load takes 16 stored bytes of a lane, which become two neighbouring chunks of a row of a panel. Eight
+// lanes are served at once, both when they load and when they store. Where a row fills a panel and no more
+// (D = 64), they have two rows side by side, whose chunks the swizzle places apart. Where a row has two
+// panels, four of them have one row's part of the first and four the next row's part of the second: these lie
+// in different banks on both sides.
+template <int D>
+class UnitWidener {
+ public:
+  using B = Fp8PrefillBuffers<D>;
+
+  __device__ UnitWidener() {
+    const int lane = threadIdx.x % 32;
+    const int panel = D == 64 ? 0 : lane / 4 % 2;
+    const int row = D == 64 ? lane / 4 : lane / 16 * 2 + (lane / 8 + panel) % 2;
+    source_ = row * D + panel * 64 + lane % 4 * 16;
+    target_ = panel * B::kTilePanelBytes + panel_offset(row, lane % 4 * 2);
+  }
+
+  // `unit`: as stored; `target`: the unit's first row in the tile. Rows outside of [begin, end) become zeros
+  // if it kMasks.
+  template <bool kMasks>
+  __device__ __forceinline__ void widen(uint32_t unit, uint32_t target, int begin, int end) const {
+    constexpr int kRows = 512 / D;  // that the warp loads at once
+    constexpr int kLoads = kUnitKeys / kRows;
+    constexpr int kBatch = 4;
+    static_assert(D == 64 || D == 128);
+    unit += source_;
+    target += target_;
+#pragma unroll 1
+    for (int done = 0; done < kLoads; done += kBatch) {
+      uint32_t fours[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) load_16(fours[i], unit + i * 512);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if constexpr (kMasks) {
+          const int row = (done + i) * kRows + static_cast<int>(source_ / D);
+          if (row < begin || row >= end) fours[i][0] = fours[i][1] = fours[i][2] = fours[i][3] = 0;
+        }
+        uint32_t low[4], high[4];
+        fp8_to_f16(fours[i][0], low[0], low[1]);
+        fp8_to_f16(fours[i][1], low[2], low[3]);
+        fp8_to_f16(fours[i][2], high[0], high[1]);
+        fp8_to_f16(fours[i][3], high[2], high[3]);
+        const uint32_t place = row_place(target, i);
+        store_16(place, low);
+        store_16(place ^ 16, high);
+      }
+      unit += kBatch * 512;
+      target += kBatch * kRows * kPanelRowBytes;
+    }
+  }
+
+ private:
+  // Of load i of a batch. Four rows further the swizzle flips a bit of the chunk; after eight it is the same.
+  __device__ __forceinline__ static uint32_t row_place(uint32_t target, int i) {
+    if constexpr (D == 64) return target + i * kSwizzleBytes;
+    return (i % 2 ? (target ^ 64) + 4 * kPanelRowBytes : target) + i / 2 * kSwizzleBytes;
+  }
+
+  uint32_t source_, target_;
+};
+
+// Warps 1 and 3: fills the tiles of one kind from its ring.
+template <int D, bool kAreValues>
+__device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
   using B = Fp8PrefillBuffers<D>;
   constexpr int kStages = kAreValues ? B::kValueStages : B::kKeyStages;
   auto& control = buffers.control;
@@ -170,9 +233,7 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers, int part) {
   PhaseBarrier* const full = kAreValues ? control.values_full : control.keys_full;
   PhaseBarrier* const empty = kAreValues ? control.values_empty : control.keys_empty;
   const bool is_first_lane = threadIdx.x % 32 == 0;
-  constexpr int kRows = kUnitKeys / kWideners;
-  const int first_row = part * kRows;  // of a unit
-  const UnitWidener<D, Arithmetic, kRows> widener;
+  const UnitWidener<D> widener;
   TaskReader tasks(control);
   Turn<kStages> stage;
   Turn<B::kUnitStages> unit;
@@ -183,11 +244,10 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers, int part) {
 #pragma unroll 1
       for (int at = 0; at < min(kTileKeys, task.item.kv_end - key); at += kUnitKeys, unit.advance()) {
         ring.full[unit.index()].wait(unit.parity());
-        const int row_key = key + at + first_row;
-        const int begin = task.item.kv_begin - row_key, end = task.item.kv_end - row_key;
-        const uint32_t source = shared_address(ring.units[unit.index()]) + first_row * D;
-        const uint32_t target = tile + (at + first_row) * kPanelRowBytes;
-        if (kAreValues && (begin > 0 || end < kRows))
+        const int begin = task.item.kv_begin - key - at, end = task.item.kv_end - key - at;
+        const uint32_t source = shared_address(ring.units[unit.index()]);
+        const uint32_t target = tile + at * kPanelRowBytes;
+        if (kAreValues && (begin > 0 || end < kUnitKeys))
           widener.template widen<true>(source, target, begin, end);
         else
           widener.template widen<false>(source, target, begin, end);
@@ -222,16 +282,6 @@ __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
   if (is_first_lane) tickets.finish();
 }
 
-// The values alone.
-template <int D>
-__device__ void load_stored_values(const AttentionArgs& a, const CUtensorMap& map,
-                                   Fp8PrefillBuffers<D>& buffers) {
-  UnitLoader<D> values(a, map, buffers.stored_values, a.num_kv_heads * a.block_size);
-  TaskReader tasks(buffers.control);
-  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next())
-    values.load(task.item, task.kv_head(), [] {});
-}
-
 // Warp 2. An item's queries come before its values: these wait for products, which wait for the queries.
 template <int D>
 __device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMap& map,
@@ -245,52 +295,19 @@ __device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMa
   }
 }
 
-// Of one warpgroup that loads and widens.
-inline constexpr int kFp8TaskReaders = kTaskReaders;
-
 // A launch of Tickets' blocks; by the whole warpgroup.
-template <int D, class Arithmetic>
+template <int D>
 __device__ void load_all_fp8(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
   switch (threadIdx.x / 32) {
     case 0:
       return load_stored_keys<D>(a, map, buffers);
     case 1:
-      return widen_tiles<D, Arithmetic, 1, false>(buffers, 0);
+      return widen_tiles<D, false>(buffers);
     case 2:
       return load_queries_and_values<D>(a, map, buffers);
     default:
-      return widen_tiles<D, Arithmetic, 1, true>(buffers, 0);
+      return widen_tiles<D, true>(buffers);
   }
-}
-
-// Of a warpgroup that loads and another that widens.
-inline constexpr int kSpreadWideners = 2;  // of a kind
-inline constexpr int kSpreadTaskReaders = 2 + 2 * kSpreadWideners + kMultipliers * 4;
-
-// Loads as load_all_fp8 does, but leaves widening to widen_all. By the whole first warpgroup.
-template <int D>
-__device__ void load_all_stored(const AttentionArgs& a, const CUtensorMap& map,
-                                Fp8PrefillBuffers<D>& buffers) {
-  switch (threadIdx.x / 32) {
-    case 0:
-      return load_stored_keys<D>(a, map, buffers);
-    case 1:
-      return load_stored_values<D>(a, map, buffers);
-    case 2:
-      return load_queries<D, Fp8Cache>(a, buffers);
-    default:
-      return;
-  }
-}
-
-// By a whole warpgroup, a warp on each of the four schedulers.
-template <int D, class Arithmetic>
-__device__ void widen_all(Fp8PrefillBuffers<D>& buffers) {
-  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32 % 4, 0);
-  if (warp < kSpreadWideners)
-    widen_tiles<D, Arithmetic, kSpreadWideners, false>(buffers, warp);
-  else
-    widen_tiles<D, Arithmetic, kSpreadWideners, true>(buffers, warp - kSpreadWideners);
 }
 
 }  // namespace bequest::cuda

@@ -62,20 +62,19 @@ struct PrefillControl {
   PhaseBarrier task_empty[kTasks];
   PrefillTask tasks[kTasks];
 
-  // `fillers`: warps that fill a tile; `task_readers`: warps that read a published task.
-  __device__ void init(int fillers = 1, int task_readers = kTaskReaders) {
+  __device__ void init() {
     for (int i = 0; i < kKeyStages; ++i) {
-      keys_full[i].init(fillers);
+      keys_full[i].init(1);
       keys_empty[i].init(kMultipliers * 4);
     }
     for (int i = 0; i < kValueStages; ++i) {
-      values_full[i].init(fillers);
+      values_full[i].init(1);
       values_empty[i].init(kMultipliers * 4);
       edge_landed[i].init(1);
     }
     for (int i = 0; i < kTasks; ++i) {
       task_full[i].init(1);
-      task_empty[i].init(task_readers);
+      task_empty[i].init(kTaskReaders);
       for (int j = 0; j < kMultipliers; ++j) {
         queries_full[i][j].init(1);
         queries_empty[i][j].init(4);
@@ -328,9 +327,9 @@ class QueryLoader {
 };
 
 // Warp 2.
-template <int D, class Cache>
+template <int D>
 __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
-  QueryLoader<D, Cache> loader(a, buffers);
+  QueryLoader<D, Bf16Cache> loader(a, buffers);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) loader.load(task);
 }
@@ -372,7 +371,7 @@ __device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Prefill
     case 1:
       return load_values<D>(a, map, buffers);
     case 2:
-      return load_queries<D, Bf16Cache>(a, buffers);
+      return load_queries<D>(a, buffers);
     default:
       return clear_edges<D>(buffers);
   }
