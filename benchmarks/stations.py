@@ -55,7 +55,6 @@ def wrap_all() -> None:
     """The stations: of the event loop, of the runner, of whoever waits for results."""
     from aiohttp import http_writer, web_protocol
 
-    import bequest.engine.engine as engine_module
     from bequest.engine.device import DeviceThread
     from bequest.engine.engine import AsyncEngine
     from bequest.engine.runner.cuda import CudaRunner
@@ -68,7 +67,7 @@ def wrap_all() -> None:
         wrap(http_writer.StreamWriter, method, "write", "bytes out")
     wrap(AsyncEngine, "submit", "submit", "submitted")
     wrap(AsyncEngine, "_on_result", "on the loop", None)
-    wrap(engine_module, "apply_result", "apply", "applied")
+    wrap(Scheduler, "apply", "apply", "applied")
     wrap(Scheduler, "plan", "plan", "planned")
     wrap(AsyncEngine, "_deliver", "deliver", "delivered")
     wrap(DeviceThread, "launch", None, "handed over")
