@@ -94,7 +94,7 @@ void bind_step(py::module_& m) {
             step.plans = std::move(plans);
             step.cross = cross;
           },
-          py::keep_alive<1, 3>())
+          py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def(
           "set_read",
           [](StackStep& step, Address rows, int64_t num_rows, const AttentionPlan& attention) {

@@ -96,12 +96,11 @@ def set_read(of: StackStep, rows: Tensor, plan: AttentionPlan) -> None:
 
 
 def set_tap(of: StackStep, tap: HiddenTap, hidden: int) -> None:
-    assert tap.shape == (of.num_tokens, hidden), tap
+    assert tap.shape == (of.num_tokens, hidden) and tap.ring.dtype is torch.float32, tap
     of.set_tap(tap.addresses)
 
 
-def embedding(ids: Tensor, table: PackedWeight, rows: Tensor | None) -> StackEmbedding:
-    """ids int32 [T] of the table [V, H], and rows float32 [P, H] by position that are added."""
+def _embedding(ids: Tensor, table: PackedWeight, rows: Tensor | None) -> StackEmbedding:
     assert ids.dtype is torch.int32 and ids.is_contiguous()
     added, count = 0, 0
     if rows is not None:
@@ -126,20 +125,26 @@ class LayerStack:
         pending = added is not None
         added = torch.empty_like(total) if added is None else added
         for rows in (total, added):
-            assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.shape[1] == self._hidden, rows.shape
+            assert rows.dtype is torch.float32 and rows.is_contiguous(), rows.dtype
+            assert rows.shape == (step.num_tokens, self._hidden), rows.shape
         stream = _C.StackStream(total.data_ptr(), added.data_ptr(), pending, total.shape[0])
         self._stack.run(step, stream, None)
         return total[: stream.num_rows], added[: stream.num_rows] if stream.pending else None
 
-    def run_from(self, step: StackStep, embedding: StackEmbedding) -> tuple[Tensor, Tensor | None]:
-        """Over a stream that begins with the rows of tables."""
+    def run_from(
+        self, step: StackStep, ids: Tensor, table: PackedWeight, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Over a stream that begins with rows ids int32 [T] of the table [V, H], and rows float32 [P, H] by position
+        that are added to them."""
+        assert ids.shape == (step.num_tokens,) and table.in_features == self._hidden, (ids.shape, table)
+        embedding = _embedding(ids, table, rows)
         # Of numpy: torch lets go of the GIL for every array it makes, and whoever takes it then keeps it for longer
         # than all of this lasts.
         total, added = np.empty((2, step.num_tokens, self._hidden), np.float32)
         stream = _C.StackStream(address(total), address(added), False, step.num_tokens)
         self._stack.run(step, stream, embedding)
-        rows = stream.num_rows
-        return torch.from_numpy(total)[:rows], torch.from_numpy(added)[:rows] if stream.pending else None
+        left = stream.num_rows
+        return torch.from_numpy(total)[:left], torch.from_numpy(added)[:left] if stream.pending else None
 
 
 def linear_into_cache(

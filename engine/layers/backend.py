@@ -26,10 +26,6 @@ class Backend(Protocol):
         """The head dims that attention serves in this dtype; empty: any."""
         ...
 
-    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What states are in where weights are in `dtype`."""
-        ...
-
     def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
         """Matrices [N_i, K] stacked along N, and a bias [N] that `vector` made."""
         ...

@@ -16,9 +16,10 @@ from bequest.engine.layers.weight import Weight
 
 
 def narrows(layer: LayerSpec) -> bool:
-    """Whether rows that nobody reads can end in its attention, if no layer follows: no other attention does."""
+    """Whether rows that nobody reads can end in its attention, if no layer follows: no other attention does, and no
+    norm that stores hidden states of them."""
     kinds = [type(sublayer.mixer) for sublayer in layer.sublayers]
-    return kinds[0] is Attention and set(kinds[1:]) == {FeedForward}
+    return kinds[0] is Attention and set(kinds[1:]) == {FeedForward} and layer.sublayers[-1].after is None
 
 
 class PlainProgram:
@@ -66,17 +67,17 @@ def apply(sublayer: Sublayer, stream: Stream, step: LayerStep, tap: LayerTap | N
             q = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
             _add(sublayer, mixer.output, stream, ops.attend_cross(q, heads, step))
         case FeedForward():
-            _add(sublayer, mixer.down, stream, _inner(sublayer, mixer, stream))
+            _add(sublayer, mixer.down, stream, _inner(sublayer, mixer, stream, tap))
 
 
-def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream) -> Tensor:
+def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream, tap: LayerTap | None) -> Tensor:
     """[T, I]"""
     norm, up, activation = sublayer.before, mixer.up, mixer.activation
     if mixer.gated:
         if norm is not None:
-            return up.normed_gated(stream, norm, activation)
+            return up.normed_gated(stream, norm, activation, tap)
         return up.gated(stream.state(), activation)
-    return up.activated(stream.state() if norm is None else stream.normed(norm), activation)
+    return up.activated(stream.state() if norm is None else stream.normed(norm, tap), activation)
 
 
 def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:

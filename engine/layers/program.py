@@ -53,7 +53,6 @@ class Stack:
         self.layers = tuple(layers)
         self.notes = tuple(notes)  # which layers run kernel by kernel, and why
         self._programs = programs
-        self._ops = ops
         self._plain = PlainProgram(layers, ops, ends=True)
 
     def run(self, stream: Stream, step: LayerStep) -> None:
@@ -67,7 +66,8 @@ class Stack:
         return stream
 
     def run_watched(self, stream: Stream, step: LayerStep, watch: Callable[[int, Tensor], None]) -> None:
-        """Kernel by kernel; `watch` is called with the number of a layer and the state [T, H] that it begins with."""
+        """Kernel by kernel; `watch` is called with the number of a layer and the state [T, H] that it begins with. The
+        state is valid during the call."""
         for layer in self.layers:
             watch(layer.index, stream.state())
             self._plain.run_layer(layer, stream, step)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bequest.engine.kernels.kv_format import UNSCALED
 from bequest.engine.layers.parts import Activation, Heads, Norm
 from bequest.engine.layers.weight import Weight
 
@@ -35,6 +36,9 @@ class CrossAttention:
     kv: Weight  # [2 NQ D, H], of the states
     heads: Heads
     output: Weight  # [H, NQ D]
+
+    def __post_init__(self) -> None:
+        assert self.heads.kv_scales == UNSCALED, "what `kv` stores is not scaled"
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -68,6 +72,11 @@ class Sublayer:
 class LayerSpec:
     index: int  # in its stack; hidden state i is what layer i begins with
     sublayers: tuple[Sublayer, ...]
+
+    def __post_init__(self) -> None:
+        """Norms store hidden states on their way: one must see each state between layers."""
+        seen = self.sublayers[0].before is not None or self.sublayers[-1].after is not None
+        assert seen, "no norm sees the state between two such layers"
 
     @property
     def weights(self) -> Iterator[Weight]:

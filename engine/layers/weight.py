@@ -68,9 +68,9 @@ class Weight(Table):
         """The product of the normed stream, [T, N]. The tap sees the stream."""
         return self(stream.normed(norm, tap))
 
-    def normed_gated(self, stream: Stream, norm: Norm, activation: Activation) -> Tensor:
+    def normed_gated(self, stream: Stream, norm: Norm, activation: Activation, tap: LayerTap | None = None) -> Tensor:
         """The same of `gated`, [T, N / 2]."""
-        return self.gated(stream.normed(norm), activation)
+        return self.gated(stream.normed(norm, tap), activation)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """The stream [T, N] gets the product of x [T, K]."""

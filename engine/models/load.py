@@ -13,6 +13,7 @@ from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
+from bequest.engine.layers.weight import Weight
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
@@ -93,7 +94,7 @@ def load_model(
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
-        formats=tuple(sorted({table.format for table in loader.tables})),
+        formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight)})),
         notes=model.notes,
         kv_dtype=kv_dtype,
         max_model_len=length,

@@ -62,7 +62,7 @@ class Reader(ABC):
 
     @abstractmethod
     def tensor(self, name: str, shape: Shape) -> Tensor:
-        """What a family makes something else of (`place`, `made`)."""
+        """What a family makes something else of (`placed`, `made`)."""
 
     @abstractmethod
     def optional(self, name: str) -> Tensor | None:
@@ -172,7 +172,9 @@ class Loader(Reader):
                 for name, count, biased in zip(names, rows, has_bias, strict=True)
             ]
             bias = self._backend.vector(torch.cat([part.to(parts[0].device) for part in parts]), self._dtype)
-        return self._kept(self._quantised(names, bias) or self._dense(names, bias))
+        weight = self._quantised(names, bias) or self._dense(names, bias)
+        assert (weight.out_features, weight.in_features) == (sum(rows), columns), (names, weight)
+        return self._kept(weight)
 
     def _dense(self, names: Sequence[str], bias: Tensor | None) -> Weight:
         return self._backend.weight([self._load(f"{name}.weight") for name in names], bias, self._dtype)

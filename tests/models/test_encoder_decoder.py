@@ -269,3 +269,8 @@ def test_random_weights_in_place_of_files(name: str, loaded: LoadedModel, tmp_pa
     dummy = load_model(tmp_path, dummy=True)
     assert isinstance(dummy.model, EncoderDecoder)
     assert dummy.num_parameters == loaded.num_parameters
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tables_of_positions_are_no_format_of_weights(name: str, dtype: str, tmp_path: Path) -> None:
+    assert load_model(save_encoder_decoder(name, tmp_path), dtype).formats == (dtype,)

@@ -105,9 +105,9 @@ class StackRun {
     stream_.pending = false;
   }
 
-  // For a kernel that adds on its way: adding nothing changes no bit.
+  // For a kernel that adds on its way: adding -0 changes no bit.
   void make_pending() {
-    if (!stream_.pending) std::fill_n(stream_.added, stream_.num_rows * stack_.hidden, 0.0f);
+    if (!stream_.pending) std::fill_n(stream_.added, stream_.num_rows * stack_.hidden, -0.0f);
     stream_.pending = true;
   }
 
@@ -194,6 +194,8 @@ class StackRun {
   void apply(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
     const StackHeads& heads = mixer.heads;
     check(static_cast<size_t>(heads.plan) < step_.plans.size(), "layers: a plan is missing");
+    check(mixer.qkv.out_features == (heads.num_heads + 2 * step_.layout.num_kv_heads) * step_.layout.head_dim,
+          "layers: the cache has other heads");
     const int64_t q_stride = stores_as_it_comes(mixer, before) ? project_into_cache(mixer, before, tap)
                                                                : project_and_store(mixer, before, tap);
     const AttentionPlan* plan = step_.plans[static_cast<size_t>(heads.plan)];
@@ -258,6 +260,8 @@ class StackRun {
 
   void apply(const StackCross& mixer, const StackNorm& before, const HiddenTap& tap) {
     check(step_.cross != nullptr, "layers: the plan of cross attention is missing");
+    check(mixer.q.out_features == mixer.heads.num_heads * step_.layout.head_dim,
+          "layers: the cache has other heads");
     project(mixer.q, before, tap);
     attend(mixer.heads, mixer.q.out_features, *step_.cross);
     multiply(mixer.output, memory_.attended, stream_.added);
@@ -278,14 +282,14 @@ class StackRun {
     const float* const x = read(before, tap);
     if (one_op) return feed_forward(tiled_params(mixer, x));
     float* const results = memory_.inner;
-    if (!mixer.gated) {
+    if (mixer.gated ? can_gate : tiles) {
+      LinearParams finished = params(up, x, results);
+      finished.finish = mixer.gated ? Finish::kGated : Finish::kActivated;
+      finished.activation = mixer.activation;
+      linear(finished);
+    } else if (!mixer.gated) {
       multiply(up, x, results);
       activate(results, stream_.num_rows * up.out_features, mixer.activation);
-    } else if (can_gate) {
-      LinearParams gating = params(up, x, results);
-      gating.finish = Finish::kGated;
-      gating.activation = mixer.activation;
-      linear(gating);
     } else {
       float* const both = results + stream_.num_rows * down.in_features;
       multiply(up, x, both);

@@ -27,9 +27,6 @@ class CpuBackend:
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return ()
 
-    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float32
-
     def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
         return CpuWeight(kernels.pack_weights(matrices, dtype), bias, self.ops)
 

@@ -51,17 +51,15 @@ class StackProgram:
         stream.total, stream.added = self._stack.run(self._step(step), stream.total, stream.added)
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
-        table, position_table = start.table, start.position_table
-        known = isinstance(table, CpuWeight) and (position_table is None or isinstance(position_table, CpuRows))
-        if not known:
+        table, positions = start.table, start.position_table
+        # A weight with something of its own, as an adapter has, looks its rows up itself.
+        if type(table) is not CpuWeight or not (positions is None or type(positions) is CpuRows):
             stream = start.stream(self._ops)
             self.run(stream, step)
             return stream
         assert start.last_tokens is None, "on the CPU the runner resolves them"
-        assert isinstance(table, CpuWeight)
-        rows = position_table.values if isinstance(position_table, CpuRows) else None
-        embedding = cpu_stack.embedding(start.ids, table.packed, rows)
-        return Stream(self._ops, *self._stack.run_from(self._step(step), embedding))
+        rows = None if positions is None else positions.values
+        return Stream(self._ops, *self._stack.run_from(self._step(step), start.ids, table.packed, rows))
 
     def _step(self, step: LayerStep) -> cpu_stack.StackStep:
         plans = [plan_of(step.attention[window]) for window in self._windows]

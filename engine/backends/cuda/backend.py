@@ -27,9 +27,6 @@ class CudaBackend:
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return (64, 128, 256) if dtype is torch.bfloat16 else ()
 
-    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
     def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
         """Copied straight to their place on the device: the stack is never made on the host."""
         rows = sum(matrix.shape[0] for matrix in matrices)

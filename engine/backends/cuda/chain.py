@@ -34,13 +34,13 @@ class ChainCompiler:
         if others := {weight.format for weight in layer.weights if not _is_bfloat16(weight)}:
             return f"weights in {', '.join(sorted(others))}"
         match layer.sublayers:
-            case (Sublayer(mixer=Attention()), Sublayer(mixer=FeedForward(gated=True, up=up, down=down))):
-                attention = layer.sublayers[0].mixer
+            case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=FeedForward(gated=True, down=down))):
+                pass
             case _:
                 return "not an attention and a gated feed-forward layer"
         if not all(_is_chained_norm(sublayer) for sublayer in layer.sublayers):
             return "norms other than root-mean-square ones before each sublayer"
-        if not cuda_chain.has_kernel(attention.weights[1].in_features, down.out_features, up.out_features // 2):
+        if not cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features):
             return "no kernel for these sizes"
         return None
 

@@ -55,10 +55,10 @@ class DenseWeight(Weight):
             return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias)
         return super().normed(stream, norm, tap)
 
-    def normed_gated(self, stream: Stream, norm: Norm, activation: Activation) -> Tensor:
+    def normed_gated(self, stream: Stream, norm: Norm, activation: Activation, tap: LayerTap | None = None) -> Tensor:
         if self._takes_norm(stream, norm):
-            return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, row_norm(norm))
-        return super().normed_gated(stream, norm, activation)
+            return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, row_norm(norm, tap))
+        return super().normed_gated(stream, norm, activation, tap)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """Where the product is our own, it adds; else the norm that follows does."""
