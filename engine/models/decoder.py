@@ -50,6 +50,10 @@ class Decoder:
         return self._parts.output(hidden)
 
     @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return self._stack.layers
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Which layers run kernel by kernel, and why."""
         return self._stack.notes

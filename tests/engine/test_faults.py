@@ -106,8 +106,9 @@ async def test_a_step_that_hangs_is_noticed(late: bool) -> None:
 
 
 async def test_an_engine_that_waits_for_work_does_not_hang() -> None:
-    async with engine_over(PagedFakeRunner(200, 4), step_timeout=0.02) as engine:
-        await asyncio.sleep(0.06)
+    # So long that a busy machine does not look hung.
+    async with engine_over(PagedFakeRunner(200, 4), step_timeout=0.4) as engine:
+        await asyncio.sleep(0.9)
         await ask(engine, request([20], LONG))
         await asyncio.sleep(0.06)
         assert engine.state == "ready" and engine.num_steps >= 200

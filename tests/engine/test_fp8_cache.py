@@ -20,7 +20,9 @@ from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import KvScales
+from bequest.engine.layers.spec import Attention
 from bequest.engine.llm import LLM, Completion
+from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.load import load_model
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
@@ -111,7 +113,10 @@ def test_scales_of_the_checkpoint(names: dict[str, float], directory: Path, monk
 def test_one_scale_for_keys_and_values(directory: Path) -> None:
     write_scales(directory, {"kv_scale": 0.5})
     model = load_model(directory, kv_cache_dtype="fp8").model
-    assert all(layer.attention.scales == KvScales(0.5, 0.5) for layer in model.layers)
+    assert isinstance(model, Decoder) and model.layers
+    for layer in model.layers:
+        attention = layer.sublayers[0].mixer
+        assert isinstance(attention, Attention) and attention.heads.kv_scales == KvScales(0.5, 0.5)
     plain = load_model(directory).model
     assert all(layer.attention.scales == KvScales() for layer in plain.layers), "another cache has no scales"
 
