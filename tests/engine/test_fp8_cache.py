@@ -23,7 +23,7 @@ from bequest.engine.kernels.kv_format import KvScales
 from bequest.engine.layers.spec import Attention
 from bequest.engine.llm import LLM, Completion
 from bequest.engine.models.decoder import Decoder
-from bequest.engine.models.load import load_model
+from bequest.engine.models.load import LoadedModel, load_model
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
 from tests.engine.test_against_transformers import PARAMS, Expected, expect, prompts
@@ -112,13 +112,14 @@ def test_scales_of_the_checkpoint(names: dict[str, float], directory: Path, monk
 
 def test_one_scale_for_keys_and_values(directory: Path) -> None:
     write_scales(directory, {"kv_scale": 0.5})
-    model = load_model(directory, kv_cache_dtype="fp8").model
-    assert isinstance(model, Decoder) and model.layers
-    for layer in model.layers:
-        attention = layer.sublayers[0].mixer
-        assert isinstance(attention, Attention) and attention.heads.kv_scales == KvScales(0.5, 0.5)
-    plain = load_model(directory).model
-    assert all(layer.attention.scales == KvScales() for layer in plain.layers), "another cache has no scales"
+    assert scales_of(load_model(directory, kv_cache_dtype="fp8")) == {KvScales(0.5, 0.5)}
+    assert scales_of(load_model(directory)) == {KvScales()}, "another cache has no scales"
+
+
+def scales_of(loaded: LoadedModel) -> set[KvScales]:
+    assert isinstance(loaded.model, Decoder)
+    mixers = [sublayer.mixer for layer in loaded.model.layers for sublayer in layer.sublayers]
+    return {mixer.heads.kv_scales for mixer in mixers if isinstance(mixer, Attention)}
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
