@@ -117,5 +117,14 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
         message = f"{request.method} is not possible on {path}; use {allowed}."
         return ApiError(405, "method_not_allowed", message, headers={"Allow": allowed})
     if error.status == 404:
-        return ApiError(404, "unknown_url", f"There is nothing at {request.method} {path}.")
+        return ApiError(404, "unknown_url", f"There is nothing at {request.method} {path}.{_meant(request)}")
     return ApiError(error.status, "invalid_value", f"{error.reason}.")
+
+
+def _meant(request: web.Request) -> str:
+    """The usual mistake with a client's base URL: /v1 left out, or put in twice."""
+    served = {resource.canonical for resource in request.app.router.resources()}
+    for meant in ("/v1" + request.path, request.path.removeprefix("/v1")):
+        if meant != request.path and meant in served:
+            return f" It is {meant}: a client's base URL ends in /v1, once."
+    return ""

@@ -121,7 +121,7 @@ def test_an_error_without_a_reason_says_all_itself() -> None:
         ("Set num_blocks=7 or fewer.", "Set --num-blocks 7 or fewer."),
         ("Take a smaller max_model_len=, or device=cpu.", "Take a smaller --max-model-len, or --device cpu."),
         ("retain_fraction=0.5 lets", "--retain-fraction 0.5 lets"),
-        ("name a model with model=", "name a model with --model"),
+        ("model=x has no flag", "model=x has no flag"),
         ("record=/tmp/x.log: no space", "--record /tmp/x.log: no space"),
         ("record=./x: no space", "--record ./x: no space"),
         ("other=5 is none of ours", "other=5 is none of ours"),

@@ -20,7 +20,7 @@ def embedded_model_path() -> Path:
         files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError as error:
         raise ModelError(
-            f"the embedded model is not installed: {INSTALL_COMMAND}; or name a model with model="
+            f"the embedded model is not installed: {INSTALL_COMMAND}; or name another model: a directory or a file"
         ) from error
     for file in files:
         path = Path(str(file.locate()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import (
@@ -36,13 +36,15 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "alibi": (False,),
     "parallel_attn": (False,),
     "rope_interleaved": (False,),
-    "quantization_config": ({},),
 }
 
 
-def parse_hf_config(values: Mapping[str, object], source: str = "config.json") -> DecoderConfig:
+def parse_hf_config(
+    values: Mapping[str, object], source: str = "config.json", *, others: Collection[str] = ()
+) -> DecoderConfig:
+    """`others` are the architectures that somebody else parses; an error names them too."""
     fields = Fields(values, source)
-    architecture, variant = find_hf_variant([str(name) for name in fields.list_of("architectures")])
+    architecture, variant = find_hf_variant([str(name) for name in fields.list_of("architectures")], others)
     _refuse_unsupported(fields)
     if not variant.skips_rope and fields.raw("no_rope_layers", None):
         raise ModelError(f"{source} asks for what {architecture} has not: no_rope_layers")
@@ -170,15 +172,26 @@ def _sliding_windows(fields: Fields, variant: HFVariant, unrotated: frozenset[in
     return tuple(window_of[kind] for kind in types)
 
 
-def _is_harmless(name: str, value: object) -> bool:
-    return name == "quantization_config" and quantises_only_the_cache(value)
-
-
 def _refuse_unsupported(fields: Fields) -> None:
     found = [
         f"{name} = {fields.raw(name)!r}"
         for name, harmless in UNSUPPORTED_FIELDS.items()
-        if fields.has(name) and fields.raw(name) not in harmless and not _is_harmless(name, fields.raw(name))
+        if fields.has(name) and fields.raw(name) not in harmless
     ]
     if found:
         raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")
+    described = fields.raw("quantization_config", None)
+    if described and not quantises_only_the_cache(described):
+        raise ModelError(
+            f"{fields.source}: the weights are quantised ({_method(described)}), which is not supported in this "
+            "format; take the model's original weights, or a .gguf file of it"
+        )
+
+
+def _method(described: object) -> str:
+    """What a `quantization_config` calls itself, and to how many bits."""
+    if not isinstance(described, Mapping):
+        return "by an unknown method"
+    name = described.get("quant_method") or described.get("quant_algo") or "by an unknown method"
+    bits = described.get("bits") or described.get("w_bit")
+    return f"{name}, {bits} bits" if isinstance(bits, int) else str(name)

@@ -11,6 +11,7 @@ import torch
 
 from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.weight import Weight
@@ -107,6 +108,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Reads the description and checks that every tensor is there."""
     if not path.exists():
         raise ModelError(f"{path}: no such file or directory")
+    refuse_pointers(path)
     if (foreign := open_foreign(path)) is not None:
         checkpoint = _from_foreign(foreign)
     else:
@@ -131,13 +133,25 @@ def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
 def _open_directory(directory: Path) -> Checkpoint:
     path = directory / "config.json"
     if not path.exists():
-        files = [file.name for file in sorted(directory.glob("*.gguf"))]
-        hint = f"; name the file itself: {', '.join(files)}" if files else ""
-        raise ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
+        raise _no_model(directory)
     values = _read_config(path)
     config = _parse(values, str(path))
     generation = hf_generation_defaults(directory, Fields(values, str(path)))
     return Checkpoint(config, SafetensorsSource(directory), generation)
+
+
+def _no_model(directory: Path) -> ModelError:
+    """Says what a directory without a config.json is instead."""
+    adapter = directory / "adapter_config.json"
+    if adapter.exists():
+        base = read_json(adapter).get("base_model_name_or_path") or "its base model"
+        return ModelError(
+            f"{directory} is an adapter (LoRA) of {base}, not a model: merge it into its base, for example with "
+            "merge_and_unload() of peft, save the result, and name that directory"
+        )
+    files = [file.name for file in sorted(directory.glob("*.gguf"))]
+    hint = f"; name the file itself: {', '.join(files)}" if files else ""
+    return ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
 
 
 def _read_config(path: Path) -> Mapping[str, object]:
@@ -164,7 +178,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _parse(values: Mapping[str, object], source: str) -> ModelConfig:
     found = find_family(values.get("architectures"))
     if found is None:
-        return parse_hf_config(values, source)
+        return parse_hf_config(values, source, others=FAMILIES)
     architecture, family = found
     return family.parse(Fields(values, source), architecture)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,12 +54,12 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
 }
 
 
-def find_hf_variant(names: Sequence[str]) -> tuple[str, HFVariant]:
-    """The first supported architecture of config.json's list, and its variant."""
+def find_hf_variant(names: Sequence[str], others: Collection[str] = ()) -> tuple[str, HFVariant]:
+    """The first supported architecture of config.json's list, and its variant. `others` are supported elsewhere."""
     for name in names:
         if name in HF_ARCHITECTURES:
             return name, HF_ARCHITECTURES[name]
-    raise _unsupported(", ".join(map(str, names)) or "(none is named)", HF_ARCHITECTURES)
+    raise _unsupported(", ".join(map(str, names)) or "(none is named)", [*HF_ARCHITECTURES, *others])
 
 
 def find_gguf_variant(name: str) -> GGUFVariant:
@@ -68,5 +68,5 @@ def find_gguf_variant(name: str) -> GGUFVariant:
     return GGUF_ARCHITECTURES[name]
 
 
-def _unsupported(name: str, supported: Mapping[str, object]) -> ModelError:
+def _unsupported(name: str, supported: Collection[str]) -> ModelError:
     return ModelError(f"architecture {name} is not supported; supported are {', '.join(supported)}")

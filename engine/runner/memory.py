@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bequest.engine.errors import ModelError
@@ -78,10 +79,9 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     elif num_blocks is None:
         num_blocks = max(0, min(default_limit // wish.block_bytes, wish.useful_blocks))
     if num_blocks * wish.block_bytes > available:
-        most = max(0, available // wish.block_bytes)
         raise ModelError(
             f"The cache of {num_blocks} blocks needs {gib(num_blocks * wish.block_bytes)}, but only {gib(available)} "
-            f"of memory are free for it ({table(shares)}). Set num_blocks={most} or fewer."
+            f"of memory are free for it ({table(shares)}). {_smaller(wish, available)}"
         )
     usable = max(0, num_blocks - 1)
     held = max(0, usable - wish.cross_blocks) * wish.block_size  # beside a longest encoder input
@@ -98,6 +98,13 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     if wish.retain_fraction:
         _lease_blocks(wish, usable)
     return CachePlan(num_blocks, held, 0)
+
+
+def _smaller(wish: CacheWish, available: int) -> str:
+    """In the setting that asked for too much."""
+    if wish.num_blocks is None and wish.cache_gb is not None:
+        return f"Set kv_cache_gb={math.floor(100 * available / GIB) / 100:g} or less."
+    return f"Set num_blocks={max(0, available // wish.block_bytes)} or fewer."
 
 
 def _beside(wish: CacheWish) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 
-from bequest.engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+from bequest.engine.errors import InvalidRequest, QueueFull, context_exceeded
 from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Lane
@@ -23,12 +23,7 @@ def check_admissible(
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
     more = request.params.max_tokens + max(map(len, request.suffixes), default=0)
     if prompt + more > limit or prompt + 1 > limit + (more == 0):
-        raise ContextLengthExceeded(
-            f"{prompt} tokens and {more} behind them are more than the model's {limit}.",
-            reason="context_length",
-            details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": more},
-            total=prompt + more,
-        )
+        raise context_exceeded(prompt, more, limit)
     kind = scheduler.kind_of(request)
     kind.check(request, info, scheduler)
     check_room(request.tenant, kind.lane, scheduler, max_queued, paces[kind.lane], now)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bequest.engine.errors import ModelError
+from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.text.chat import ChatTemplate
 from bequest.engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_directory
 from bequest.engine.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class TextBundle:
 
 def load_text(path: str | Path) -> TextBundle:
     path = Path(path)
+    refuse_pointers(path)
     if path.is_dir():
         return _from_directory(path)
     if path.suffix == ".gguf":

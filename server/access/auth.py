@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 
 from aiohttp import web
 
-from bequest.server.access.keys import ANONYMOUS, Caller, KeyLimits, KeyRing
+from bequest.server.access.key_file import KeyLimits
+from bequest.server.access.keys import ANONYMOUS, Caller, KeyRing
 from bequest.server.wire.errors import ApiError
 
 _UNGUARDED = frozenset({"/health", "/live"})

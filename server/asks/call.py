@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 from aiohttp import web
 
-from bequest.server.access.keys import KeyLimits
+from bequest.server.access.key_file import KeyLimits
 from bequest.server.access.marks import ANSWER_ID, CALLER, TENANT
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.intake import read_object

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bequest.engine.errors import EngineError
+from bequest.engine.errors import EngineError, context_exceeded
 from bequest.engine.types.encoder import EncoderInfo, EncoderInput, TokenRules
-from bequest.server.asks.lengths import context_exceeded
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompt_forms import Form, Piece
 from bequest.server.asks.ranges import check_ids
@@ -63,7 +62,7 @@ def decoder_ids(context: Context, info: EncoderInfo, ids: Sequence[int] | None, 
     if piece is not None and not isinstance(piece.given, str):
         check_ids(piece.given, context.engine.info.vocab_size, piece.param)
     if piece is not None and len(prompt) > limit:
-        raise from_engine(context_exceeded(limit, len(prompt), 1), piece.param)
+        raise from_engine(context_exceeded(len(prompt), 1, limit), piece.param)
     return prompt
 
 

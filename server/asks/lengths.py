@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bequest.engine.errors import ContextLengthExceeded
+from bequest.engine.errors import ContextLengthExceeded, context_exceeded
 from bequest.server.wire.bodies import GenerationBody
 from bequest.server.wire.errors import invalid
 
@@ -32,7 +32,7 @@ class Length:
         else:
             needed = limit = self.asked
         if needed > room:
-            raise context_exceeded(max_model_len, prompt_len, needed)
+            raise context_exceeded(prompt_len, needed, max_model_len)
         if not 0 <= self.least <= limit:
             raise invalid(f"`min_tokens` must be from 0 to `max_tokens` ({limit}), not {self.least}.", "min_tokens")
         return limit
@@ -49,16 +49,6 @@ def length_of(asked: int | None, field: str, least: int | None, default: int | N
     if asked is not None and asked < 0:
         raise invalid(f"`{field}` must be at least 0, not {asked}; leave it out for the default.", field)
     return Length(None if asked is None else min(asked, _MOST_TOKENS), field, least or 0, default)
-
-
-def context_exceeded(max_model_len: int, prompt_len: int, completion: int) -> ContextLengthExceeded:
-    """As the engine would say it, but before it is asked."""
-    return ContextLengthExceeded(
-        "The prompt is too long.",
-        reason="context_length",
-        details={"max_model_len": max_model_len, "prompt_tokens": prompt_len, "max_tokens": completion},
-        total=prompt_len + completion,
-    )
 
 
 def check_prompt_len(prompt_len: int, keys: int | None) -> None:

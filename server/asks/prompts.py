@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bequest.engine.errors import EngineError
+from bequest.engine.errors import EngineError, context_exceeded
 from bequest.engine.text.fill_in import fill_in_tokens
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.server.asks.encoder_prompts import check_forms, decoder_ids, encoder_input
-from bequest.server.asks.lengths import context_exceeded
 from bequest.server.asks.prompt import Prompt, Truncation, check_not_empty
 from bequest.server.asks.prompt_forms import Form, Piece, read_forms
 from bequest.server.asks.ranges import check_ids
@@ -46,7 +45,7 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
         return
     least = -(-len(text) // longest)
     if encoder is None:
-        raise from_engine(context_exceeded(limit, least, 1), None if param == "prompt" else param)
+        raise from_engine(context_exceeded(least, 1, limit), None if param == "prompt" else param)
     try:
         encoder.check_length(least)
     except EngineError as error:

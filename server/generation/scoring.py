@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bequest.engine.errors import context_exceeded
 from bequest.engine.types import ChoiceDelta, OutputMode
 from bequest.server.answers.chunks import Chunks
 from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum
@@ -18,7 +19,7 @@ from bequest.server.asks.call import Call
 from bequest.server.asks.constraints import constraint_of
 from bequest.server.asks.continued import text_prompts
 from bequest.server.asks.inheriting import text_inheriting
-from bequest.server.asks.lengths import Length, context_exceeded, generation_length
+from bequest.server.asks.lengths import Length, generation_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import TextSource, check_length, encode
 from bequest.server.asks.ranges import check_ids
@@ -123,7 +124,7 @@ async def _tokens(context: Context, given: list[str | list[int]]) -> Suffixes:
 def _check_room(context: Context, prompt: Prompt, suffixes: Suffixes) -> None:
     limit, longest = context.engine.info.max_model_len, max(map(len, suffixes))
     if len(prompt.token_ids) + longest > limit:
-        raise from_engine(context_exceeded(limit, len(prompt.token_ids), longest), _FIELD)
+        raise from_engine(context_exceeded(len(prompt.token_ids), longest, limit), _FIELD)
 
 
 class ScoreShape:

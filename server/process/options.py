@@ -9,12 +9,13 @@ import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.server.operation.version import installed_version
+from bequest.server.process.parser import Parser
 
 _Config = TypeVar("_Config", EngineConfig, ServerConfig)
 
@@ -65,7 +66,10 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
 def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerConfig]:
     """The configurations of a command line; ends the process with a message for a wrong one."""
     parser, serve = _parsers()
-    given = vars(parser.parse_args(arguments))
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        serve.refuse(unknown)
+    given = vars(namespace)
     if given.pop("command", None) is None:
         parser.print_help()
         raise SystemExit(2)
@@ -77,8 +81,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerC
         serve.error(str(error))
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(
+def _parsers() -> tuple[Parser, Parser]:
+    parser = Parser(
         "bequest", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"bequest {installed_version()}")
@@ -134,10 +138,16 @@ def _read_toml(path: str | None) -> dict[str, Any]:
     for key, value in keys.items():
         option = known.get(key.replace("-", "_"))
         if option is None:
-            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
-            raise ValueError(f"{path}: unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+            raise ValueError(f"{path}: {_unknown(key, value, known)}")
         values[option.name] = _checked(path, option, value)
     return values
+
+
+def _unknown(key: str, value: Any, known: Collection[str]) -> str:
+    if isinstance(value, dict):
+        return f"[{key}] is a table, and there are none: write the keys at the top of the file, such as port = 8000"
+    near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)
+    return f"unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else "")
 
 
 def _checked(path: str, option: Option, value: Any) -> Any:

@@ -9,11 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.engine.fetch import MODELS
 from bequest.server.process.options import parse
 
 _STOP_MARGIN = 20  # seconds beyond the drain: the last answers, and the device's thread
 _WATCHDOG_MARGIN = 30  # beyond a step: the engine's own watchdog is first, and answers the open requests
 _WITHOUT_STEP_TIMEOUT = 600
+_FIRST_FREE_PORT = 1024  # below it a port needs a capability
+# Where the service sees nothing, or may not look.
+_HIDDEN = {
+    "/tmp": "the service has a /tmp of its own",
+    "/var/tmp": "the service has a /var/tmp of its own",
+    "/root": "the service runs as a user of its own, who may not read /root",
+    "/home": "the service runs as a user of its own; it can read there only what everybody may read",
+}
 
 _SERVICE = """\
 # Written by `bequest install-service`. Flags can live in a file: ExecStart=… serve --config /etc/bequest/bequest.toml
@@ -55,8 +64,8 @@ DeviceAllow=char-nvidia-frontend rw
 DeviceAllow=char-nvidia rw
 DeviceAllow=char-nvidia-uvm rw
 DeviceAllow=char-nvidia-caps rw
-CapabilityBoundingSet=
-AmbientCapabilities=
+CapabilityBoundingSet={capabilities}
+AmbientCapabilities={capabilities}
 NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectSystem=strict
@@ -97,10 +106,12 @@ WantedBy=sockets.target
 """
 
 
-def service_unit(command: Sequence[str], engine: EngineConfig, server: ServerConfig) -> str:
+def service_unit(command: Sequence[str], engine: EngineConfig, server: ServerConfig, *, binds: bool = True) -> str:
+    """`binds`: the server opens its port itself."""
     step = engine.step_timeout or _WITHOUT_STEP_TIMEOUT
     return _SERVICE.format(
         command=" ".join(map(quoted, command)),
+        capabilities="CAP_NET_BIND_SERVICE" if binds and 0 < server.port < _FIRST_FREE_PORT else "",
         stop=f"{server.drain_timeout + _STOP_MARGIN:g}s",
         watchdog=f"{step + _WATCHDOG_MARGIN:g}s",
     )
@@ -130,7 +141,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="print the units instead")
     given, flags = parser.parse_known_args(arguments)
     engine, server = parse(["serve", *flags])
-    units = {"bequest.service": service_unit([*executable(), "serve", *absolute(flags, engine)], engine, server)}
+    if (fault := missing_model(engine.model)) is not None:
+        print(f"bequest install-service: {fault}", file=sys.stderr)
+        return 2
+    words = [*executable(), "serve", *absolute(flags, engine)]
+    for warning in out_of_reach(words):
+        print(f"warning: {warning}", file=sys.stderr)
+    units = {"bequest.service": service_unit(words, engine, server, binds=not given.socket)}
     if given.socket:
         units["bequest.socket"] = socket_unit(server)
     if given.print:
@@ -146,6 +163,24 @@ def main(arguments: Sequence[str]) -> int:
     print(f"wrote {' and '.join(units)} to {given.directory}; now:")
     print(f"systemctl daemon-reload && systemctl enable --now {enabled}")
     return 0
+
+
+def missing_model(model: str | None) -> str | None:
+    """What is wrong with a model that is neither there nor a name."""
+    if model is None or model in MODELS or Path(model).exists():
+        return None
+    return f"{model}: no such file or directory, nor one of the names {', '.join(MODELS)}"
+
+
+def out_of_reach(words: Sequence[str]) -> list[str]:
+    """Paths of the command that the service will not be able to read."""
+    paths = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    return [
+        f"{path}: {why}. Move it, for example to /srv or /opt."
+        for path in paths
+        for place, why in _HIDDEN.items()
+        if path.startswith(place + "/")
+    ]
 
 
 def executable() -> list[str]:

@@ -33,6 +33,9 @@ SENTENCES = {
     # a prompt
     "context_length": "This model's maximum context length is {max_model_len} tokens; the prompt is too long: "
     "{prompt_tokens} tokens, with {max_tokens} for the completion makes {total}.",
+    "completion_too_long": "This model's maximum context length is {max_model_len} tokens; behind the prompt of "
+    "{prompt_tokens} there is room for {room}, and {max_tokens} are asked for. Ask for fewer, or leave their number "
+    "out.",
     "token_unknown": "The prompt has the token {token}, which its tokenizer knows and this model does not: its tokens "
     "are 0 to {last}. Leave out what it stands for.",
     "encoder_input_too_long": "This model's maximum context length is {max_encoder_len} {unit} in the encoder; the "
@@ -106,7 +109,12 @@ SENTENCES = {
     "died": "The engine has failed and this server is restarting; send the request again.",
 }
 
-_SETTINGS = [field.name for config in (EngineConfig, ServerConfig) for field in dataclasses.fields(config)]
+_SETTINGS = [
+    field.name
+    for config in (EngineConfig, ServerConfig)
+    for field in dataclasses.fields(config)
+    if field.name != "model"  # which has no flag
+]
 _SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=(?=([^\s,.;)]|\.\S)?)")
 
 

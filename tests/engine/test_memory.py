@@ -50,8 +50,10 @@ def test_a_size_that_was_asked_for_is_taken_whole() -> None:
 
 
 def test_more_than_there_is_names_what_would_fit() -> None:
-    with pytest.raises(ModelError, match=r"num_blocks=1024 or fewer"):
-        blocks(wish(cache_gb=2.0), available=GIB)
+    with pytest.raises(ModelError, match=r"Set num_blocks=1024 or fewer"):
+        blocks(wish(num_blocks=2000), available=GIB)
+    with pytest.raises(ModelError, match=r"Set kv_cache_gb=1\.29 or less"):
+        blocks(wish(cache_gb=2.0), available=int(1.299 * GIB))
 
 
 def test_too_little_for_one_request() -> None:

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_dtype
+from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.generation import GenerationDefaults
 from bequest.engine.models.load import load_model, open_checkpoint
+from bequest.engine.models.registry import HF_ARCHITECTURES
+from bequest.engine.text import load_text
 from tests.models.paged import PagedSequences
 from tests.tiny_models import save_tiny_model
 
@@ -122,6 +125,29 @@ def test_paths_that_are_no_model(directory: Path, tmp_path: Path) -> None:
         load_model(tmp_path / "empty")
     with pytest.raises(ModelError, match="not a GGUF file"):
         load_model(directory / "config.json")
+
+
+def test_every_architecture_is_named(directory: Path) -> None:
+    change_json(directory / "config.json", architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ModelError) as error:
+        open_checkpoint(directory)
+    assert all(name in str(error.value) for name in (*HF_ARCHITECTURES, *FAMILIES))
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(ModelError, match=r"is an adapter \(LoRA\) of org/base, not a model: merge it"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_git_lfs_pointers(directory: Path, name: str) -> None:
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 134\n")
+    told = re.escape(f"{directory / name}: a Git LFS pointer, not the file itself. Fetch the files: git -C {directory}")
+    for load in (open_checkpoint, load_text):
+        with pytest.raises(ModelError, match=told):
+            load(directory)
 
 
 def test_directories_without_weights(directory: Path) -> None:

@@ -407,6 +407,15 @@ async def test_context_length_sentence(front: Front) -> None:
     assert error["details"] == {"max_model_len": 512, "prompt_tokens": 511, "max_tokens": 2}
 
 
+async def test_a_short_prompt_is_not_called_too_long(front: Front) -> None:
+    error = await refused(front, {"prompt": "a", "max_tokens": 50000})
+    assert error["code"] == "context_length_exceeded" and error["details"]["prompt_tokens"] == 2
+    assert error["message"] == (
+        "This model's maximum context length is 512 tokens; behind the prompt of 2 there is room for 510, and 50000 "
+        "are asked for. Ask for fewer, or leave their number out."
+    )
+
+
 async def test_unknown_model(front: Front) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await front.client().completions.create(model="gpt-5", prompt="a")

@@ -34,6 +34,7 @@ async def raw_exchange(front: Front, head: str, body: bytes = b"") -> tuple[byte
     "method, path, status, code",
     [
         ("GET", "/nothing", 404, "unknown_url"),
+        ("POST", "/chat/completions", 404, "unknown_url"),
         ("GET", "/v1/models/", 404, "unknown_url"),
         ("GET", "/V1/models", 404, "unknown_url"),
         ("POST", "/", 405, "method_not_allowed"),
@@ -70,6 +71,23 @@ async def test_bytes_that_are_no_request(front: Front) -> None:
         status, headers, body = await raw_exchange(front, head)
         assert (b" 431 " if "xxx" in head else b" 400 ") in status and headers["server"] == "bequest"
         assert body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "path, meant",
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/v1/completions", "/v1/completions"),
+        ("/v1/health", "/health"),
+        ("/nothing", None),
+    ],
+)
+async def test_a_wrong_base_url_is_told_the_right_path(front: Front, path: str, meant: str | None) -> None:
+    answer, content = await front.post(path, {})
+    assert answer.status == 404
+    hint = "" if meant is None else f" It is {meant}: a client's base URL ends in /v1, once."
+    assert content["error"]["message"] == f"There is nothing at POST {path}.{hint}"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 
 from bequest.server.about.console import STATIC_PATHS
 from bequest.server.access.admission import Admission
-from bequest.server.access.keys import Caller, KeyLimits, KeyRing
+from bequest.server.access.key_file import KeyLimits
+from bequest.server.access.keys import Caller, KeyRing
 from bequest.server.app import CONSOLE_ROUTES, ROUTES
 from bequest.server.wire.errors import ApiError
 from tests.server.conftest import Starter
@@ -82,16 +83,25 @@ async def test_a_file_of_keys(start: Starter, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "missing required field `keys`"),
-        ("keys = []", "length >= 1"),
+        ("", "keys is missing: a list of tables, at least one"),
+        ("keys = []", "keys must be a list of tables, at least one: each begins with [[keys]], in two brackets"),
+        ('[keys]\nname = "a"', "each begins with [[keys]], in two brackets"),
+        ('[[key]]\nname = "a"', "unknown field 'key'; did you mean 'keys'?"),
         ('[[keys]]\nname = "a"', "'a' needs either key or sha256"),
         ('[[keys]]\nname = "a"\nkey = "s3cret"\nsha256 = "' + "0" * 64 + '"', "'a' needs either key or sha256"),
-        ('[[keys]]\nkey = "s3cret"', "keys[0]: Object missing required field `name`"),
-        ('[[keys]]\nname = "a"\nkey = "s3cret"\nmax_tokens = 1', "unknown field `max_tokens`"),
-        ('[[keys]]\nname = "a"\nkey = "s3cret"\nmax_queued = 0', "keys[0]: Expected `int` >= 1"),
-        ('[[keys]]\nname = "a"\nkey = "s3cret"\nexpires = 2030-01-01', "got `date`"),
-        ('[[keys]]\nname = "a"\nkey = "s3cret"\nexpires = 2030-01-01T00:00:00', "timezone"),
-        ('limits.rate = 1\n[[keys]]\nname = "a"\nkey = "s3cret"', "limits: there is no limit 'rate'"),
+        ('[[keys]]\nkey = "s3cret"', "keys[0].name is missing: 1 to 128 ASCII characters"),
+        ('[[keys]]\nname = "a"\nkey = "s3cret"\nmax_tokens = 1', "unknown field 'keys[0].max_tokens'"),
+        (
+            '[[keys]]\nname = "a"\nkey = "s3cret"\nmax_queued = 0',
+            "keys[0].max_queued must be a whole number",
+        ),
+        ('[[keys]]\nname = "a"\nkey = "s3cret"\nexpires = 2030-01-01', "expires must be a time with its zone"),
+        ('[[keys]]\nname = "a b"\nkey = "s3cret"', "keys[0].name must be 1 to 128 ASCII characters without spaces"),
+        ('[[keys]]\nname = "a"\nkey = "s3cret…"', "keys[0].key must be ASCII characters without spaces"),
+        ('[[keys]]\nname = "a"\nsha256 = "s3cret"', "keys[0].sha256 must be 64 hexadecimal digits"),
+        ('[[keys]]\nname = "a"\nkye = "s3cret"', "unknown field 'keys[0].kye'; did you mean 'key'?"),
+        ('[[keys]]\nname = "a"\nkey = "s3cret"\nexpires = 2030-01-01T00:00:00', "expires must be a time with its zone"),
+        ('limits.rate = 1\n[[keys]]\nname = "a"\nkey = "s3cret"', "unknown field 'limits.rate'"),
         ('[[keys]]\nname = "a"\nkey = "s3cret"\n[[keys]]\nname = "a"\nkey = "t"', "name of 'a' is there twice"),
         ('[[keys]]\nname = "a"\nkey = "s3cret"\n[[keys]]\nname = "b"\nkey = "s3cret"', "key of 'b' is there twice"),
         ('[[keys]]\nname = "a"\nkey = "s3cret" oops', "line 3"),

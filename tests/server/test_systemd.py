@@ -18,7 +18,7 @@ import pytest
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.server.process import systemd
 from bequest.server.process.service import main as install_service
-from bequest.server.process.service import quoted, service_unit, socket_unit
+from bequest.server.process.service import out_of_reach, quoted, service_unit, socket_unit
 from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
 from tests.server.fakes import FakeEngine
 from tests.server.test_serve import Process, complete
@@ -249,6 +249,30 @@ def test_install_service(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert install_service(["--print"]) == 0 and "[Service]" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         install_service(["--prot", "1"])
+
+
+def test_a_low_port_needs_a_capability_unless_systemd_opens_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, granted in (
+        (["--port", "80"], True),
+        (["--port", "80", "--socket"], False),
+        (["--port", "8000"], False),
+    ):
+        assert install_service([*flags, "--print"]) == 0
+        unit = capsys.readouterr().out
+        assert ("AmbientCapabilities=CAP_NET_BIND_SERVICE\n" in unit) == granted
+        assert ("CapabilityBoundingSet=CAP_NET_BIND_SERVICE\n" in unit) == granted
+
+
+def test_what_a_service_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert install_service([str(tmp_path / "nowhere"), "--print"]) == 2
+    assert "nowhere: no such file or directory, nor one of the names whisper, t5" in capsys.readouterr().err
+    assert install_service(["--api-key-file=/tmp/keys.toml", "--print"]) == 0
+    assert "warning: /tmp/keys.toml: the service has a /tmp of its own" in capsys.readouterr().err
+    assert out_of_reach(["/opt/bequest", "serve", "--api-key-file=/tmp/keys.toml", "--config", "/root/c.toml"]) == [
+        "/tmp/keys.toml: the service has a /tmp of its own. Move it, for example to /srv or /opt.",
+        "/root/c.toml: the service runs as a user of its own, who may not read /root. Move it, for example to /srv or "
+        "/opt.",
+    ]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
