@@ -19,12 +19,13 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
+from bequest.engine.models.look import look_at
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.recording import Opened, Recorder, RecordingRunner
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
-from bequest.engine.text import TextBundle, load_text
+from bequest.engine.text import TextBundle, load_text, text_from_gguf
 from bequest.engine.types import Runner
 from bequest.engine.watching.observation import Observer
 from bequest.engine.work.desk import Drafter
@@ -87,14 +88,8 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None, *
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0001)
     path = await asyncio.to_thread(model_path, config.model)
-    text_loading = asyncio.ensure_future(asyncio.to_thread(_load_text, path))
-    try:
-        prepared = await asyncio.to_thread(_prepare, config, path)
-    finally:
-        # Both run side by side; whichever fails, the other is waited for.
-        await asyncio.wait({text_loading})
-        text_loading.exception()  # seen, even if the other one is what is raised
-    text = text_loading.result()
+    text = await asyncio.to_thread(_read_text, config, path)
+    prepared = await asyncio.to_thread(_prepare, config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path)
     engine = AsyncEngine(
         prepared.info,
@@ -146,10 +141,14 @@ def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
     return RecordingRunner(prepared.runner, recorder)
 
 
-def _load_text(path: Path) -> TextBundle:
+def _read_text(config: EngineConfig, path: Path) -> TextBundle:
+    """Also checks what can be checked of the files: whoever named the wrong ones hears of it before torch is here."""
     started = time.perf_counter()
-    text = load_text(path)
-    log.info("tokenizer: %.2f s", time.perf_counter() - started)
+    looked = look_at(path, max_model_len=config.max_model_len, dummy=config.load_format == "dummy")
+    # The linker runs beside this. A process that ends here does not wait for it.
+    threading.Thread(target=load_torch_libraries, name="bequest-load-torch", daemon=True).start()
+    text = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
+    log.info("config and tokenizer: %.2f s", time.perf_counter() - started)
     return text
 
 
@@ -160,7 +159,6 @@ def _prepare(config: EngineConfig, path: Path) -> Prepared:
 
     if with_cuda and config.device != "cpu":
         threading.Thread(target=start_cuda, name="bequest-start-cuda", daemon=True).start()
-    load_torch_libraries()
     from bequest.engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)

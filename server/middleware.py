@@ -13,6 +13,7 @@ from bequest.engine.errors import EngineError
 from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER, TENANT
 from bequest.server.context import CONTEXT
 from bequest.server.operation.logs import CURRENT, request_id_of
+from bequest.server.operation.request_log import log_request
 from bequest.server.operation.tracing import route_of
 from bequest.server.transport.noting import note_error
 from bequest.server.transport.opening import BEGUN
@@ -29,19 +30,22 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     request[ARRIVED] = time.monotonic()
     context = request.app[CONTEXT]
     current = CURRENT.set(request)
-    status = 499  # the client left
+    response: web.StreamResponse | None = None
     try:
         with context.tracing(request) as span:
             try:
                 response = await _answer(request, handler)
-                status = response.status
                 return response
             finally:
-                span.end(status, {"bequest.request_id": request_id_of(request)})
+                span.end(_status(response), {"bequest.request_id": request_id_of(request)})
     finally:
-        context.metrics.traffic.on_answer(request.method, route_of(request), status)
-        _log_answer(request, status)
+        context.metrics.traffic.on_answer(request.method, route_of(request), _status(response))
+        log_request(request, _status(response), response, context.metrics.spending.close(request.get(ANSWER_ID)))
         CURRENT.reset(current)
+
+
+def _status(response: web.StreamResponse | None) -> int:
+    return 499 if response is None else response.status  # the client left
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,18 +92,6 @@ async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
     if error.status in (408, 413):
         response.force_close()  # what is left of the body is not worth reading
     return response
-
-
-def _log_answer(request: web.Request, status: int) -> None:
-    """Work at level info; what watchers ask all the time below that."""
-    level = logging.INFO if request.method != "GET" or status >= 500 else logging.DEBUG
-    if not _log.isEnabledFor(level):
-        return
-    seconds = time.monotonic() - request[ARRIVED]
-    path, caller = request.rel_url.raw_path, request.get(CALLER)
-    fields = {"method": request.method, "path": path, "status": status, "seconds": round(seconds, 6)}
-    extra = {**fields, "key": caller.name if caller else None, "tenant": caller.tenant if caller else None}
-    _log.log(level, "%s %s %d in %.3f s", request.method, shorten(path, 200), status, seconds, extra=extra)
 
 
 async def common_headers(request: web.Request, response: web.StreamResponse) -> None:

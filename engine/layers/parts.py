@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
-
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+from bequest.engine.types.activation import Activation as Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""What a decoder-only model is made of, whichever file described it (hf_config.py, gguf_config.py)."""
+"""What a decoder-only model is made of, whichever file described it (hf_config.py, gguf_config.py).
+
+No torch here: a start checks its model's config before it waits for torch (look.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from bequest.engine.errors import ModelError
-from bequest.engine.layers.parts import Activation as Activation
+from bequest.engine.types.activation import Activation as Activation
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -110,9 +110,9 @@ class DecoderConfig:
         """The distinct windows of the layers: one attention plan each."""
         return frozenset(self.sliding_windows)
 
-    def kv_shape(self, block_size: int) -> torch.Size:
+    def kv_shape(self, block_size: int) -> tuple[int, ...]:
         """[L, 2, NKV, BS, D]: one block of the cache."""
-        return torch.Size((self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim))
+        return (self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim)
 
 
 def parse_activation(name: str, source: str) -> Activation:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import Activation
 
@@ -68,13 +66,13 @@ class EncoderDecoderConfig:
     def windows(self) -> frozenset[int]:
         return frozenset(self.sliding_windows)
 
-    def kv_shape(self, block_size: int) -> torch.Size:
+    def kv_shape(self, block_size: int) -> tuple[int, ...]:
         """[L, 2, NKV, BS, D]: one block of the cache, of a self or of a cross table."""
-        return torch.Size((self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim))
+        return (self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim)
 
-    def scratch_shape(self, block_size: int) -> torch.Size:
+    def scratch_shape(self, block_size: int) -> tuple[int, ...]:
         """[1, 2, NKV, BS, D]: one block of what an encoder's layer attends to, used by one layer after another."""
-        return torch.Size((1, 2, self.encoder.num_heads, block_size, self.head_dim))
+        return (1, 2, self.encoder.num_heads, block_size, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from bequest.engine.models.config import (
     parse_rope_kind,
 )
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.kv_scales import quantises_only_the_cache
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
 # Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
@@ -181,7 +180,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     if found:
         raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")
     described = fields.raw("quantization_config", None)
-    if described and not quantises_only_the_cache(described):
+    if described and not _quantises_only_the_cache(described):
         raise ModelError(
             f"{fields.source}: the weights are quantised ({_method(described)}), which is not supported in this "
             "format; take the model's original weights, or a .gguf file of it"
@@ -195,3 +194,21 @@ def _method(described: object) -> str:
     name = described.get("quant_method") or described.get("quant_algo") or "by an unknown method"
     bits = described.get("bits") or described.get("w_bit")
     return f"{name}, {bits} bits" if isinstance(bits, int) else str(name)
+
+
+def _quantises_only_the_cache(description: object) -> bool:
+    """Whether a config.json's `quantization_config` leaves the weights alone and has an fp8 cache of static scales."""
+    if not isinstance(description, Mapping):
+        return False
+    if description.get("config_groups") or description.get("quant_algo") not in (None, "", "NO_QUANT"):
+        return False
+    scheme = description.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return (
+            scheme.get("type") == "float"
+            and scheme.get("num_bits") == 8
+            and scheme.get("strategy", "tensor") == "tensor"
+            and not scheme.get("dynamic")
+            and scheme.get("symmetric", True) is True
+        )
+    return description.get("kv_cache_quant_algo") == "FP8"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal, TypedDict
 
 from bequest.engine.errors import ModelError
@@ -10,6 +12,7 @@ from bequest.engine.models.config import Activation, parse_activation
 from bequest.engine.models.encoder_decoder_config import (
     BartConfig,
     EncoderConfig,
+    EncoderDecoderConfig,
     T5Config,
     WhisperConfig,
 )
@@ -133,3 +136,13 @@ def _head_dim(fields: Fields, heads: str) -> int:
     if num_heads < 1 or hidden_size % num_heads:
         raise ModelError(f"{fields.source}: d_model {hidden_size} cannot be divided into {heads} {num_heads}")
     return hidden_size // num_heads
+
+
+# By architecture; families/table.py says what each is made of.
+PARSERS: Mapping[str, Callable[[Fields, str], EncoderDecoderConfig]] = {
+    "BartForConditionalGeneration": partial(parse_bart, pre_norm=False),
+    "MBartForConditionalGeneration": partial(parse_bart, pre_norm=True),
+    "T5ForConditionalGeneration": parse_t5,
+    "MT5ForConditionalGeneration": partial(parse_t5, multilingual=True),
+    "WhisperForConditionalGeneration": parse_whisper,
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import KvScales
@@ -33,21 +32,3 @@ def _read(source: WeightSource, prefix: str, endings: tuple[str, ...]) -> float:
     if not (math.isfinite(scale) and scale > 0):
         raise ModelError(f"{source.description}: {name} = {scale:g} is no scale of an fp8 cache")
     return scale
-
-
-def quantises_only_the_cache(description: object) -> bool:
-    """Whether a config.json's `quantization_config` leaves the weights alone and has an fp8 cache of static scales."""
-    if not isinstance(description, Mapping):
-        return False
-    if description.get("config_groups") or description.get("quant_algo") not in (None, "", "NO_QUANT"):
-        return False
-    scheme = description.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping):
-        return (
-            scheme.get("type") == "float"
-            and scheme.get("num_bits") == 8
-            and scheme.get("strategy", "tensor") == "tensor"
-            and not scheme.get("dynamic")
-            and scheme.get("symmetric", True) is True
-        )
-    return description.get("kv_cache_quant_algo") == "FP8"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +14,14 @@ from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.weight import Weight
-from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.any_config import ModelConfig, parse_config, read_config
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
 from bequest.engine.models.dummy import DummySource
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.families import dense
-from bequest.engine.models.families.table import FAMILIES, find_family, whole_name
+from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.foreign import open_foreign
 from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
@@ -31,15 +30,12 @@ from bequest.engine.models.generation import (
     generation_defaults,
     gguf_generation_defaults,
     hf_generation_defaults,
-    read_json,
 )
-from bequest.engine.models.hf_config import parse_hf_config
+from bequest.engine.models.look import check_length
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.reader import Loader
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.weights import WeightSource
-
-ModelConfig = DecoderConfig | EncoderDecoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,8 @@ def load_model(
     backend = backend or CpuBackend()
     checkpoint = open_dummy(path, backend.device) if dummy else open_checkpoint(path)
     config, source = checkpoint.config, checkpoint.source
-    length = _resolve_length(config, max_model_len)
+    check_length(config, max_model_len)
+    length = max_model_len or config.max_position
     on_cpu = backend.device.type == "cpu"
     storage = resolve_dtype(dtype, source.dtype, cpu_has_bfloat16()) if on_cpu else resolve_cuda_dtype(dtype)
     num_parameters = sum(math.prod(shape) for shape in _tensors(config).values())
@@ -124,45 +121,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
     """The model that config.json describes, with random weights made on the device: for measuring."""
-    values = _read_config(directory / "config.json")
-    config = _parse(values, str(directory / "config.json"))
+    values = read_config(directory)
+    config = parse_config(values, str(directory / "config.json"))
     generation = hf_generation_defaults(directory, Fields(values, str(directory)))
     return Checkpoint(config, DummySource(_tensors(config), device), generation)
 
 
 def _open_directory(directory: Path) -> Checkpoint:
-    path = directory / "config.json"
-    if not path.exists():
-        raise _no_model(directory)
-    values = _read_config(path)
-    config = _parse(values, str(path))
-    generation = hf_generation_defaults(directory, Fields(values, str(path)))
+    values, source = read_config(directory), str(directory / "config.json")
+    config = parse_config(values, source)
+    generation = hf_generation_defaults(directory, Fields(values, source))
     return Checkpoint(config, SafetensorsSource(directory), generation)
-
-
-def _no_model(directory: Path) -> ModelError:
-    """Says what a directory without a config.json is instead."""
-    adapter = directory / "adapter_config.json"
-    if adapter.exists():
-        base = read_json(adapter).get("base_model_name_or_path") or "its base model"
-        return ModelError(
-            f"{directory} is an adapter (LoRA) of {base}, not a model: merge it into its base, for example with "
-            "merge_and_unload() of peft, save the result, and name that directory"
-        )
-    files = [file.name for file in sorted(directory.glob("*.gguf"))]
-    hint = f"; name the file itself: {', '.join(files)}" if files else ""
-    return ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
-
-
-def _read_config(path: Path) -> Mapping[str, object]:
-    values = read_json(path)
-    return {**values, "architectures": whole_name(values.get("architectures"))}
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:
     described = foreign.source.description
     config, generation = Fields(foreign.config, described), Fields(foreign.generation, described)
-    return Checkpoint(_parse(foreign.config, described), foreign.source, generation_defaults(generation, config))
+    return Checkpoint(parse_config(foreign.config, described), foreign.source, generation_defaults(generation, config))
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -175,14 +150,6 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(config, GGUFSource(file, config), gguf_generation_defaults(file))
 
 
-def _parse(values: Mapping[str, object], source: str) -> ModelConfig:
-    found = find_family(values.get("architectures"))
-    if found is None:
-        return parse_hf_config(values, source, others=FAMILIES)
-    architecture, family = found
-    return family.parse(Fields(values, source), architecture)
-
-
 def _tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if isinstance(config, EncoderDecoderConfig):
         return FAMILIES[config.architecture].expected_tensors(config)
@@ -193,9 +160,3 @@ def _build(config: ModelConfig, loader: Loader, backend: Backend, num_positions:
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config, FAMILIES[config.architecture].describe(config, loader), backend)
     return Decoder(config, dense.describe(config, loader, num_positions), backend)
-
-
-def _resolve_length(config: ModelConfig, max_model_len: int | None) -> int:
-    if max_model_len is not None and max_model_len > config.max_position:
-        raise ModelError(f"max_model_len {max_model_len} is more than the model's own {config.max_position} positions")
-    return max_model_len or config.max_position

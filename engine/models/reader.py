@@ -15,13 +15,13 @@ from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.weight import Table, Weight
 from bequest.engine.models.kv_scales import read_kv_scales
+from bequest.engine.models.progress import shown
 from bequest.engine.models.weights import WeightSource
 
 Part = TypeVar("Part")
@@ -216,8 +216,7 @@ class Loader(Reader):
         # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             made = pool.map(make, range(count))
-            # disable=None: silent where stderr is not a terminal.
-            return list(tqdm(made, "loading weights", count, unit=" layers", leave=False, disable=None))
+            return list(shown(made, count))
 
     def _load(self, name: str) -> Tensor:
         return self._source.load(self._prefix + name)

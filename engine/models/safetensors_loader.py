@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.safetensors_files import find_safetensors
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -58,30 +58,3 @@ class SafetensorsSource:
         kinds = {name: part.get_dtype() for name, part in self._slices.items()}
         if odd := [f"{name} ({kind})" for name, kind in kinds.items() if kind not in FLOAT_TYPES]:
             raise ModelError(f"{self._directory}: only float tensors are supported, not {', '.join(odd[:10])}")
-
-
-def find_safetensors(directory: Path) -> list[Path]:
-    """The weight files, as the index lists them where there is one."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        return _indexed_files(index)
-    single = directory / "model.safetensors"
-    if single.exists():
-        return [single]
-    if found := sorted(directory.glob("*.safetensors")):
-        return found
-    if any(directory.glob("*.bin")) or any(directory.glob("*.pt*")):
-        advice = "only pickled weights (.bin, .pt, .pth), which are not supported; convert them to safetensors"
-        raise ModelError(f"{directory} holds {advice}")
-    raise ModelError(f"{directory} holds no *.safetensors file")
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index} is not an index of safetensors files: {error!r}") from error
-    paths = [index.parent / name for name in names]
-    if missing := [path.name for path in paths if not path.exists()]:
-        raise ModelError(f"{index.parent} lacks {', '.join(missing)}, which its index names")
-    return paths

@@ -6,6 +6,7 @@ Imports torch; called from a worker thread.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -257,7 +258,9 @@ def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _
     return loaded
 
 
-def _measure_activations(loaded: LoadedModel, shape: torch.Size, device: torch.device, limits: RunnerLimits) -> int:
+def _measure_activations(
+    loaded: LoadedModel, shape: tuple[int, ...], device: torch.device, limits: RunnerLimits
+) -> int:
     """Bytes. One step of the largest size beside a cache of one block tells what the steps need."""
     from bequest.engine.runner.cuda import CudaRunner
 
@@ -298,7 +301,7 @@ def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
     return CacheWish(
-        block_bytes=loaded.config.kv_shape(config.block_size).numel() * loaded.kv_dtype.itemsize,
+        block_bytes=math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize,
         block_size=config.block_size,
         max_model_len=loaded.max_model_len,
         max_model_len_asked=config.max_model_len is not None,

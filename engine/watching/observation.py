@@ -58,6 +58,7 @@ class RequestStats:
     decode_seconds: float
     total_seconds: float
     inheritance: Inheritance | None = None
+    id: str = ""  # the request's
 
 
 class Observer(Protocol):

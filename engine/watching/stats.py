@@ -39,4 +39,5 @@ def stats_of_request(group: Group, reason: Literal["stop", "length", "abort", "e
         decode_seconds=now - first,
         total_seconds=now - times.arrived,
         inheritance=group.ties.inheritance,
+        id=group.request.id,
     )

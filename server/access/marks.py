@@ -5,9 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from bequest.server.access.keys import Caller
+from bequest.server.wire.errors import ApiError
 
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)  # time.monotonic
 FALLBACK_ID: web.RequestKey[str] = web.RequestKey("fallback_id", str)
+REFUSAL: web.RequestKey[ApiError] = web.RequestKey("refusal", ApiError)  # what it was answered with, or ended with
 ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)

@@ -55,5 +55,6 @@ def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> 
     """The same of a body that came otherwise. Raises 404 for a model that is not here."""
     context = http.app[CONTEXT]
     answer_id = http[ANSWER_ID] = new_id(prefix)
+    context.metrics.spending.open(answer_id)
     model: str | None = getattr(body, "model", None)
     return Call(http, context, body, answer_id, context.served_name(model), tuple(ignored))

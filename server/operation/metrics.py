@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from bequest.engine.types import Grade, GradeLoad, Source
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
+from bequest.server.operation.spending import Spending
 from bequest.server.operation.traffic import Traffic
 
 StatesOf = Literal["prompt", "completion"]
@@ -102,6 +103,7 @@ class Metrics(Collector):
         self._inference = Histogram(_REQUEST_SECONDS)
         self._per_token = Histogram(_TOKEN_SECONDS)
         self.traffic = Traffic()
+        self.spending = Spending()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -119,6 +121,7 @@ class Metrics(Collector):
         self._inter_token.observe_all(stats.inter_token_seconds)
 
     def on_finish(self, stats: RequestStats) -> None:
+        self.spending.on_finish(stats)
         self._finished[stats.reason] += 1
         if stats.completion_tokens or stats.reason in ("stop", "length"):
             self._prompt_tokens += stats.prompt_tokens
@@ -138,6 +141,10 @@ class Metrics(Collector):
         self._request_generation.observe(stats.completion_tokens)
         self._request_max_tokens.observe(stats.max_tokens)
         self._request_n.observe(stats.n)
+
+    def computed(self) -> tuple[int, int]:
+        """Tokens of prompts and of answers since the start."""
+        return self._computed_tokens, self._generation_tokens
 
     def figures(self) -> dict[str, Any]:
         """Sums since the start, of which a watcher takes differences."""

@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -27,11 +27,13 @@ from bequest.engine.errors import ModelError
 from bequest.server.access.auth import is_loopback
 from bequest.server.access.keys import KeyRing
 from bequest.server.app import AppRunner, make_app
+from bequest.server.context import CONTEXT
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
 from bequest.server.process.loading import loading_front
 from bequest.server.process.memory import keep_trimmed
 from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
+from bequest.server.process.throughput import keep_reporting
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.wire.sentences import with_flags
 
@@ -81,10 +83,11 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         try:
             await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE).start()
             listener.listen(_BACKLOG)  # asyncio takes one number for both
-            _log.info("ready on %s in %.1f s", _address(listener), time.monotonic() - began)
+            _log.info("%s", _ready_line(listener, app[CONTEXT].model_names, time.monotonic() - began))
             notifier.ready(_status(engine))
             beside.append(asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine))))
             beside.append(asyncio.ensure_future(keep_trimmed()))
+            beside.append(asyncio.ensure_future(keep_reporting(metrics, engine.load)))
             code = await _until_end(engine, runner, keys, notifier, config.drain_timeout)
             return code
         finally:
@@ -110,7 +113,7 @@ async def _until_end(
     try:
         await asyncio.wait({death, called}, return_when=asyncio.FIRST_COMPLETED)
         if not death.done():
-            _log.info("%s: draining for up to %g s", called.result().name, drain_timeout)
+            _log.info("%s", _draining_line(called.result(), engine.num_open, drain_timeout))
             notifier.stopping(f"draining {engine.num_open} requests for up to {drain_timeout:g} s")
             draining = asyncio.ensure_future(_drain(engine, runner, drain_timeout))
             called = asyncio.ensure_future(signals.get())
@@ -147,6 +150,19 @@ async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
             return False
         await asyncio.sleep(_LOOK)
     return True
+
+
+def _draining_line(number: signal.Signals, num_open: int, seconds: float) -> str:
+    again = "Ctrl-C again" if number is signal.SIGINT else f"another {number.name}"
+    return f"{number.name}: draining {num_open} requests for up to {seconds:g} s; {again} to stop at once"
+
+
+def _ready_line(listener: socket.socket, names: Sequence[str], seconds: float) -> str:
+    """What a client needs: where, and by which name."""
+    address, model = _address(listener), " and ".join(names)
+    if listener.family == socket.AF_UNIX:
+        return f"ready on {address} in {seconds:.1f} s: {model}"
+    return f"ready on {address} in {seconds:.1f} s: {model}; API {address}/v1, console {address}/"
 
 
 def _status(engine: EngineLike) -> str:

@@ -87,6 +87,8 @@ async def test_sigterm_drains(caplog: pytest.LogCaptureFixture) -> None:
     process.engine.advance()
     assert (await open_request)[0] == 200
     assert await process.ended == 0 and process.stopped
+    assert f"ready on {url} in" in caplog.text and f"fake/model; API {url}/v1, console {url}/" in caplog.text
+    assert "SIGTERM: draining 1 requests for up to 10 s; another SIGTERM to stop at once" in caplog.text
 
 
 async def test_drain_timeout_ends_what_runs_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,6 +100,7 @@ async def test_drain_timeout_ends_what_runs_with_an_error(caplog: pytest.LogCapt
     status, body = await open_request
     assert status == 503 and '"draining"' in body
     assert await process.ended == 0
+    assert "Ctrl-C again to stop at once" in caplog.text
 
 
 PROMPTS = 100  # of one request: an answer of more bytes than sockets hold

@@ -1,20 +1,16 @@
-"""The encoder-decoder architectures: how each is described, which tensors it has, what computes it."""
+"""The encoder-decoder architectures: which tensors each has, and what computes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 import torch
 
-from bequest.engine.errors import ModelError
 from bequest.engine.models.encoder_decoder import EncoderDecoderParts
 from bequest.engine.models.encoder_decoder_config import BartConfig, EncoderDecoderConfig, T5Config, WhisperConfig
 from bequest.engine.models.families import bart, t5, whisper
-from bequest.engine.models.fields import Fields
-from bequest.engine.models.hf_encoder_decoder import parse_bart, parse_t5, parse_whisper
 from bequest.engine.models.reader import Lister, Reader, Shape
 from bequest.engine.models.weights import PrefixedSource, WeightSource, check_shapes
 
@@ -23,7 +19,6 @@ Config = TypeVar("Config", bound=EncoderDecoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    parse: Callable[[Fields, str], EncoderDecoderConfig]  # config.json and the architecture
     describe: Callable[[EncoderDecoderConfig, Reader], EncoderDecoderParts]
     embedding: str
     output: str  # the output matrix, which a tied checkpoint need not have
@@ -60,8 +55,6 @@ class Family:
 
 
 _BARE = ("shared.", "encoder.", "decoder.")
-# What save_pretrained calls a model without its output matrix, where that is tied.
-_HEADLESS = {"BartModel": "BartForConditionalGeneration", "MBartModel": "MBartForConditionalGeneration"}
 
 
 def _of(
@@ -76,9 +69,8 @@ def _of(
     return checked
 
 
-def _t5(*, multilingual: bool) -> Family:
+def _t5() -> Family:
     return Family(
-        partial(parse_t5, multilingual=multilingual),
         _of(T5Config, t5.describe),
         embedding="shared.weight",
         output="lm_head.weight",
@@ -93,10 +85,9 @@ def _t5(*, multilingual: bool) -> Family:
     )
 
 
-def _bart(*, pre_norm: bool) -> Family:
+def _bart() -> Family:
     copies = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
     return Family(
-        partial(parse_bart, pre_norm=pre_norm),
         _of(BartConfig, bart.describe),
         embedding="model.shared.weight",
         output="lm_head.weight",
@@ -106,32 +97,13 @@ def _bart(*, pre_norm: bool) -> Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "BartForConditionalGeneration": _bart(pre_norm=False),
-    "MBartForConditionalGeneration": _bart(pre_norm=True),
-    "T5ForConditionalGeneration": _t5(multilingual=False),
-    "MT5ForConditionalGeneration": _t5(multilingual=True),
+    "BartForConditionalGeneration": _bart(),
+    "MBartForConditionalGeneration": _bart(),
+    "T5ForConditionalGeneration": _t5(),
+    "MT5ForConditionalGeneration": _t5(),
     "WhisperForConditionalGeneration": Family(
-        parse_whisper,
         _of(WhisperConfig, whisper.describe),
         embedding="model.decoder.embed_tokens.weight",
         output="proj_out.weight",
     ),
 }
-
-
-def whole_name(architectures: object) -> object:
-    """config.json's list, with the name of the whole model where only its stacks were saved."""
-    if not isinstance(architectures, list):
-        return architectures
-    return [_HEADLESS.get(name, name) if isinstance(name, str) else name for name in architectures]
-
-
-def find_family(architectures: object) -> tuple[str, Family] | None:
-    """The first encoder-decoder architecture of config.json's list. Raises ModelError for one without a decoder."""
-    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
-    if alone := next((name for name in names if name.endswith("EncoderModel")), None):
-        raise ModelError(
-            f"architecture {alone} is an encoder without a decoder, which is not supported; "
-            f"supported are whole models: {', '.join(FAMILIES)}"
-        )
-    return next(((name, FAMILIES[name]) for name in names if name in FAMILIES), None)

@@ -1,0 +1,64 @@
+"""config.json of whichever kind of model, as its description. No torch here: a start reads it first of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bequest.engine.errors import ModelError
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.generation import read_json
+from bequest.engine.models.hf_config import parse_hf_config
+from bequest.engine.models.hf_encoder_decoder import PARSERS
+
+ModelConfig = DecoderConfig | EncoderDecoderConfig
+
+# What save_pretrained calls a model without its output matrix, where that is tied.
+_HEADLESS = {"BartModel": "BartForConditionalGeneration", "MBartModel": "MBartForConditionalGeneration"}
+
+
+def read_config(directory: Path) -> dict[str, object]:
+    """The values of a directory's config.json, with the name of the whole model where only its stacks were saved."""
+    path = directory / "config.json"
+    if not path.exists():
+        raise _no_model(directory)
+    values = read_json(path)
+    names = values.get("architectures")
+    if isinstance(names, list):
+        values["architectures"] = [_HEADLESS.get(name, name) if isinstance(name, str) else name for name in names]
+    return values
+
+
+def _no_model(directory: Path) -> ModelError:
+    """Says what a directory without a config.json is instead."""
+    adapter = directory / "adapter_config.json"
+    if adapter.exists():
+        base = read_json(adapter).get("base_model_name_or_path") or "its base model"
+        return ModelError(
+            f"{directory} is an adapter (LoRA) of {base}, not a model: merge it into its base, for example with "
+            "merge_and_unload() of peft, save the result, and name that directory"
+        )
+    files = [file.name for file in sorted(directory.glob("*.gguf"))]
+    hint = f"; name the file itself: {', '.join(files)}" if files else ""
+    return ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
+
+
+def parse_config(values: Mapping[str, object], source: str) -> ModelConfig:
+    """Raises ModelError for an architecture that is not supported, or for a field that is wrong."""
+    architecture = _encoder_decoder(values.get("architectures"))
+    if architecture is None:
+        return parse_hf_config(values, source, others=PARSERS)
+    return PARSERS[architecture](Fields(values, source), architecture)
+
+
+def _encoder_decoder(architectures: object) -> str | None:
+    """The first encoder-decoder architecture of config.json's list. Raises ModelError for one without a decoder."""
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    if alone := next((name for name in names if name.endswith("EncoderModel")), None):
+        raise ModelError(
+            f"architecture {alone} is an encoder without a decoder, which is not supported; "
+            f"supported are whole models: {', '.join(PARSERS)}"
+        )
+    return next((name for name in names if name in PARSERS), None)
