@@ -83,9 +83,10 @@ CONSOLE_ROUTES: list[Route] = [
 ]
 
 
-def make_app(
+def make_context(
     engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: KeyRing, metrics: Metrics
-) -> web.Application:
+) -> Context:
+    """`close_context` ends its threads."""
     names = tuple(config.served_model_name) or (engine.info.name,)
     metrics.model_name = names[0]
     metrics.cache_dtype = engine.info.kv_cache_dtype
@@ -98,7 +99,7 @@ def make_app(
         static_paths=console.STATIC_PATHS,
     )
     extraction = engine.extraction_limits
-    context = Context(
+    return Context(
         engine=engine,
         text=text,
         config=config,
@@ -118,6 +119,20 @@ def make_app(
         encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
     )
+
+
+def close_context(context: Context) -> None:
+    hearing = [] if context.speech is None else [context.speech.pool]
+    context.pool.shutdown()
+    for pool in (context.builder, context.encoder, *hearing):
+        pool.shutdown(wait=False, cancel_futures=True)
+    context.grammars.close()
+
+
+def make_app(
+    engine: EngineLike, text: TextLike, config: ServerConfig, leases: LeaseTimes, keys: KeyRing, metrics: Metrics
+) -> web.Application:
+    context = make_context(engine, text, config, leases, keys, metrics)
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
     app[console.LAST_STATE] = console.LastState()
@@ -138,12 +153,7 @@ def make_app(
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
-    context = app[CONTEXT]
-    hearing = [] if context.speech is None else [context.speech.pool]
-    context.pool.shutdown()
-    for pool in (context.builder, context.encoder, *hearing):
-        pool.shutdown(wait=False, cancel_futures=True)
-    app[CONTEXT].grammars.close()
+    close_context(app[CONTEXT])
 
 
 class AppRunner(web.AppRunner):

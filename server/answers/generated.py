@@ -14,7 +14,7 @@ from bequest.server.answers.streams import open_stream, send_stream
 from bequest.server.answers.usage import usage_object
 from bequest.server.answers.whole import made_response
 from bequest.server.asks.ask import Ask
-from bequest.server.asks.call import Call
+from bequest.server.asks.call import HttpCall
 from bequest.server.transport.sse import ChunkFormat
 from bequest.server.wire.bodies import SampledBody
 
@@ -34,7 +34,7 @@ class Shape(Protocol):
         """What stands beside them."""
 
 
-async def answered(call: Call[SampledBody], ask: Ask, head: Head, shape: Shape) -> web.StreamResponse:
+async def answered(call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Shape) -> web.StreamResponse:
     """Runs what is asked for and sends what comes of it."""
     states = generated_states(call.context, ask)
     if call.body.stream:
@@ -54,7 +54,7 @@ async def answered(call: Call[SampledBody], ask: Ask, head: Head, shape: Shape) 
 
 
 async def _streamed(
-    call: Call[SampledBody], ask: Ask, head: Head, shape: Shape, states: GeneratedStates | None
+    call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Shape, states: GeneratedStates | None
 ) -> web.StreamResponse:
     stream, chunk_head, report = open_stream(call.context, call.body, head, report_of(ask), states)
     sources = [stream.add_source(shape.chunks(chunk_head, index, report)) for index in range(len(ask.requests))]

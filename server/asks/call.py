@@ -9,7 +9,8 @@ import msgspec
 from aiohttp import web
 
 from bequest.server.access.key_file import KeyLimits
-from bequest.server.access.marks import ANSWER_ID, CALLER, TENANT
+from bequest.server.access.keys import Caller
+from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.intake import read_object
 from bequest.server.wire import fields
@@ -21,23 +22,31 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[AnyBody]):
-    """A request whose body has been read."""
+    """A request whose body has been read, however it came."""
 
-    http: web.Request
     context: Context
     body: AnyBody
     id: str  # of the answer
     model: str  # as the answer names it
-    ignored: tuple[str, ...]  # fields of the body that nobody reads
+    caller: Caller
+    arrived: float  # time.monotonic
 
     @property
     def tenant(self) -> str:
-        return self.http[TENANT]
+        return self.caller.tenant
 
     @property
     def limits(self) -> KeyLimits:
         """Those of the client's key."""
-        return self.http[CALLER].limits
+        return self.caller.limits
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall(Call[AnyBody]):
+    """One that came over HTTP, where its answer goes too."""
+
+    http: web.Request
+    ignored: tuple[str, ...]  # fields of the body that nobody reads
 
     @property
     def headers(self) -> dict[str, str]:
@@ -45,16 +54,17 @@ class Call(Generic[AnyBody]):
         return fields.ignored_header(self.ignored)
 
 
-async def begin(http: web.Request, kind: type[_Body], prefix: str) -> Call[_Body]:
+async def begin(http: web.Request, kind: type[_Body], prefix: str) -> HttpCall[_Body]:
     """Reads a JSON body; `prefix` is that of its answers' ids."""
     body, ignored = fields.read(await read_object(http, http.app[CONTEXT]), kind)
     return call_of(http, body, ignored, prefix)
 
 
-def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> Call[_Body]:
+def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> HttpCall[_Body]:
     """The same of a body that came otherwise. Raises 404 for a model that is not here."""
     context = http.app[CONTEXT]
     answer_id = http[ANSWER_ID] = new_id(prefix)
     context.metrics.spending.open(answer_id)
     model: str | None = getattr(body, "model", None)
-    return Call(http, context, body, answer_id, context.served_name(model), tuple(ignored))
+    served = context.served_name(model)
+    return HttpCall(context, body, answer_id, served, http[CALLER], http[ARRIVED], http, tuple(ignored))

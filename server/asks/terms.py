@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import msgspec
 
 from bequest.engine.types import Terms
-from bequest.server.access.marks import ARRIVED
 from bequest.server.asks import leases, ranges
 from bequest.server.asks.call import Call
 from bequest.server.wire.bodies import HiddenStatesBody, InputBody, SampledBody
@@ -61,4 +60,4 @@ def passing_terms(
 def _deadline(call: Call[msgspec.Struct], timeout: float | None) -> float | None:
     """`timeout` counts from the request's arrival, whatever it has to wait for first."""
     seconds = ranges.timeout_seconds(timeout, call.limits.max_timeout)
-    return None if seconds is None else call.http[ARRIVED] + seconds
+    return None if seconds is None else call.arrived + seconds

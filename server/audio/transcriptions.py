@@ -15,7 +15,7 @@ from bequest.engine.audio import Samples, decode
 from bequest.engine.text.languages import language_code
 from bequest.engine.text.whisper_tokens import Task
 from bequest.server.access.marks import ANSWER_ID
-from bequest.server.asks.call import Call, call_of
+from bequest.server.asks.call import Call, HttpCall, call_of
 from bequest.server.asks.ranges import between
 from bequest.server.asks.terms import passing_terms
 from bequest.server.audio.form import FormBody, TranscriptionBody, TranslationBody, check_head, read_form
@@ -38,13 +38,24 @@ _DONE = b"data: [DONE]\n\n"
 async def transcriptions(http: web.Request) -> web.StreamResponse:
     speech, call, file = await _begin(http, TranscriptionBody)
     context, body = call.context, call.body
-    _check_transcription(body)
-    order = await _order(call, speech, "transcribe", _language(speech, body.language))
+    if not body.stream:
+        return _answer(await transcribed(call, file), body.response_format, "transcribe", call.headers)
+    order = await _transcription(call, speech)
     samples = await _samples(context, speech, file)
-    if body.stream:
-        return await _Stream(http, context, call.headers).run(context, speech, order, samples)
-    transcript = await Transcriber(context.engine, context.text.tokenizer, speech, order).run(samples)
-    return _answer(transcript, body.response_format, "transcribe", call.headers)
+    return await _Stream(http, context, call.headers).run(context, speech, order, samples)
+
+
+async def transcribed(call: Call[TranscriptionBody], file: bytearray) -> Transcript:
+    """Of a file of audio, whole."""
+    context, speech = call.context, _speech(call.context)
+    order = await _transcription(call, speech)
+    samples = await _samples(context, speech, file)
+    return await Transcriber(context.engine, context.text.tokenizer, speech, order).run(samples)
+
+
+async def _transcription(call: Call[TranscriptionBody], speech: Speech) -> Order:
+    _check_transcription(call.body)
+    return await _order(call, speech, "transcribe", _language(speech, call.body.language))
 
 
 async def translations(http: web.Request) -> web.StreamResponse:
@@ -61,7 +72,7 @@ async def translations(http: web.Request) -> web.StreamResponse:
 # --- the request -------------------------------------------------------------------------------------------------
 
 
-async def _begin(http: web.Request, kind: type[FormBody]) -> tuple[Speech, Call[FormBody], bytearray]:
+async def _begin(http: web.Request, kind: type[FormBody]) -> tuple[Speech, HttpCall[FormBody], bytearray]:
     """The form, typed, and its file. A model that cannot hear need not be sent one."""
     context = http.app[CONTEXT]
     check_head(http, context)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from bequest.engine.constraints.grammar import Grammar
 from bequest.engine.types import OutputMode
 from bequest.server.asks.ask import Ask, ask_of, check_stream_options
-from bequest.server.asks.call import Call
+from bequest.server.asks.call import Call, HttpCall
 from bequest.server.asks.chats import ChatSource
 from bequest.server.asks.constraints import check_alone, constraint_of
 from bequest.server.asks.continued import chat_prompt, text_prompts
@@ -31,7 +31,30 @@ COMPLETION_DEFAULT_TOKENS = 16
 _Result = TypeVar("_Result")
 
 
-async def completion_ask(call: Call[CompletionBody]) -> Ask:
+class Waiting(Protocol):
+    """Awaits what may take as long as a parent runs."""
+
+    async def __call__(self, finding: Awaitable[_Result]) -> _Result: ...
+
+
+async def at_rest(finding: Awaitable[_Result]) -> _Result:
+    return await finding
+
+
+def kept_open(call: HttpCall[GenerationBody]) -> Waiting:
+    """A stream whose parent still runs gets comments meanwhile."""
+    if not call.body.stream or not call.body.continuation_of:
+        return at_rest
+
+    async def waiting(finding: Awaitable[_Result]) -> _Result:
+        interval = call.context.config.sse_keep_alive_interval
+        return await in_time(call.http, interval, call.headers, Done.failed, finding)
+
+    return waiting
+
+
+async def completion_ask(call: Call[CompletionBody], waiting: Waiting = at_rest) -> Ask:
+    """`waiting` is how a parent that still runs is waited for."""
     body = call.body
     check_stream_options(body)
     catalogue = _catalogue(call)
@@ -47,11 +70,11 @@ async def completion_ask(call: Call[CompletionBody]) -> Ask:
     length = generation_length(body, default_tokens(catalogue, COMPLETION_DEFAULT_TOKENS))
     sampling = _sampling(body, chosen, length, grammar, copies=chosen["n"])
     terms, wish = _admitted(call, length)
-    prompts = await _in_time(call, _text_prompts(call, terms, length))
+    prompts = await waiting(_text_prompts(call, terms, length))
     return ask_of(call.context, call.id, prompts, sampling, terms, wish, _output(body))
 
 
-async def chat_ask(call: Call[ChatBody], calls: Calls) -> Ask:
+async def chat_ask(call: Call[ChatBody], calls: Calls, waiting: Waiting = at_rest) -> Ask:
     """`calls` are those that its answers may hold."""
     body = call.body
     check_stream_options(body)
@@ -70,7 +93,7 @@ async def chat_ask(call: Call[ChatBody], calls: Calls) -> Ask:
     length = generation_length(body, default_tokens(catalogue, None))
     sampling = _sampling(body, chosen, length, grammar, copies=1)
     terms, wish = _admitted(call, length)
-    prompt = await _in_time(call, _chat_prompt(call, calls, terms, length))
+    prompt = await waiting(_chat_prompt(call, calls, terms, length))
     return ask_of(call.context, call.id, [prompt], sampling, terms, wish, _output(body))
 
 
@@ -135,14 +158,6 @@ async def _chat_prompt(call: Call[ChatBody], calls: Calls, terms: AskTerms, leng
 
 def _truncation(body: GenerationBody, length: Length) -> Truncation:
     return Truncation(body.truncate_prompt_tokens, 1 if length.asked is None else length.asked)
-
-
-async def _in_time(call: Call[GenerationBody], finding: Awaitable[_Result]) -> _Result:
-    """A stream whose parent still runs is kept open meanwhile."""
-    if not call.body.stream or not call.body.continuation_of:
-        return await finding
-    interval = call.context.config.sse_keep_alive_interval
-    return await in_time(call.http, interval, call.headers, Done.failed, finding)
 
 
 def _output(body: SampledBody) -> OutputMode:

@@ -21,7 +21,7 @@ from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import chat_tools
-from bequest.server.generation.asks import chat_ask
+from bequest.server.generation.asks import chat_ask, kept_open
 from bequest.server.wire.bodies import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -32,7 +32,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     body, created = call.body, int(time.time())
     tools = chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     calls = Calls(call.context, tools, body.chat_template)
-    ask = await chat_ask(call, calls)
+    ask = await chat_ask(call, calls, kept_open(call))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
     if body.service_tier in _SERVICE_TIERS:

@@ -20,7 +20,7 @@ from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
 from bequest.server.asks.prompt import Prompt
 from bequest.server.context import Context
-from bequest.server.generation.asks import completion_ask
+from bequest.server.generation.asks import completion_ask, kept_open
 from bequest.server.generation.scoring import ScoreShape, score_ask
 from bequest.server.wire.bodies import CompletionBody
 
@@ -31,7 +31,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     if call.body.continuation_suffixes is not None:
         ask = await score_ask(call, call.body.continuation_suffixes)
         return await answered(call, ask, head, ScoreShape(call))
-    ask = await completion_ask(call)
+    ask = await completion_ask(call, kept_open(call))
     return await answered(call, ask, head, CompletionShape(call, ask))
 
 

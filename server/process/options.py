@@ -139,7 +139,7 @@ def _read_toml(path: str | None) -> dict[str, Any]:
         option = known.get(key.replace("-", "_"))
         if option is None:
             raise ValueError(f"{path}: {_unknown(key, value, known)}")
-        values[option.name] = _checked(path, option, value)
+        values[option.name] = checked(path, option, value)
     return values
 
 
@@ -150,7 +150,7 @@ def _unknown(key: str, value: Any, known: Collection[str]) -> str:
     return f"unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else "")
 
 
-def _checked(path: str, option: Option, value: Any) -> Any:
+def checked(path: str, option: Option, value: Any) -> Any:
     """A TOML value of the option's type."""
     if option.repeatable:
         items = value if isinstance(value, list) else [value]

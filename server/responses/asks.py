@@ -9,7 +9,7 @@ from typing import Any
 
 from bequest.engine.types import OutputMode
 from bequest.server.asks.ask import Ask, ask_of, check_stream_options
-from bequest.server.asks.call import Call
+from bequest.server.asks.call import HttpCall
 from bequest.server.asks.lengths import Length, length_of
 from bequest.server.asks.sampling import Sampling, chosen_by
 from bequest.server.asks.terms import record_terms
@@ -29,7 +29,7 @@ class ResponseAsk:
     head: dict[str, Any]  # the object as it stands before anything is known of the answer
 
 
-async def response_ask(call: Call[ResponseBody], calls: Calls) -> ResponseAsk:
+async def response_ask(call: HttpCall[ResponseBody], calls: Calls) -> ResponseAsk:
     """`calls` are those that the answer may hold."""
     context, body = call.context, call.body
     check_stream_options(body)

@@ -16,7 +16,7 @@ from bequest.server.answers.logprobs import Spelling
 from bequest.server.answers.report import report_of
 from bequest.server.answers.running import Collector, Job
 from bequest.server.answers.streams import send_stream
-from bequest.server.asks.call import Call, begin
+from bequest.server.asks.call import HttpCall, begin
 from bequest.server.asks.terms import record_terms
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import response_tools
@@ -60,7 +60,7 @@ async def input_tokens(http: web.Request) -> web.Response:
     return json_response(count, call.headers)
 
 
-async def _begin(http: web.Request, prefix: str) -> Call[ResponseBody]:
+async def _begin(http: web.Request, prefix: str) -> HttpCall[ResponseBody]:
     call = await begin(http, ResponseBody, prefix)
     return replace(call, ignored=(*call.ignored, *check_body(call.body)))
 

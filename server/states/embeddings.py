@@ -35,10 +35,10 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
     call = await begin(http, EmbeddingsBody, "hs-")
     context, body = call.context, call.body
     encoding = one_of(body.encoding_format, JSON_ENCODINGS, "encoding_format")
-    length = _length(body.dimensions, context.engine.info.hidden_size)
-    ask = await _ask(call, encoding)
+    length = vector_length(body.dimensions, context.engine.info.hidden_size)
+    ask = await embeddings_ask(call, encoding)
     async with extracted(context, ask.requests) as results:
-        vectors = await _vectors(context, [result.states for result in results], length, body.normalize is not False)
+        vectors = await vectors_of(context, [result.states for result in results], length, body.normalize is not False)
         tokens = sum(result.usage.prompt_tokens for result in results)
         answer = {
             "object": "list",
@@ -50,7 +50,7 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
         return await send_body(http, json, is_small(vectors), "application/json", call.headers, context.encoder)
 
 
-async def _ask(call: Call[EmbeddingsBody], encoding: JsonEncoding) -> Ask:
+async def embeddings_ask(call: Call[EmbeddingsBody], encoding: JsonEncoding = "float") -> Ask:
     info, body = call.context.engine.info, call.body
     stack: Stack = "decoder" if info.encoder is None else "encoder"
     pooling = one_of(body.pooling, _POOLINGS[stack], "pooling")
@@ -63,7 +63,7 @@ async def _ask(call: Call[EmbeddingsBody], encoding: JsonEncoding) -> Ask:
     return ask_of(call.context, call.id, prompts, NOTHING_SAMPLED, terms, wish)
 
 
-def _length(dimensions: int | None, hidden_size: int) -> int:
+def vector_length(dimensions: int | None, hidden_size: int) -> int:
     if dimensions is None:
         return hidden_size
     if not 1 <= dimensions <= hidden_size:
@@ -74,7 +74,7 @@ def _length(dimensions: int | None, hidden_size: int) -> int:
     return dimensions
 
 
-async def _vectors(context: Context, answers: list[States], length: int, normalize: bool) -> list[Assembled]:
+async def vectors_of(context: Context, answers: list[States], length: int, normalize: bool) -> list[Assembled]:
     """The first `length` numbers of each of the states [1, H]; normalised afterwards, so that what is cut off does not
     count."""
 

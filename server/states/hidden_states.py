@@ -29,7 +29,7 @@ from bequest.server.wire.bodies import HiddenStatesBody
 async def hidden_states(http: web.Request) -> web.StreamResponse:
     call = await begin(http, HiddenStatesBody, "hs-")
     context, wish = call.context, prompt_states(call.body, call.context.engine.info)
-    ask = await _ask(call, wish)
+    ask = await states_ask(call, wish)
     head = {"id": call.id, "object": "list", "model": call.model}
     if context.engine.info.encoder is not None:
         head["stack"] = wish.params.stack
@@ -43,7 +43,7 @@ async def hidden_states(http: web.Request) -> web.StreamResponse:
         return await send_body(http, answer, small, "application/octet-stream", headers, context.encoder)
 
 
-async def _ask(call: Call[HiddenStatesBody], wish: StatesWish) -> Ask:
+async def states_ask(call: Call[HiddenStatesBody], wish: StatesWish) -> Ask:
     body = call.body
     check_count(body.input)
     terms = record_terms(call, open_ended=False)

@@ -200,7 +200,7 @@ async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: P
         for config, message in (
             (ServerConfig(port=0), "tensor x is missing"),
             (ServerConfig(port=port), f"cannot listen on 127.0.0.1:{port}: Address already in use"),
-            (ServerConfig(port=0, api_key_file=str(keys)), "missing required field `keys`"),
+            (ServerConfig(port=0, api_key_file=str(keys)), "keys is missing: a list of tables"),
             (ServerConfig(port=0, api_key_file="/nowhere"), "No such file"),
         ):
             caplog.clear()
