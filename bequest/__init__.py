@@ -11,18 +11,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bequest.engine.llm import LLM, Completion
-    from bequest.engine.types import SamplingParams
+    from bequest.engine.errors import ModelError
+    from bequest.offline import (
+        LLM,
+        AsyncLLM,
+        BequestError,
+        Choice,
+        Completion,
+        EngineFailed,
+        Piece,
+        RequestError,
+        SamplingParams,
+        Score,
+        States,
+    )
 
-__all__ = ["LLM", "Completion", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BequestError",
+    "Choice",
+    "Completion",
+    "EngineFailed",
+    "ModelError",
+    "Piece",
+    "RequestError",
+    "SamplingParams",
+    "Score",
+    "States",
+]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from bequest.engine import llm
+    from bequest import offline
 
-    return getattr(llm, name)
+    return getattr(offline, name)
 
 
 def __dir__() -> list[str]:

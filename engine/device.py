@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +27,7 @@ from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, Bloc
 T = TypeVar("T")
 
 _PATIENCE = 0.02  # seconds that the event loop looks for a result before a thread waits for it
+_LOOK = 0.002  # seconds between looks whether a thread has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,8 @@ class DeviceThread:
     async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
         """Lets the launched plans finish and ends the threads. One that hangs is left behind: it is a daemon."""
         self._put(None)
-        await asyncio.to_thread(self._thread.join, timeout)
-        await asyncio.to_thread(self._waiter.join, 1.0)  # it has nothing left when the other one has ended
+        await _ended(self._thread, timeout)
+        await _ended(self._waiter, 1.0)  # it has nothing left when the other one has ended
 
     def _put(self, plan: _Item | None) -> None:
         """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
@@ -211,3 +213,10 @@ class DeviceThread:
         except RuntimeError:
             # The loop is closed: the process is going down and nobody waits for this.
             return
+
+
+async def _ended(thread: threading.Thread, timeout: float) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded
+    """Joins it. Not in another thread: at the end of the interpreter none can be started any more."""
+    end = time.monotonic() + timeout
+    while thread.is_alive() and time.monotonic() < end:  # noqa: ASYNC110 - a thread sets no asyncio.Event
+        await asyncio.sleep(_LOOK)

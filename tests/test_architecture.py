@@ -16,13 +16,15 @@ import setuptools
 from benchmarks.house.circles import Circles, include_circles, python_circles
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "engine", "bench")
+PACKAGES = ("server", "engine", "offline", "bench")
 
 _DECIDES = ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"]
 
 # folder or module → what it must not import; names of this project without their first part
 FORBIDDEN = {
-    "server": ["torch", "engine.models", "engine.runner", "engine.kernels", "engine._C"],
+    "server": ["torch", "engine.models", "engine.runner", "engine.kernels", "engine._C", "offline"],
+    # Above both: it makes bodies, and the server's rules make requests of them.
+    "offline": ["torch", "aiohttp", "engine.models", "engine.runner", "engine.kernels", "engine._C", "bench"],
     "engine.text": [
         "torch",
         "asyncio",
@@ -57,8 +59,8 @@ FORBIDDEN = {
         "engine._C",
         "server",
     ],
-    "engine": ["server", "bench", "aiohttp"],
-    "bench": ["torch", "numpy", "engine", "server"],  # a client of any server
+    "engine": ["server", "offline", "bench", "aiohttp"],
+    "bench": ["torch", "numpy", "engine", "server", "offline"],  # a client of any server
 }
 OWN = "bequest."
 
@@ -91,7 +93,7 @@ def imports_of(path: Path) -> set[str]:
 
 def test_nobody_imports_by_the_name_of_a_folder() -> None:
     """Installed, `engine` would be anybody's."""
-    pattern = re.compile(r"^\s*(from|import) (engine|server|bench)\b", re.MULTILINE)
+    pattern = re.compile(r"^\s*(from|import) (engine|server|offline|bench)\b", re.MULTILINE)
     files = [path for folder in (*PACKAGES, "tests", "benchmarks", "bequest") for path in (ROOT / folder).rglob("*.py")]
     assert not [str(path) for path in files if pattern.search(path.read_text())]
 
@@ -105,7 +107,9 @@ def test_what_is_installed_has_one_name() -> None:
     find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     packages = setuptools.find_packages(str(ROOT), **find)
     assert {name.partition(".")[0] for name in packages} == {"bequest"}
-    assert {"bequest.engine.scheduling", "bequest.server.generation", "bequest.bench"} <= set(packages)
+    assert {"bequest.engine.scheduling", "bequest.server.generation", "bequest.offline", "bequest.bench"} <= set(
+        packages
+    )
 
 
 @pytest.mark.parametrize("scope", FORBIDDEN)
@@ -164,7 +168,7 @@ def test_the_backends_of_csrc_meet_in_the_folder_above_them() -> None:
 def test_files_stay_short() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
-        for folder in ("server", "engine", "bench", "csrc", "benchmarks")
+        for folder in ("server", "engine", "offline", "bench", "csrc", "benchmarks")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh") and (lines := len(path.read_text().splitlines())) > 500
     }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bequest.engine.llm import LLM, EngineConfig, SamplingParams
-from bequest.engine.types import BeamParams
+from bequest import LLM, SamplingParams
 
 
 def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
-    llm = LLM(EngineConfig(model=model, threads=threads, dtype="float32", enable_prefix_caching=False))
+    llm = LLM(model, threads=threads, dtype="float32", enable_prefix_caching=False)
 
     def generate(prompts: list[list[int]], output_len: int) -> int:
         params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
@@ -20,13 +19,14 @@ def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
 
 
 def load_beams(model: str, threads: int) -> tuple[Callable[[list[int]], None], Callable[[list[int], int, int], int]]:
-    llm = LLM(EngineConfig(model=model, threads=threads, dtype="float32"))
+    llm = LLM(model, threads=threads, dtype="float32")
 
     def remember(prompt: list[int]) -> None:
-        llm.generate([prompt], SamplingParams(max_tokens=0), progress=False)
+        llm.generate(prompt, SamplingParams(max_tokens=0))
 
     def search(prompt: list[int], width: int, output_len: int) -> int:
-        params = SamplingParams(max_tokens=output_len, n=width, ignore_eos=True, beams=BeamParams(width))
-        return len(llm.generate([prompt], params, progress=False)[0].choices)
+        params = SamplingParams(max_tokens=output_len, ignore_eos=True)
+        [found] = llm.beam_search([prompt], width, params, progress=False)
+        return len(found.choices)
 
     return remember, search

@@ -16,7 +16,6 @@ import torch
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.constraints.grammar import GrammarSource, Vocabulary
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.llm import LLM
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.sampling import RowSampler
@@ -25,6 +24,7 @@ from bequest.engine.text import Tokenizer, load_text
 from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
+from tests.engine.direct import LLM
 
 EOS = 2
 _CLOSERS = set(b'"}]')

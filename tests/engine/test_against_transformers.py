@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from bequest.engine.config import EngineConfig
-from bequest.engine.llm import LLM, Completion
 from bequest.engine.types import SamplingParams
+from tests.engine.direct import LLM, Completion
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
 NUM_TOKENS = 12

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bequest.engine.config import EngineConfig
-from bequest.engine.llm import LLM, Completion
 from bequest.engine.types import BeamParams, SamplingParams
+from tests.engine.direct import LLM, Completion
 from tests.engine.test_against_transformers import prompts
 from tests.tiny_models import make_reference
 

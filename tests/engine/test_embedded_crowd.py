@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bequest.engine.config import EngineConfig
-from bequest.engine.llm import LLM
 from bequest.engine.types import SamplingParams
+from tests.engine.direct import LLM
 from tests.models.embedded_reference import embedded_reference
 
 NUM_TOKENS = 3

@@ -16,10 +16,10 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 from bequest.engine.config import EngineConfig
-from bequest.engine.llm import LLM, Completion, EncoderDecoderPrompt
 from bequest.engine.types import BeamParams, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.watching.observation import RequestStats, StepStats
+from tests.engine.direct import LLM, Completion, EncoderDecoderPrompt
 from tests.tiny_encoder_decoders import (
     TINY_ENCODER_DECODERS,
     VOCAB_SIZE,

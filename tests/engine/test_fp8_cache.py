@@ -21,9 +21,9 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import KvScales
 from bequest.engine.layers.spec import Attention
-from bequest.engine.llm import LLM, Completion
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.load import LoadedModel, load_model
+from tests.engine.direct import LLM, Completion
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
 from tests.engine.test_against_transformers import PARAMS, Expected, expect, prompts

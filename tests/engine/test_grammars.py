@@ -25,8 +25,8 @@ from bequest.engine.constraints.grammar import (
 )
 from bequest.engine.constraints.grammar_check import GrammarCheck
 from bequest.engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
-from bequest.engine.llm import LLM
 from bequest.engine.types import Delta, OutputMode, Request, SamplingParams, mask_words
+from tests.engine.direct import LLM
 from tests.engine.grammar_world import (
     EOS,
     check_answers_follow_their_grammars,

@@ -14,8 +14,8 @@ from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.llm import LLM
 from bequest.engine.models.dtype import resolve_kv_dtype
+from tests.engine.direct import LLM
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
 from tests.engine.test_against_transformers import PARAMS, expect, prompts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bequest.engine.config import EngineConfig
-from bequest.engine.llm import LLM
+from tests.engine.direct import LLM
 from tests.engine.test_encoder_decoder_models import GREEDY, check_engine, make_cases, save_model
 
 pytestmark = pytest.mark.gpu

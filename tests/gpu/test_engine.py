@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bequest.engine.config import EngineConfig
-from bequest.engine.llm import LLM, Completion
 from bequest.engine.types import BeamParams, SamplingParams
+from tests.engine.direct import LLM, Completion
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
 from tests.engine.test_beams_against_transformers import check_searches

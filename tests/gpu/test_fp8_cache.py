@@ -15,7 +15,7 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels import cuda_attention as cuda
 from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
-from bequest.engine.llm import LLM
+from tests.engine.direct import LLM
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches, rounded
 from tests.engine.test_against_transformers import PARAMS, expect, prompts

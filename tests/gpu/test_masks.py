@@ -16,9 +16,9 @@ from bequest.engine.errors import EngineDraining
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cuda
 from bequest.engine.kernels.cuda_sampler import CudaSampler
-from bequest.engine.llm import LLM
 from bequest.engine.scheduling.sampler_rows import row_spec
 from bequest.engine.types import Request, SamplingParams
+from tests.engine.direct import LLM
 from tests.engine.grammar_world import check_answers_follow_their_grammars
 from tests.gpu.test_engine import config
 from tests.kernels.test_sampling_masks import packed

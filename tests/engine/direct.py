@@ -1,8 +1,6 @@
-"""LLM: the same engine without a server, for scripts and notebooks.
+"""The engine itself, synchronously and for many prompts: its own requests and parameters, which nobody has checked.
 
-from bequest import LLM, SamplingParams
-for completion in LLM().generate(["The capital of France is"], SamplingParams(max_tokens=8, temperature=0)):
-    print(completion.choices[0].text)
+bequest.LLM is what users have; it goes through the server's rules.
 """
 
 from __future__ import annotations

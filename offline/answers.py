@@ -1,0 +1,176 @@
+"""What comes back: answers and their choices, pieces of a stream, scores, hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bequest.engine.text.tool_calls import Content, ToolCallReader, ToolEvent
+from bequest.engine.types import ChoiceDelta, Delta, Inheritance, Retained, TokenLogprob, Usage
+from bequest.engine.types.states import StatesArray
+from bequest.server.answers.running import Collector
+from bequest.server.answers.tool_deltas import reason_with_calls, whole_message
+from bequest.server.asks.ask import Ask
+from bequest.server.asks.tool_use import Calls
+from bequest.server.transport.pieces import release
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None  # "stop", "length" or "tool_calls"
+    stop_reason: int | str | None = None  # the stop string or token, or "deadline"; None: the end token
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if asked for
+    cumulative_logprob: float | None = None
+    beam_score: float | None = None
+    message: dict[str, Any] | None = None  # of a chat: to be sent back, with its tool calls
+    hidden_states: StatesArray | None = None  # [layers, positions, H], if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one prompt or conversation."""
+
+    id: str  # to continue from
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    inheritance: Inheritance | None = None  # of a continuation: what it took over
+    retained: Retained | None = None  # the lease, if one was asked for
+    is_chat: bool = False
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def message(self) -> dict[str, Any] | None:
+        """Of the first choice, in a chat."""
+        return self.choices[0].message
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """Of the first choice."""
+        return list((self.message or {}).get("tool_calls", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one choice gained in a step of a stream."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a suffix is."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    cumulative_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Hidden states of one input."""
+
+    values: StatesArray  # [layers, positions, H], pooled [layers, H]; bfloat16 as the bits in uint16
+    layers: tuple[int, ...]
+    positions: npt.NDArray[np.int64]
+    usage: Usage
+
+
+class Growing:
+    """Choices of an answer while their deltas come. Tool calls are taken out of the text."""
+
+    def __init__(self, ask: Ask, calls: Calls | None) -> None:
+        self._ask = ask
+        self._is_chat = calls is not None
+        self._readers: list[ToolCallReader | None] = [None if calls is None else calls.reader() for _ in range(ask.n)]
+        self._events: list[list[ToolEvent]] = [[] for _ in range(ask.n)]
+        self._text = [""] * ask.n
+        self._tokens: list[list[int]] = [[] for _ in range(ask.n)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(ask.n)]
+        self._last: dict[int, ChoiceDelta] = {}
+        self._opening: Delta | None = None
+
+    def take(self, delta: Delta) -> list[Piece]:
+        if delta.first:
+            self._opening = delta
+        return [self._piece(choice) for choice in delta.choices]
+
+    def completion(self, ending: Delta) -> Completion:
+        """REQUIRES: `ending` is the last delta"""
+        assert ending.usage is not None
+        opening = self._opening or ending
+        states = {} if ending.hidden_states is None else {one.index: one for one in ending.hidden_states.choices}
+        arrays = {index: one.assemble() for index, one in states.items()}
+        release(ending)
+        return Completion(
+            id=self._ask.requests[0].id,
+            prompt_token_ids=tuple(self._ask.prompts[0].token_ids),
+            choices=tuple(self._choice(self._last[index], arrays.get(index)) for index in sorted(self._last)),
+            usage=ending.usage,
+            prompt_logprobs=opening.prompt_logprobs,
+            inheritance=opening.inheritance,
+            retained=ending.retained,
+            is_chat=self._is_chat,
+        )
+
+    def _piece(self, choice: ChoiceDelta) -> Piece:
+        index, reader, text = choice.index, self._readers[choice.index], choice.text
+        if reader is not None:
+            events = [*reader.feed(text), *(reader.finish() if choice.finish_reason else ())]
+            self._events[index] += events
+            text = "".join(event.text for event in events if isinstance(event, Content))
+        self._text[index] += choice.text
+        self._tokens[index] += choice.token_ids
+        self._logprobs[index] += choice.logprobs or ()
+        self._last[index] = choice
+        return Piece(index, text, choice.token_ids, reason_with_calls(choice.finish_reason, reader))
+
+    def _choice(self, last: ChoiceDelta, states: StatesArray | None) -> Choice:
+        index = last.index
+        return Choice(
+            index=index,
+            text=self._text[index],
+            token_ids=tuple(self._tokens[index]),
+            finish_reason=reason_with_calls(last.finish_reason, self._readers[index]),
+            stop_reason=last.stop_reason,
+            logprobs=None if last.logprobs is None else tuple(self._logprobs[index]),
+            cumulative_logprob=last.cumulative_logprob,
+            beam_score=last.beam_score,
+            message=self._message(index) if self._is_chat else None,
+            hidden_states=states,
+        )
+
+    def _message(self, index: int) -> dict[str, Any]:
+        if self._readers[index] is None:
+            return {"role": "assistant", "content": self._text[index]}
+        return {"role": "assistant", **whole_message(self._events[index])}
+
+
+def completion_of(ask: Ask, result: Collector, calls: Calls | None) -> Completion:
+    """Of an answer that came whole."""
+    growing = Growing(ask, calls)
+    growing.take(result.delivery)
+    return growing.completion(result.delivery)
+
+
+def scores_of(choices: Sequence[ChoiceDelta]) -> list[Score]:
+    return [
+        Score(choice.text, choice.token_ids, choice.logprobs or (), choice.cumulative_logprob or 0.0)
+        for choice in choices
+    ]
