@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,13 @@ class Score:
 class Server:
     """A process with a small random model and a cache that one longest request and the leases fill."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = (), chat_template: str | None = None) -> None:
         assert SHAPES[SHAPE].config["max_position_embeddings"] >= MAX_LEN
         self._log = folder / "server.log"
         model = write_model(SHAPE, folder / "model")
-        command = [sys.executable, "-m", "bequest", "serve", str(model), "--load-format", "dummy", *FLAGS]
+        if chat_template is not None:
+            (model / "chat_template.jinja").write_text(chat_template)
+        command = [sys.executable, "-m", "bequest", "serve", str(model), "--load-format", "dummy", *FLAGS, *flags]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stderr=log, text=True)
         self.url = self._wait()
@@ -61,8 +64,16 @@ class Server:
         raise SystemExit(self._log.read_text())
 
     @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
     def last_lines(self) -> str:
-        return self._log.read_text()[-2000:]
+        return self.log[-2000:]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def end(self, score: Score) -> None:
         """It must end when it is told to, and not before."""

@@ -1,0 +1,58 @@
+"""The fuzzer asks every route, mostly well, and finds what is broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.fuzz.__main__ import Campaign
+from benchmarks.fuzz.document import operations_of
+from benchmarks.fuzz.minimising import minimised
+from bequest.engine.types import Request, Sink
+from bequest.server.about.openapi import document
+from tests.attack.conftest import Serve, Victim
+from tests.server.fakes import FakeEngine
+
+
+class Broken(FakeEngine):
+    """Falls over whenever three choices are asked for."""
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        if request.params.n == 3:
+            raise ZeroDivisionError
+        super().submit(request, sink)
+
+
+async def campaign(victim: Victim, requests: int, seed: int) -> Campaign:
+    fuzzing = Campaign(victim.front.url, {"anonymous": None}, requests, seed, server=None)
+    await fuzzing.run(clients=4)
+    return fuzzing
+
+
+async def test_most_requests_are_good_and_no_answer_is_our_fault(fake: Victim) -> None:
+    report = (await campaign(fake, 400, seed=1)).report
+    assert not report.faults, report.faults
+    assert report.share_ok >= 0.5
+    assert set(report.statuses) == {operation.name for operation in operations_of(document())}
+
+
+async def test_what_is_broken_is_found_and_made_small(serve: Serve) -> None:
+    report = (await campaign(serve(engine=Broken), 400, seed=2)).report
+    found = [fault for fault in report.faults.values() if fault.what == "500 internal_error" and fault.body]
+    assert found, report.faults
+    for fault in found:
+        assert fault.body.get("n") == 3 and len(fault.body) <= 3, fault.body
+
+
+async def test_the_smallest_body_that_breaks_is_what_is_left() -> None:
+    async def breaks(body: Any) -> bool:
+        return isinstance(body, dict) and 7 in body.get("a", [])
+
+    assert await minimised({"x": [1, 2, {"y": 3}], "a": [1, 7, 9], "b": {"a": 7}}, breaks) == {"a": [7]}
+
+
+def test_references_of_the_document_are_resolved() -> None:
+    operations = {operation.name: operation for operation in operations_of(document())}
+    chat = operations["POST /v1/chat/completions"].fields
+    assert chat is not None and "properties" in chat["stream_options"]["anyOf"][0]
+    form = operations["POST /v1/audio/transcriptions"]
+    assert form.fields is not None and {"file", "language"} <= form.fields.keys() and form.required == {"file"}
