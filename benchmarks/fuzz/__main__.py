@@ -4,11 +4,12 @@
 
 Bodies are made from the fields of /openapi.json; a quarter of them is spoilt. Every route is asked, streams are read to
 their end, answers' ids are continued, listed and deleted, some clients leave early, and tenants try each other's ids.
+One tenant in three sends what is expensive: for it a late answer is no fault, for the others it is.
 Beside that two canaries ask /health and for a stream of one token: their worst wait is what a request can cost others.
 A fault is a 5xx, an error in a stream, an error without its object, no answer at all, or another tenant's data. Each
 kind is shown once, with its body made as small as it can be, and with the server's traceback.
 
-Without --url a server with a small random model is started, which has keys of three tenants. Exits with 1 on a fault.
+Without --url a server with a small random model is started, which has keys of four tenants. Exits with 1 on a fault.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from benchmarks.fuzz.shots import Chances, Maker
 from benchmarks.fuzz.values import TEMPLATE, WORDS, Values
 from benchmarks.soaking import Score, Server
 
-TENANTS = ["ann", "bob", "canary"]
+TENANTS = ["ann", "bob", "eve", "canary"]  # eve is hostile
 _SILENT = 5.0  # seconds between lines of progress
 
 
@@ -63,16 +64,20 @@ class Campaign:
             operations = operations_of(await self._ask(session, "GET", "/openapi.json"))
             vocabulary = (await self._ask(session, "POST", "/tokenize", {"prompt": " ".join(WORDS)}))["tokens"]
             telling = asyncio.ensure_future(self._tell())
-            tenants = list(self.keys)[:-1] or list(self.keys)
-            makers = []
+            running = []
             for number in range(clients):
-                tenant = tenants[number % len(tenants)]
-                draw = random.Random(f"{self.seed} {number}")
-                values = Values(draw, self.harvest, tenant, vocabulary)
-                gun = Gun(session, self.url, self.keys[tenant], tenant, self.harvest)
-                makers.append(self._client(Maker(operations, values, self.chances), gun))
-            await asyncio.gather(*makers)
+                tenant, hostile = self._tenant_of(number)
+                values = Values(random.Random(f"{self.seed} {number}"), self.harvest, tenant, vocabulary)
+                gun = Gun(session, self.url, self.keys[tenant], tenant, self.harvest, may_wait=hostile)
+                running.append(self._client(Maker(operations, values, self.chances, hostile), gun))
+            await asyncio.gather(*running)
             telling.cancel()
+
+    def _tenant_of(self, client: int) -> tuple[str, bool]:
+        """The tenant of a client, and whether that one is hostile: there must be others to see what it does to them."""
+        tenants = list(self.keys)[:-1] or list(self.keys)
+        tenant = tenants[client % len(tenants)]
+        return tenant, len(tenants) > 2 and tenant == tenants[-1]
 
     async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> dict[str, Any]:
         key = next(iter(self.keys.values()))
@@ -125,7 +130,7 @@ def trace_of(log: str, content: bytes) -> str:
 
 
 def _start(folder: Path) -> tuple[Server, dict[str, str | None]]:
-    """A server with keys of three tenants, whose model is random."""
+    """A server with keys of four tenants, whose model is random."""
     keys = {tenant: f"key-of-{tenant}" for tenant in TENANTS}
     file = folder / "keys.toml"
     file.write_text("".join(f'[[keys]]\nname = "{name}"\nkey = "{key}"\n' for name, key in keys.items()))

@@ -52,9 +52,9 @@ def _wrap(draw: random.Random, holder: Any, key: Any) -> None:
 
 
 def _repeat(draw: random.Random, holder: Any, key: Any) -> None:
-    value, times = holder[key], draw.choice([2, 17, 200])
-    if isinstance(value, str | list) and len(value) < 200:
-        holder[key] = value * times
+    value = holder[key]
+    if isinstance(value, str | list) and len(value) < 50:
+        holder[key] = value * draw.choice([2, 5, 17])
 
 
 def _rename(draw: random.Random, holder: Any, key: Any) -> None:

@@ -136,8 +136,8 @@ class Chances:
 class Maker:
     """Makes the requests of one client."""
 
-    def __init__(self, operations: list[Operation], values: Values, chances: Chances) -> None:
-        self.operations, self.values, self.chances = operations, values, chances
+    def __init__(self, operations: list[Operation], values: Values, chances: Chances, hostile: bool) -> None:
+        self.operations, self.values, self.chances, self.hostile = operations, values, chances, hostile
         self.draw: random.Random = values.draw
         self._weights = [_weight(operation) for operation in operations]
 
@@ -248,12 +248,11 @@ class Maker:
         shot = replace(shot, spoilt=True)
         if shot.data is None:
             return replace(shot, path=spoilt_path(self.draw, shot.path))
-        hostile = [name for name in HOSTILE if isinstance(shot.body, dict) and name in (operation.fields or ())]
-        if hostile and self.draw.random() < 0.1:
-            name = self.draw.choice(hostile)
-            return replace(shot, headers={"Content-Type": JSON}).with_body(
-                {**shot.body, name: HOSTILE[name](self.draw)}
-            )
+        expensive = sorted(HOSTILE.keys() & (operation.fields or {}).keys()) if self.hostile else []
+        if expensive and isinstance(shot.body, dict) and self.draw.random() < 0.3:
+            name = self.draw.choice(expensive)
+            body = {**shot.body, name: HOSTILE[name](self.draw)}
+            return replace(shot, headers={"Content-Type": JSON}).with_body(body)
         if isinstance(shot.body, dict) and self.draw.random() < 0.8:
             body = shot.body
             for _ in range(self.draw.choice([1, 1, 1, 2, 4])):
