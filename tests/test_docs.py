@@ -13,13 +13,17 @@ from typing import Any
 
 import pytest
 
+from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import directory_of
+from bequest.server.process.options import options_of
 from tests.test_end_to_end import Server
 from tests.test_real_checkpoints import needs
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = ("continuation.md", "beams.md", "hidden_states.md", "structured_outputs.md")
+# Steps' shapes and the operator's own business, which no request can exceed.
+NO_BOUNDS = {"--max-num-encoder-tokens", "--drain-timeout"}
 SAMPLED = {"text", "content", "arguments"}  # roundings, so a near tie, may differ between instruction sets
 
 
@@ -107,8 +111,8 @@ def named_paths(text: str) -> set[str]:
     """Files of the tree, and modules that are run as programs."""
     folders = "bench|benchmarks|csrc|deploy|docs|engine|server|tests"
     files = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/.-]+\.(?:cpp|cuh|cu|h|json|md|py|sh|txt)\b)", text)
-    modules = re.findall(rf"-m ((?:{folders})\.[\w.]*\w)", text)
-    return {*files, *(module.replace(".", "/") + ".py" for module in modules)}
+    modules = [module.replace(".", "/") for module in re.findall(rf"-m ((?:{folders})\.[\w.]*\w)", text)]
+    return {*files, *(f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py" for path in modules)}
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *DOCS.glob("*.md")], ids=lambda page: page.name)
@@ -116,6 +120,19 @@ def test_what_is_named_exists(page: Path) -> None:
     examples = {f"csrc/ops/cpu/name.{ending}" for ending in ("h", "simd.cpp", "cpp")}
     missing = {path for path in named_paths(page.read_text()) - examples if not (ROOT / path).exists()}
     assert not missing
+
+
+def test_budgets_have_their_flags_defaults() -> None:
+    """Every flag that bounds something is in the table, and the table has the default that the flag has."""
+    options = {option.flag: option for config in (EngineConfig, ServerConfig) for option in options_of(config)}
+    text = (DOCS / "operations.md").read_text().partition("## Budgets")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\|[^|]*\| `(--[\w-]+)` \| ([^|]+) \|$", text, re.MULTILINE))
+    assert not rows.keys() - options.keys()
+    for flag, written in rows.items():
+        default = options[flag].default
+        assert default is None or float(re.split(r"[ %]", written)[0]) == float(default), (flag, written, default)
+    bounds = {flag for flag in options if re.match(r"--max-|--\w+-timeout|.*-(mb|gb|fraction|share)$", flag)}
+    assert not bounds - rows.keys() - NO_BOUNDS
 
 
 def test_the_comparison_can_fail() -> None:
