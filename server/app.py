@@ -33,7 +33,7 @@ from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.responses import ResponseStore
 from bequest.server.stores.room import Room
 from bequest.server.stores.speech import speech_of
-from bequest.server.transport.intake import Expectation, body_limit, expect_continue
+from bequest.server.transport.intake import Expectation, body_limit, expect_continue, unmet_expectation
 from bequest.server.transport.protocol import JsonProtocol
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
@@ -41,6 +41,7 @@ _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the 
 # A stored response. What stands beside them under the same path is none, or its 405 would name their methods.
 _RESPONSE = r"/v1/responses/{id:(?!input_tokens(?:/|$))[^/]+}"
 
+Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Route = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]  # method, path, handler
 ROUTES: list[Route] = [
     ("POST", "/v1/completions", completions),
@@ -171,13 +172,27 @@ class AppRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return _JsonServer(
-            server.request_handler,
+            _with_json_errors(server.request_handler),
             request_factory=server.request_factory,
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,  # server/transport/decoding.py
             client_timeout=self._client_timeout,
         )
+
+
+def _with_json_errors(handler: Answering) -> Answering:
+    """What is refused before any middleware runs: an expectation at a URL where nothing is."""
+
+    async def answering(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPExpectationFailed:
+            response = unmet_expectation().response()
+            response.force_close()
+            return response
+
+    return answering
 
 
 class _JsonServer(web.Server):

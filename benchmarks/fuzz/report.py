@@ -29,7 +29,7 @@ class Fault:
 
 @dataclass
 class Report:
-    """`statuses` by operation: "200", "4xx", "fault", "left"."""
+    """`statuses` by operation: "200", "4xx", "504" (a deadline that was asked for), "fault", "left"."""
 
     statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     codes: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Report:
         return total["200"] / max(1, total.total())
 
     def show(self, canaries: Canaries, seconds: float) -> None:
-        columns = ["200", "4xx", "left", "fault"]
+        columns = ["200", "4xx", "504", "left", "fault"]
         print(f"{'operation':42}" + "".join(f"{name:>9}" for name in ["sent", *columns]))
         for operation, counts in sorted(self.statuses.items()):
             print(f"{operation:42}{counts.total():9}" + "".join(f"{counts[name]:9}" for name in columns))
@@ -90,7 +90,7 @@ def _column(answer: Answer) -> str:
         return "fault"
     if answer.code == "left":
         return "left"
-    return "200" if answer.status < 400 else "4xx" if answer.status < 500 else "fault"
+    return "200" if answer.status < 400 else "4xx" if answer.status < 500 else str(answer.status)
 
 
 def _waits(canaries: Canaries) -> dict[str, dict[str, float]]:

@@ -142,8 +142,7 @@ def expect_continue(check: Callable[[web.Request, Context], None] = check_head) 
     async def answer(request: web.Request) -> web.StreamResponse | None:
         context = request.app[CONTEXT]
         if request.headers["Expect"].lower() != "100-continue":
-            message = "The only expectation this server meets is 'Expect: 100-continue'."
-            return _closing(ApiError(417, "invalid_value", message))
+            return _closing(unmet_expectation())
         try:
             request[CALLER] = context.gate.caller(request)
             if request.method in ("POST", "PUT", "PATCH"):
@@ -155,6 +154,10 @@ def expect_continue(check: Callable[[web.Request, Context], None] = check_head) 
         return None
 
     return answer
+
+
+def unmet_expectation() -> ApiError:
+    return ApiError(417, "invalid_value", "The only expectation this server meets is 'Expect: 100-continue'.")
 
 
 def _closing(error: ApiError) -> web.Response:

@@ -66,6 +66,15 @@ async def test_input_tokens_are_no_response(front: Front) -> None:
         assert (answer.status, answer.headers["Allow"]) == (405, "DELETE, GET, HEAD")
 
 
+async def test_an_expectation_where_nothing_is(front: Front) -> None:
+    """It is refused before any handler or middleware runs, and is JSON all the same."""
+    for path in ("/nothing", "/v1/completions", "/health"):
+        head = f"POST {path} HTTP/1.1\nHost: localhost\nExpect: 200-ok\nContent-Length: 0\n"
+        status, headers, body = await raw_exchange(front, head)
+        assert b" 417 " in status and body["error"]["code"] == "invalid_value"
+        assert headers["server"] == "bequest" and headers["x-request-id"]
+
+
 async def test_bytes_that_are_no_request(front: Front) -> None:
     for head in ("GARBAGE\n\n", "GET / HTTP/1.1\nBad Header\n\n", f"GET /{'x' * 9000} HTTP/1.1\nHost: a\n\n"):
         status, headers, body = await raw_exchange(front, head)
