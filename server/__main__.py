@@ -21,19 +21,31 @@ from bequest.server.stores.leases import LeaseTimes
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["bench"]:
-        from bequest.bench.command import main as bench  # a client, of which a server needs nothing
-
-        sys.exit(bench(arguments[1:]))
-    if arguments[:1] == ["install-service"]:
-        from bequest.server.process.service import main as install_service
-
-        sys.exit(install_service(arguments[1:]))
+    if arguments and (command := _command(arguments[0])) is not None:
+        sys.exit(command(arguments[1:]))
     engine_config, server_config = parse(arguments)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are keys to read again
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while the model loads is no error to show a traceback of
     configure_logging(server_config.log_level, server_config.log_format)
     _exit(_run(engine_config, server_config))
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int] | None:
+    """What a word other than `serve` asks for; a server needs nothing of it, so it is imported here."""
+    match name:
+        case "bench":
+            from bequest.bench.command import main as found
+        case "install-service":
+            from bequest.server.process.service import main as found
+        case "pull":
+            from bequest.cli.models import pull as found
+        case "list":
+            from bequest.cli.models import list_models as found
+        case "rm":
+            from bequest.cli.models import rm as found
+        case _:
+            return None
+    return found
 
 
 def _exit(code: int) -> NoReturn:

@@ -16,7 +16,7 @@ import setuptools
 from benchmarks.house.circles import Circles, include_circles, python_circles
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "engine", "offline", "bench")
+PACKAGES = ("server", "engine", "offline", "bench", "cli")
 
 _DECIDES = ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"]
 
@@ -61,6 +61,8 @@ FORBIDDEN = {
     ],
     "engine": ["server", "offline", "bench", "aiohttp"],
     "bench": ["torch", "numpy", "engine", "server", "offline"],  # a client of any server
+    "cli": ["torch", "server"],
+    "engine.hub": ["torch", "asyncio", "engine.runner", "engine.engine", "server"],
 }
 OWN = "bequest."
 

@@ -19,6 +19,7 @@ import torch
 
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
+from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.models.embedded import SAMPLING
@@ -350,7 +351,7 @@ def _info(
     config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan, states_dtype: torch.dtype
 ) -> ModelInfo:
     return ModelInfo(
-        name=path.stem if path.suffix in (".gguf", ".pt") else path.name,
+        name=served_name(config.model, path),
         architecture=loaded.config.architecture,
         max_model_len=plan.max_model_len,
         vocab_size=loaded.config.vocab_size,

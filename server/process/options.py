@@ -23,10 +23,22 @@ _DESCRIPTION = "An LLM inference server with OpenAI's API, whose finished reques
 _EPILOG = """\
   bequest serve                          the embedded model on http://127.0.0.1:8000
   bequest serve path/to/model --port 80  a Hugging Face directory or a .gguf file
+  bequest serve Qwen/Qwen3-0.6B          a model of the Hugging Face hub, fetched
+  bequest serve ORG/NAME@REV:Q4_K_M      a GGUF file of a repository, at a revision
   bequest serve whisper                  a small Whisper, fetched; t5 is another name
   bequest serve --help                   every option
   bequest bench two-stage                measure a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""
+
+
+# Commands that read their own arguments: see __main__.
+_OTHERS = {
+    "pull": "fetch a model by its name",
+    "list": "list the models on this machine",
+    "rm": "remove a model that was fetched",
+    "bench": "measure a running server",
+    "install-service": "write a systemd unit",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,13 +98,13 @@ def _parsers() -> tuple[Parser, Parser]:
         "bequest", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"bequest {installed_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="serve | bench | install-service", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     # Absent flags stay absent, so that the file's values show through.
     serve = commands.add_parser(
         "serve", help="load a model and serve it", argument_default=argparse.SUPPRESS, description=_DESCRIPTION
     )
-    commands.add_parser("bench", help="measure a running server")  # its arguments go to bench/: see __main__
-    commands.add_parser("install-service", help="write a systemd unit")  # likewise: server/process/service.py
+    for name, text in _OTHERS.items():
+        commands.add_parser(name, help=text)
     serve.add_argument("model", nargs="?", metavar="MODEL", help=_help(options_of(EngineConfig)[0]))
     serve.add_argument("--config", metavar="FILE.toml", help="options from a file; flags win over it")
     for title, config in (("server", ServerConfig), ("model and engine", EngineConfig)):

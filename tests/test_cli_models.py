@@ -1,0 +1,55 @@
+"""`bequest pull`, `list` and `rm`, as a user types them: processes, a hub on this machine, the hub's own cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import hub as local
+from tests.tiny_models import save_tiny_model
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Hub]:
+    files = local.files_of(save_tiny_model("llama", tmp_path_factory.mktemp("tiny")))
+    server = local.Hub({"acme/tiny": files, "acme/gguf": {"t-Q4_0.gguf": b"GGUF", "t-Q8_0.gguf": b"GGUF8"}})
+    yield server
+    server.close()
+
+
+def bequest(server: local.Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(home), "XDG_CACHE_HOME": str(home)}
+    command = [sys.executable, "-m", "bequest", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def test_pull_list_and_rm(server: local.Hub, tmp_path: Path) -> None:
+    done = bequest(server, tmp_path, "pull", "acme/tiny")
+    assert done.returncode == 0 and (Path(done.stdout.strip()) / "model.safetensors").exists(), done
+    assert "fetching acme/tiny: 1 files" in done.stderr
+    assert bequest(server, tmp_path, "pull", "acme/gguf:q8_0").returncode == 0
+    done = bequest(server, tmp_path, "list")
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names[0] == "NAME" and names[-2:] == ["acme/gguf:Q8_0", "acme/tiny"], done
+    assert bequest(server, tmp_path, "rm", "acme/tiny").returncode == 1, "nobody agreed"
+    for name in ("acme/tiny", "acme/gguf:Q8_0"):
+        done = bequest(server, tmp_path, "rm", name, "--yes")
+        assert done.returncode == 0 and f"removed {name}: " in done.stdout
+    assert "acme/" not in bequest(server, tmp_path, "list").stdout
+    done = bequest(server, tmp_path, "rm", "acme/tiny", "--yes")
+    assert done.returncode == 1 and "`bequest list` shows what is" in done.stderr
+
+
+def test_names_that_cannot_be_pulled(server: local.Hub, tmp_path: Path) -> None:
+    for name, said in (("acme/none", "no such model"), ("none", "no such file"), ("acme/gguf", "name one of them")):
+        done = bequest(server, tmp_path, "pull", name)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done
