@@ -25,6 +25,10 @@ class PhaseBarrier {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
                  : "memory");
   }
+  // Arrives when all copies have landed that this thread has asked for, without waiting for them.
+  __device__ void arrive_behind_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address()) : "memory");
+  }
   // Until the phase of this parity has ended; the first phase has parity 0.
   __device__ void wait(uint32_t parity) const {
     asm volatile(
@@ -79,6 +83,11 @@ struct RingCursor {
 template <int kNumber, int kThreads>
 __device__ __forceinline__ void sync_threads() {
   asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
+}
+
+// Of one warpgroup.
+__device__ inline void sync_warpgroup(int number) {
+  asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
 // Of two warpgroups: one waits for its turn, the other gives it.

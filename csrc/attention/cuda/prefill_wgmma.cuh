@@ -14,12 +14,15 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
 #include "attention/cuda/prefill_wgmma_rows.cuh"
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "device/warpgroup.cuh"
@@ -27,8 +30,6 @@
 namespace bequest::cuda {
 
 inline constexpr int kWgmmaThreads = (1 + kMultipliers) * 128;
-inline constexpr int kLoaderRegisters = 40;
-inline constexpr int kMultiplierRegisters = 232;
 
 // A multiplying warpgroup: attends the published items, its rows of each.
 //
@@ -166,6 +167,24 @@ class Multiplier {
 
   __device__ __forceinline__ void wait_queries() const {
     control_.queries_full[queries_.index][index_].wait(queries_.parity);
+    if constexpr (!std::is_same_v<typename Cache::Operands, Bf16Operands>) convert_queries();
+  }
+  // Makes them what the cache is multiplied with. A loading warp alone would take longer than a short item.
+  __device__ __forceinline__ void convert_queries() const {
+    constexpr int kChunks = D / 8;
+    const int thread = threadIdx.x % 128, chunk = thread % kChunks;
+    const uint32_t panel = queries() + chunk / 8 * B::kQueryPanelBytes;
+#pragma unroll 2
+    for (int row = thread / kChunks; row < kMultiplierRows; row += 128 / kChunks) {
+      const uint32_t place = panel + panel_offset(row, chunk % 8);
+      uint32_t pairs[4];
+      load_16(pairs, place);
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = bf16_to_f16(pair);
+      store_16(place, pairs);
+    }
+    fence_async_proxy();
+    sync_warpgroup(turn(kMultipliers + index_));
   }
   __device__ __forceinline__ void release_keys() {
     release(control_.keys_empty[keys_.index]);
@@ -193,15 +212,16 @@ class Multiplier {
   Cursor<B::kValueStages> values_;
 };
 
-template <int D, Scores kScores>
+// `Buffers`: those of the cache's format; load_all() of the format fills them.
+template <int D, class Cache, class Buffers, Scores kScores>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     prefill_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap map) {
   if constexpr (kIsHopper) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    auto& buffers = *reinterpret_cast<PrefillBuffers<D>*>(shared);
+    auto& buffers = *reinterpret_cast<Buffers*>(shared);
     if (threadIdx.x == 0) {
       prefetch_map(map);
-      buffers.control.init();
+      buffers.init();
     }
     wait_for_previous();
     // Not before: decode counts on it that all before this grid has ended.
@@ -209,25 +229,31 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     __syncthreads();
     const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
-      shrink_registers<kLoaderRegisters>();
-      load_all<D>(a, map, buffers);
+      shrink_registers<Buffers::kLoaderRegisters>();
+      load_all(a, map, buffers);
     } else {
-      grow_registers<kMultiplierRegisters>();
-      Multiplier<D, Bf16Cache, kScores>(a, buffers, warpgroup - 1).run();
+      grow_registers<Buffers::kMultiplierRegisters>();
+      Multiplier<D, Cache, kScores>(a, buffers, warpgroup - 1).run();
     }
   }
+}
+
+template <int D, class Cache, class Buffers>
+void launch_prefill_wgmma_over(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+                               Stream stream) {
+  const auto kernel = scores == Scores::kPlain ? prefill_wgmma_kernel<D, Cache, Buffers, Scores::kPlain>
+                                               : prefill_wgmma_kernel<D, Cache, Buffers, Scores::kSoftCap>;
+  const LaunchShape shape{.grid = static_cast<unsigned>(blocks),
+                          .block = kWgmmaThreads,
+                          .shared_bytes = sizeof(Buffers),
+                          .overlaps_previous = true};
+  launch(kernel, shape, stream, a, map);
 }
 
 template <int D>
 void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
                           Stream stream) {
-  const auto kernel = scores == Scores::kPlain ? prefill_wgmma_kernel<D, Scores::kPlain>
-                                               : prefill_wgmma_kernel<D, Scores::kSoftCap>;
-  const LaunchShape shape{.grid = static_cast<unsigned>(blocks),
-                          .block = kWgmmaThreads,
-                          .shared_bytes = sizeof(PrefillBuffers<D>),
-                          .overlaps_previous = true};
-  launch(kernel, shape, stream, a, map);
+  launch_prefill_wgmma_over<D, Bf16Cache, PrefillBuffers<D>>(a, map, blocks, scores, stream);
 }
 
 }  // namespace bequest::cuda

@@ -6,7 +6,7 @@
 //
 //   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys
 //   warp 1  widens keys
-//   warp 2  copies queries and makes float16 of them, then asks for units of values
+//   warp 2  asks for queries and for units of values
 //   warp 3  widens values; rows that hold no key of the item become zeros: what lies there may be NaN, and a
 //           weight of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
@@ -58,6 +58,8 @@ struct UnitRing {
 
 template <int D>
 struct Fp8PrefillBuffers : PrefillBuffers<D> {
+  // Widening warps keep what they convert in registers, and 40 make them spill. 224 are enough to multiply.
+  static constexpr int kLoaderRegisters = 56, kMultiplierRegisters = 224;
   static constexpr int kUnitBytes = kUnitKeys * D;
   static constexpr int kUnitStages = D == 64 ? 4 : 2;
   using Ring = UnitRing<kUnitStages, kUnitBytes>;
@@ -68,7 +70,7 @@ struct Fp8PrefillBuffers : PrefillBuffers<D> {
   __device__ void init() {
     stored_keys.init();
     stored_values.init();
-    this->control.init();  // last, as it publishes all
+    this->control.init(32);  // last, as it publishes all
   }
 };
 static_assert(sizeof(Fp8PrefillBuffers<64>) <= 227 * 1024);
@@ -283,21 +285,22 @@ __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
 }
 
 // Warp 2. An item's queries come before its values: these wait for products, which wait for the queries.
+// Nobody waits here until they land, as values would come late to short items.
 template <int D>
 __device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMap& map,
                                         Fp8PrefillBuffers<D>& buffers) {
-  QueryLoader<D, Fp8Cache> queries(a, buffers);
+  QueryLoader<D> queries(a, buffers);
   UnitLoader<D> values(a, map, buffers.stored_values, a.num_kv_heads * a.block_size);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
-    queries.load(task);
+    queries.ask(task);
     values.load(task.item, task.kv_head(), [] {});
   }
 }
 
 // A launch of Tickets' blocks; by the whole warpgroup.
 template <int D>
-__device__ void load_all_fp8(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
+__device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
   switch (threadIdx.x / 32) {
     case 0:
       return load_stored_keys<D>(a, map, buffers);

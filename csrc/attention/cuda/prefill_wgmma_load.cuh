@@ -62,7 +62,8 @@ struct PrefillControl {
   PhaseBarrier task_empty[kTasks];
   PrefillTask tasks[kTasks];
 
-  __device__ void init() {
+  // `query_arrivals`: that make a multiplier's queries full.
+  __device__ void init(int query_arrivals) {
     for (int i = 0; i < kKeyStages; ++i) {
       keys_full[i].init(1);
       keys_empty[i].init(kMultipliers * 4);
@@ -76,7 +77,7 @@ struct PrefillControl {
       task_full[i].init(1);
       task_empty[i].init(kTaskReaders);
       for (int j = 0; j < kMultipliers; ++j) {
-        queries_full[i][j].init(1);
+        queries_full[i][j].init(query_arrivals);
         queries_empty[i][j].init(4);
       }
     }
@@ -87,6 +88,7 @@ struct PrefillControl {
 template <int D>
 struct PrefillBuffers {
   static constexpr int kKeyStages = 2, kValueStages = 2;
+  static constexpr int kLoaderRegisters = 40, kMultiplierRegisters = 232;  // of a thread
   static constexpr int kPanels = D / kPanelColumns;
   static constexpr int kQueryPanelBytes = kMultiplierRows * kPanelRowBytes;
   static constexpr int kTilePanelBytes = kTileKeys * kPanelRowBytes;
@@ -97,6 +99,8 @@ struct PrefillBuffers {
   alignas(1024) uint8_t keys[kKeyStages][kTileBytes];
   alignas(1024) uint8_t values[kValueStages][kTileBytes];
   Control control;
+
+  __device__ void init() { control.init(1); }
 };
 
 // The tasks in the order in which they are published. By a whole warp.
@@ -253,29 +257,8 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
                 [] {});
 }
 
-// Makes the queries that this lane has copied what the cache is multiplied with.
-template <int D, class Cache>
-__device__ void convert_queries(uint32_t panel, int chunk) {
-  if constexpr (!std::is_same_v<typename Cache::Operands, Bf16Operands>) {
-    constexpr int kChunks = D / 8;
-    constexpr int kStep = 32 / kChunks, kBatch = 4;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32 / kChunks; i < kMultiplierRows; i += kStep * kBatch) {
-      uint32_t pairs[kBatch][4];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) load_16(pairs[j], panel + panel_offset(i + j * kStep, chunk));
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-        for (uint32_t& pair : pairs[j]) pair = bf16_to_f16(pair);
-        store_16(panel + panel_offset(i + j * kStep, chunk), pairs[j]);
-      }
-    }
-  }
-}
-
 // Brings an item's queries, zeros below its last row. By a whole warp.
-template <int D, class Cache>
+template <int D>
 class QueryLoader {
  public:
   using B = PrefillBuffers<D>;
@@ -283,19 +266,10 @@ class QueryLoader {
   __device__ QueryLoader(const AttentionArgs& a, B& buffers)
       : a_(a), buffers_(buffers), lane_(threadIdx.x % 32), chunk_(lane_ % kChunks), divider_(a.group) {}
 
+  // They are full when they can be multiplied.
   __device__ __forceinline__ void load(const PrefillTask& task) {
-    auto& control = buffers_.control;
-    const bf16* source = static_cast<const bf16*>(a_.q) + task.item.first_token * a_.q_stride +
-                         task.kv_head() * a_.group * D + chunk_ * 8;
-    const int rows = task.item.num_tokens * a_.group;
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
-      control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
-#pragma unroll 4
-      for (int i = lane_ / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
-        const int row = multiplier * kMultiplierRows + i;
-        copy_16_async(panel(multiplier) + panel_offset(i, chunk_ % 8),
-                      source + divider_.token(row) * a_.q_stride + divider_.head(row) * D, row < rows);
-      }
+      copy(task, multiplier);
       commit_copies();
     }
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
@@ -303,10 +277,19 @@ class QueryLoader {
         wait_copies<1>();
       else
         wait_copies<0>();
-      convert_queries<D, Cache>(panel(multiplier), chunk_ % 8);
       fence_async_proxy();
       __syncwarp();
-      if (lane_ == 0) control.queries_full[slot_.index][multiplier].arrive();
+      if (lane_ == 0) full(multiplier).arrive();
+    }
+    slot_.advance();
+  }
+
+  // They are full when they have landed, which nobody here waits for: 32 arrivals. Products do not see them
+  // before a fence.
+  __device__ __forceinline__ void ask(const PrefillTask& task) {
+    for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+      copy(task, multiplier);
+      full(multiplier).arrive_behind_copies();
     }
     slot_.advance();
   }
@@ -314,9 +297,23 @@ class QueryLoader {
  private:
   static constexpr int kChunks = D / 8;
 
-  // Where the lane's columns are.
-  __device__ uint32_t panel(int multiplier) const {
-    return shared_address(buffers_.queries[slot_.index][multiplier]) + chunk_ / 8 * B::kQueryPanelBytes;
+  __device__ __forceinline__ void copy(const PrefillTask& task, int multiplier) const {
+    const bf16* source = static_cast<const bf16*>(a_.q) + task.item.first_token * a_.q_stride +
+                         task.kv_head() * a_.group * D + chunk_ * 8;
+    const uint32_t panel =
+        shared_address(buffers_.queries[slot_.index][multiplier]) + chunk_ / 8 * B::kQueryPanelBytes;
+    const int rows = task.item.num_tokens * a_.group;
+    buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+#pragma unroll 4
+    for (int i = lane_ / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
+      const int row = multiplier * kMultiplierRows + i;
+      copy_16_async(panel + panel_offset(i, chunk_ % 8),
+                    source + divider_.token(row) * a_.q_stride + divider_.head(row) * D, row < rows);
+    }
+  }
+
+  __device__ PhaseBarrier& full(int multiplier) const {
+    return buffers_.control.queries_full[slot_.index][multiplier];
   }
 
   const AttentionArgs& a_;
@@ -329,7 +326,7 @@ class QueryLoader {
 // Warp 2.
 template <int D>
 __device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
-  QueryLoader<D, Bf16Cache> loader(a, buffers);
+  QueryLoader<D> loader(a, buffers);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) loader.load(task);
 }
