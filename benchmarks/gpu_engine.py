@@ -90,7 +90,7 @@ async def replay_times(built: Built) -> dict[str, float]:
     runner: Any = built.engine._device._runner
     figures = {}
     for size, captured in runner._graphs.items():
-        if size.prefill or size.num_tokens not in (1, 32, 256):
+        if size.prefill or not size.merges or size.num_tokens not in (1, 32, 256):
             continue
         with torch.cuda.stream(runner._stream):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -30,6 +30,13 @@ class WorkCounts:
     prefill_items: int
     merges: int
 
+    def __add__(self, other: WorkCounts) -> WorkCounts:
+        return WorkCounts(
+            self.decode_items + other.decode_items,
+            self.prefill_items + other.prefill_items,
+            self.merges + other.merges,
+        )
+
 
 class CudaAttentionWorkspace:
     """What is fixed about attention when an engine starts; see AttentionPlan for `causal` and `window`.
@@ -143,19 +150,25 @@ class CudaAttentionWorkspace:
         )
 
     def bind(
-        self, work_list: Tensor, block_tables: Tensor, *, max_query_len: int, max_tokens: int | None = None
+        self,
+        work_list: Tensor,
+        block_tables: Tensor,
+        *,
+        max_query_len: int,
+        max_tokens: int | None = None,
+        merges: bool = True,
     ) -> CudaAttentionPlan:
         """The plan of all steps of a graph, over device buffers: work_list int32 [list_len], block_tables [S, MB].
 
         Before a replay the buffers must hold a list of a step in which no sequence has more queries than max_query_len,
-        and all together no more than max_tokens, where that is said.
+        and all together no more than max_tokens, where that is said; and nothing to merge, if not `merges`.
         """
         decode = self._work.decode_tokens > 0
         prefill = self.dtype == torch.bfloat16 and max_query_len > self._work.decode_tokens
         decode_merges, prefill_merges = self._work.max_merges
         if max_tokens is not None:
             decode_merges = min(decode_merges, max_tokens)
-        merges = decode * decode_merges + prefill * prefill_merges
+        max_merges = decode * decode_merges + prefill * prefill_merges if merges else 0
         single_token = max_tokens == 1 and not prefill and _C.cuda_can_attend_token(self._work)
         return CudaAttentionPlan(
             self,
@@ -163,7 +176,7 @@ class CudaAttentionWorkspace:
             block_tables,
             decode=decode,
             prefill=prefill,
-            max_merges=merges,
+            max_merges=max_merges,
             single_token=single_token,
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
-from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
+from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCounts
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.models.batch import ModelInput
@@ -166,8 +166,8 @@ class CudaRunner:
         with self._scope:
             self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
-            prefill = buffers.write_lists(plan.batch if plan.num_tokens else None)
-            size = self._ladder.size_for(plan.num_tokens, len(plan.batch.seq_lens), len(plan.samples), prefill)
+            work = buffers.write_lists(plan.batch if plan.num_tokens else None)
+            size = self._size_of(plan, work)
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
@@ -201,6 +201,15 @@ class CudaRunner:
             if plan.samples.masks is not None:
                 self._sample_masked(plan.samples.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs)
+
+    def _size_of(self, plan: StepPlan, work: WorkCounts) -> StepSize | None:
+        return self._ladder.size_for(
+            plan.num_tokens,
+            len(plan.batch.seq_lens),
+            len(plan.samples),
+            prefill=work.prefill_items > 0,
+            merges=work.merges > 0,
+        )
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
@@ -238,7 +247,8 @@ class CudaRunner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             for size in self._ladder.sizes():
                 self._stage_padding(size)
-                self._forward(size)  # loads kernels and cuBLAS plans, which a capture must not
+                if size.merges:  # a size without merges comes behind its twin
+                    self._forward(size)  # loads kernels and cuBLAS plans, which a capture must not
                 # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool)

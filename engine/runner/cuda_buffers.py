@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
+from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace, WorkCounts
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.staging import Field, Staging, StagingLayout
 from bequest.engine.types import StepBatch
@@ -71,10 +71,10 @@ class StepBuffers:
     def on_device(self, name: str) -> Tensor:
         return self.staging.on_device(name)
 
-    def write_lists(self, batch: StepBatch | None) -> bool:
-        """Writes the attention work of the next step, or of one without tokens; True if it has prefill tiles."""
+    def write_lists(self, batch: StepBatch | None) -> WorkCounts:
+        """Writes the attention work of the next step, or of one without tokens; what all the lists hold."""
         arrays = self.staging.arrays()
-        prefills = 0
+        total = WorkCounts(0, 0, 0)
         for window, workspace in self.workspaces.items():
             if batch is None:
                 starts, lens, tables = _NO_STARTS, _NO_LENS, _NO_TABLES
@@ -83,9 +83,8 @@ class StepBuffers:
                 starts, lens, tables = batch.query_start, batch.cross_lens, batch.cross_tables
             else:
                 starts, lens, tables = batch.query_start, batch.seq_lens, batch.block_tables
-            counts = workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
-            prefills += counts.prefill_items
-        return prefills > 0
+            total += workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
+        return total
 
     def write_tables(self, batch: StepBatch) -> None:
         tables = self.staging.arrays()["block_tables"][: len(batch.seq_lens)]
@@ -105,4 +104,5 @@ class StepBuffers:
             tables[:, self._self_blocks :] if window == CROSS else tables[:, : self._self_blocks],
             max_query_len=size.num_tokens if size.prefill else 1,
             max_tokens=size.num_tokens,
+            merges=size.merges,
         )

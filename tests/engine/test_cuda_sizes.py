@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bequest.engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
@@ -14,42 +16,56 @@ def test_every_step_gets_the_smallest_size_that_holds_it(seqs: int, tokens: int)
     sizes = ladder.sizes()
     assert len(set(sizes)) == len(sizes)
     for count in range(1, max(seqs, MAX_BEAM_WIDTH) + 1):
-        holding = [size for size in sizes if not size.prefill and size.num_tokens >= count]
-        assert ladder.size_for(count, count, count, False) == min(holding, key=lambda size: size.num_tokens)
+        holding = [size for size in sizes if not size.prefill and size.merges and size.num_tokens >= count]
+        found = ladder.size_for(count, count, count, prefill=False, merges=True)
+        assert found == min(holding, key=lambda size: size.num_tokens)
     for count in range(1, min(tokens, MOST_GRAPH_TOKENS) + 1):
         for num_samples in (0, min(count, seqs), min(count, MAX_BEAM_WIDTH + seqs)):
-            found = ladder.size_for(count, 0, num_samples, False)
+            found = ladder.size_for(count, 0, num_samples, prefill=False, merges=True)
             holding = [s for s in sizes if s.prefill and s.num_tokens >= count and s.num_samples >= num_samples]
             if num_samples <= seqs:
                 holding = [size for size in holding if size.num_samples <= seqs]
             assert found == min(holding, key=lambda size: size.num_tokens, default=None)
             assert found is not None or num_samples > seqs
-    assert ladder.size_for(MOST_GRAPH_TOKENS + 1, 1, 1, False) is None
+    assert ladder.size_for(MOST_GRAPH_TOKENS + 1, 1, 1, prefill=False, merges=True) is None
 
 
 def test_a_step_of_single_tokens_may_have_prefill_tiles() -> None:
     """Where many sequences share a long prefix."""
-    assert Ladder(256, 2048).size_for(32, 32, 32, True) == StepSize(32, 32, prefill=True)
+    assert Ladder(256, 2048).size_for(32, 32, 32, prefill=True, merges=True) == StepSize(32, 32, prefill=True)
 
 
 def test_many_choices_of_a_short_prompt_take_a_size_with_their_samples() -> None:
     ladder = Ladder(256, 2048)
-    assert ladder.size_for(6, 1, 1, False) == StepSize(32, 32, prefill=True)
-    assert ladder.size_for(6, 1, 100, False) == StepSize(128, 128, prefill=True)
-    assert ladder.size_for(6, 1, 256, False) == StepSize(256, 256, prefill=True)
-    assert Ladder(256, 40).size_for(6, 1, 256, False) == StepSize(40, 256, prefill=True)
+    assert ladder.size_for(6, 1, 1, prefill=False, merges=True) == StepSize(32, 32, prefill=True)
+    assert ladder.size_for(6, 1, 100, prefill=False, merges=True) == StepSize(128, 128, prefill=True)
+    assert ladder.size_for(6, 1, 256, prefill=False, merges=True) == StepSize(256, 256, prefill=True)
+    assert Ladder(256, 40).size_for(6, 1, 256, prefill=False, merges=True) == StepSize(40, 256, prefill=True)
 
 
 def test_padding_of_decode_steps_is_bounded() -> None:
     ladder = Ladder(512, 2048)
     for count in range(8, 513):
-        size = ladder.size_for(count, count, count, False)
+        size = ladder.size_for(count, count, count, prefill=False, merges=True)
         assert size is not None
         assert size.num_tokens - count < max(8, count // 4)
 
 
+def test_steps_without_cut_tiles_launch_no_merge_while_that_is_worth_a_graph() -> None:
+    ladder = Ladder(256, 2048)
+    sizes = ladder.sizes()
+    for count in range(1, 257):
+        uncut = ladder.size_for(count, count, count, prefill=False, merges=False)
+        cut = ladder.size_for(count, count, count, prefill=False, merges=True)
+        assert uncut is not None and cut is not None and uncut in sizes and cut.merges
+        assert uncut == (cut if cut.num_tokens > 64 else replace(cut, merges=False))
+        if not uncut.merges:
+            assert sizes.index(cut) < sizes.index(uncut)  # its kernels have been loaded
+
+
 def test_the_default_limits_have_few_sizes() -> None:
-    """Each costs a start some 25 ms."""
+    """Each costs a start some 25 ms, one without merges half of that."""
     sizes = Ladder(256, 2048).sizes()
-    assert len(sizes) <= 41
+    assert len([size for size in sizes if size.merges]) <= 41
+    assert len([size for size in sizes if not size.merges]) <= 11
     assert StepSize(256, 256, prefill=False) in sizes

@@ -1,4 +1,4 @@
-"""The merge of a decode step, by its own grid or by a kernel behind it: the same bits, and nothing left behind."""
+"""The merge of cut tiles: a plan that launches it without need, or not at all, gives the same bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = {
 @pytest.mark.parametrize("heads", [(4, 4), (32, 8), (14, 2), (16, 1)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", CASES)
-def test_it_does_not_matter_who_merges(name: str, head_dim: int, heads: tuple[int, int]) -> None:
+def test_it_does_not_matter_what_else_a_plan_is_made_for(name: str, head_dim: int, heads: tuple[int, int]) -> None:
     lens, common = CASES[name]
     if max(query_len for query_len, _ in lens) * heads[0] // heads[1] > 16:
         lens = tuple((1, seq_len) for _, seq_len in lens)  # else they were prefill tiles
@@ -40,12 +40,15 @@ def test_it_does_not_matter_who_merges(name: str, head_dim: int, heads: tuple[in
     if counts.prefill_items:
         pytest.skip("the prefix is read by prefill tiles")
     work_list, tables = work_list.to(DEVICE), torch.from_numpy(step.block_tables).to(DEVICE)
-    # A plan that may have prefill tiles has the kernel.
-    in_grid, kernel = (workspace.bind(work_list, tables, max_query_len=most) for most in (1, 1000))
-    first = run(case, step, kernel).clone()
+    plans = [workspace.bind(work_list, tables, max_query_len=most) for most in (1, 1000)]
+    if counts.merges == 0:
+        plans.append(workspace.bind(work_list, tables, max_query_len=1, merges=False))
+    else:
+        assert name != "nothing to merge"
+    first = run(case, step, plans[0]).clone()
     check_rows(case, step, first)
-    for _ in range(10):
+    for plan in plans * 3:
         workspace.states.fill_(float("nan"))
         workspace.scales.fill_(float("nan"))
-        assert torch.equal(run(case, step, in_grid), first)
+        assert torch.equal(run(case, step, plan), first)
     check_left(workspace)

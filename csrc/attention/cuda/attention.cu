@@ -96,13 +96,6 @@ void check_block_size(int block_size) {
         "bf16 attention: block_size must be a power of two, at least 8");
 }
 
-// Whether the decode grid merges what it cut. Prefill tiles have more rows than its few warps merge in time,
-// and on other chips its blocks may not all be under way at once.
-bool merges_in_grid(const AttentionLaunches& launches, int head_dim) {
-  return launches.decode && !launches.prefill && launches.max_merges > 0 && head_dim <= kMostMergedInGrid &&
-         is_hopper();
-}
-
 template <class Cache>
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
                  Stream stream) {
@@ -112,12 +105,10 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     if (launches.prefill) launch_prefill_any<D, Cache>(p, a, scores, stream);
     a.follows_prefill = launches.prefill;
-    if (merges_in_grid(launches, a.head_dim))
-      a.merge_counters = a.counters + p.lists.wide_workers * p.layout.num_kv_heads;
     if (launches.decode) launch_decode<D, Cache>(a, p.lists.workers, scores, stream);
   });
   const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
-  if (merge_blocks > 0 && !merges_in_grid(launches, a.head_dim)) launch_merge(a, merge_blocks, stream);
+  if (merge_blocks > 0) launch_merge(a, merge_blocks, stream);
 }
 
 void check_params(const CudaAttentionParams& p) {

@@ -15,7 +15,6 @@
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/join.cuh"
-#include "attention/cuda/merge_in_grid.cuh"
 #include "attention/cuda/narrow_tail.cuh"
 #include "attention/cuda/wide_tile.cuh"
 #include "device/copies.cuh"
@@ -149,18 +148,9 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, attention_blocks_per_sm(D))
   extern __shared__ __align__(1024) uint8_t shared[];
   // The merge, or what comes behind it, may take its place beside this grid and wait there.
   let_next_start();
-  __shared__ int num_merges;  // of this grid; asked for now, and no register is kept for it
-  if constexpr (kMergesInGrid<D>)
-    if (threadIdx.x == 0) num_merges = a.merge_counters != nullptr ? __ldg(a.work_list) : 0;
   attend_items<D, Cache, kScores>(a, shared);
   // Whoever comes next waits for this grid, not for the one ahead of it.
   if (a.follows_prefill) wait_for_previous();
-  if constexpr (kMergesInGrid<D>) {
-    static_assert(DecodeShape<D, Cache>::kBlockBytes >= sizeof(MergeTile<D>));
-    wait_copies<0>();
-    __syncthreads();
-    if (num_merges > 0) merge_in_grid<D, kDecodeWarps>(a, num_merges, shared);
-  }
 }
 
 template <int D, class Cache>

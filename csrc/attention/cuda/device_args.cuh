@@ -18,9 +18,6 @@ struct TicketCounter {
   int32_t blocks_done;
 };
 
-// The largest head whose states the decode grid can merge by itself.
-inline constexpr int kMostMergedInGrid = 128;
-
 // What becomes of q · k before the softmax.
 enum class Scores { kPlain, kSoftCap, kBias };
 
@@ -34,7 +31,6 @@ struct AttentionArgs {
   const int32_t* num_items;   // likewise
   TicketCounter* tickets;     // of the prefill kernel
   int32_t* counters;          // of wide tiles, [wide tiles, NKV]
-  int32_t* merge_counters;    // [NKV], of blocks that are done; null: the merge is a kernel of its own
   const int4* merges;         // where joins are, too
   int32_t num_merge_entries;  // of that section, used or not
   bool follows_prefill;  // the grid ahead is the prefill kernel, which began when all before it had ended

@@ -5,17 +5,86 @@
 // share a row, each with every n-th state, and meet in shared memory; with many rows (prefill) a warp takes
 // whole rows. Single tokens with few states, of which a step of many sharers has thousands, are dealt out to
 // warps beforehand.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
-#include "attention/cuda/merge_rows.cuh"
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 
 namespace bequest::cuda {
 namespace {
 
-constexpr int kWarps = kMergeWarps;
+constexpr int kWarps = 16;
+constexpr int kUnroll = 4;     // states a warp has in flight
+constexpr int kFewStates = 8;  // that one warp merges about as soon as several would
+
+// A lane's columns of a state: lane * 2 + 64 * i + {0, 1}.
+template <int D>
+struct LaneState {
+  static constexpr int kPairs = D / 64;
+  float2 o[kPairs] = {};
+  float m = -INFINITY;
+  float d = 0.0f;
+
+  __device__ void load(const AttentionArgs& a, int64_t state, int lane) {
+    const float2 scales = a.state_scales[state];
+    m = scales.x;
+    d = scales.y;
+    const auto* values = reinterpret_cast<const float2*>(a.state_values + state * D) + lane;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) o[i] = values[32 * i];
+  }
+
+  __device__ void merge(const LaneState& other) {
+    const float highest = fmaxf(m, other.m);
+    const float own = exp2f(m - finite_or_zero(highest));
+    const float theirs = exp2f(other.m - finite_or_zero(highest));
+    m = highest;
+    d = d * own + other.d * theirs;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      o[i] = {o[i].x * own + other.o[i].x * theirs, o[i].y * own + other.o[i].y * theirs};
+  }
+};
+
+// The states first, first + step, ... of a row.
+template <int D>
+__device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entry, int row, int first,
+                                  int step, int lane) {
+  const int rows = entry.num_tokens * a.group;
+  const int num_states = entry.num_states + entry.num_shared;
+  LaneState<D> total;
+  for (int i = first; i < num_states; i += step * kUnroll) {
+    LaneState<D> states[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int index = i + u * step;
+      if (index >= num_states) break;
+      const int shared = index - entry.num_states;
+      const int first_row =
+          shared < 0 ? entry.state_row + index * rows : entry.shared_row + shared * entry.shared_stride;
+      states[u].load(a, static_cast<int64_t>(first_row + row) * a.num_kv_heads + blockIdx.y, lane);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) total.merge(states[u]);
+  }
+  return total;
+}
+
+template <int D>
+__device__ void write_row(const AttentionArgs& a, const MergeEntry& entry, int row, const LaneState<D>& state,
+                          int lane) {
+  const float inverse = state.d > 0.0f ? 1.0f / state.d : 0.0f;
+  const int64_t token = entry.first_token + row / a.group;
+  auto* out =
+      reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(a.out) +
+                                        (token * a.num_q_heads + blockIdx.y * a.group + row % a.group) * D) +
+      lane;
+#pragma unroll
+  for (int i = 0; i < LaneState<D>::kPairs; ++i)
+    out[32 * i] = __floats2bfloat162_rn(state.o[i].x * inverse, state.o[i].y * inverse);
+}
 
 // Merges the rows [first, first + kWarps) of an entry, or all of fewer. By the whole block.
 template <int D>
@@ -23,11 +92,12 @@ __device__ void merge_rows(const AttentionArgs& a, const MergeEntry& entry, int 
                            LaneState<D> (&shared)[kWarps][32]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = entry.num_tokens * a.group;
-  const MergePart own(warp, rows);
-  const int warps_per_row = own.warps_per_row, part = own.part, row = first + own.row;
+  const int warps_per_row = rows >= kWarps ? 1 : kWarps / rows;
+  const int row = first + (warps_per_row == 1 ? warp : warp % rows);
+  const int part = warps_per_row == 1 ? 0 : warp / rows;
   const bool has_row = row < rows && part < warps_per_row;
   LaneState<D> total;
-  if (has_row) total = merge_row<D>(a, entry, blockIdx.y, row, part, warps_per_row, lane);
+  if (has_row) total = merge_row<D>(a, entry, row, part, warps_per_row, lane);
   if (warps_per_row > 1) {
     __syncthreads();  // the last entry's states have been read
     shared[warp][lane] = total;
@@ -35,8 +105,45 @@ __device__ void merge_rows(const AttentionArgs& a, const MergeEntry& entry, int 
     if (part == 0)
       for (int other = 1; other < warps_per_row; ++other) total.merge(shared[warp + other * rows][lane]);
   }
-  if (has_row && part == 0) write_row<D>(a, entry, blockIdx.y, row, total, lane);
+  if (has_row && part == 0) write_row<D>(a, entry, row, total, lane);
 }
+
+__device__ MergeEntry load_entry(const int4* merges, int index) {
+  const int4 own = __ldg(merges + 2 * index);
+  const int4 shared = __ldg(merges + 2 * index + 1);
+  return {own.x, own.y, own.z, own.w, shared.x, shared.y, shared.z, shared.w};
+}
+
+// Whether a warp merges each of its rows.
+__device__ bool is_small(const MergeEntry& entry) {
+  return entry.num_tokens == 1 && entry.num_states + entry.num_shared <= kFewStates;
+}
+
+// The small entries, a warp per row: the first entry of a warp is known before states are.
+class SmallEntries {
+ public:
+  __device__ explicit SmallEntries(const AttentionArgs& a)
+      : count_(__ldg(a.work_list) * a.group),
+        index_(static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) {
+    if (index_ < count_) entry_ = load_entry(a.merges, index_ / a.group);
+  }
+
+  template <int D>
+  __device__ void merge(const AttentionArgs& a) {
+    const int lane = threadIdx.x % 32;
+    while (index_ < count_) {
+      const int row = index_ % a.group;
+      if (is_small(entry_)) write_row<D>(a, entry_, row, merge_row<D>(a, entry_, row, 0, 1, lane), lane);
+      index_ += static_cast<int>(gridDim.x) * kWarps;
+      if (index_ < count_) entry_ = load_entry(a.merges, index_ / a.group);
+    }
+  }
+
+ private:
+  const int count_;
+  int index_;
+  MergeEntry entry_{};
+};
 
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constant__ AttentionArgs a) {
@@ -45,14 +152,16 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
   // The product that follows may ask for its weights meanwhile.
   let_next_start();
   const int num_merges = __ldg(a.work_list);
-  SmallEntries<kWarps> small(a, num_merges);
-  if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) < num_merges) first_entry = load_merge(a, blockIdx.x);
+  SmallEntries small(a);
+  if (threadIdx.x == 0 && static_cast<int>(blockIdx.x) < num_merges)
+    first_entry = load_entry(a.merges, blockIdx.x);
   // Even a block without work waits: the grid must not end before the one whose states it merges.
   wait_for_previous();
-  small.merge<D>(a, blockIdx.y);
+  small.merge<D>(a);
   __syncthreads();
   for (int index = blockIdx.x; index < num_merges; index += gridDim.x) {
-    const MergeEntry entry = index == static_cast<int>(blockIdx.x) ? first_entry : load_merge(a, index);
+    const MergeEntry entry =
+        index == static_cast<int>(blockIdx.x) ? first_entry : load_entry(a.merges, index);
     if (is_small(entry)) continue;
     for (int first = 0; first < entry.num_tokens * a.group; first += kWarps)
       merge_rows<D>(a, entry, first, shared);

@@ -358,7 +358,7 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   layout.workers = std::max(1, layout.blocks / shape.num_kv_heads);
   layout.wide_workers = f32 || !shape.wide_tiles ? 0 : 2 * layout.workers / 3;
   static_assert(kMinSharedKeys >= kWideUnits * kUnitKeys, "no more wide tiles than workers for them");
-  layout.ticket_ints = kDrawnTickets + (layout.wide_workers + 1) * shape.num_kv_heads;
+  layout.ticket_ints = kDrawnTickets + layout.wide_workers * shape.num_kv_heads;
   layout.decode_tokens = f32 ? std::max(1, kDecodeRows / group) : kDecodeRows / group;
   const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
   layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;

@@ -133,7 +133,7 @@ struct WorkListLayout {
   int decode_tokens;   // most query tokens of a decode tile; 0: a single token has too many rows
   int prefill_tokens;  // likewise; 0: no prefill tile can be
   int wide_workers;    // most workers that have wide tiles; there are no more such tiles
-  int ticket_ints;     // int32 of counters: kDrawnTickets, then [wide tiles, NKV], then [NKV] of merges
+  int ticket_ints;     // int32 of counters: kDrawnTickets, then [wide tiles, NKV]
   int max_decode_merges;
   int max_prefill_merges;
   int64_t merges;
