@@ -133,6 +133,19 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
+_OVER_ZERO = (
+    "max_body_mb",
+    "max_body_values",
+    "max_body_parts",
+    "max_tokenize_chars",
+    "max_in_flight_mb",
+    "max_audio_mb",
+    "max_audio_minutes",
+    "max_catalogue_mb",
+    "client_timeout",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP front."""
@@ -144,6 +157,10 @@ class ServerConfig:
     api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
+    max_body_values: int = option(1_500_000, "most values in a JSON body, of which token ids are most")
+    max_body_parts: int = option(100_000, "most strings, names, lists and objects among them")
+    max_tokenize_chars: int = option(1_000_000, "longest text that /tokenize takes")
+    max_in_flight_mb: float = option(2048, "memory in MiB of bodies and answers on their way, all together")
     max_audio_mb: float = option(256, "largest upload of audio in MiB")
     max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
@@ -166,7 +183,7 @@ class ServerConfig:
         check_finite(self)
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must be from 0 to {2**16 - 1}, not {self.port}")
-        for name in ("max_body_mb", "max_audio_mb", "max_audio_minutes", "max_catalogue_mb", "client_timeout"):
+        for name in _OVER_ZERO:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")
         for name in ("catalogues_mb", "drain_timeout", "stored_responses", "stored_mb", "sse_keep_alive_interval"):

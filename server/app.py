@@ -13,6 +13,7 @@ from bequest.server.about import console, health, models, tokens
 from bequest.server.about.openapi import openapi
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
+from bequest.server.access.in_flight import InFlight
 from bequest.server.access.keys import KeyRing
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.audio import form, transcriptions
@@ -107,6 +108,7 @@ def make_context(
         leases=leases,
         gate=gate,
         admission=Admission(),
+        in_flight=InFlight(int(config.max_in_flight_mb * 2**20), lambda: keys.num_tenants),
         tracing=start_tracing(os.environ),
         metrics=metrics,
         model_names=names,

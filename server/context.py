@@ -11,6 +11,7 @@ from aiohttp import web
 from bequest.engine.config import ServerConfig
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
+from bequest.server.access.in_flight import InFlight
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
@@ -32,6 +33,7 @@ class Context:
     leases: LeaseTimes
     gate: Gate
     admission: Admission
+    in_flight: InFlight
     tracing: Tracing
     metrics: Metrics
     model_names: tuple[str, ...]

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from bequest.engine.errors import EngineError
-from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER, TENANT
+from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER, HELD, TENANT
 from bequest.server.context import CONTEXT
 from bequest.server.operation.logs import CURRENT, request_id_of
 from bequest.server.operation.request_log import log_request
@@ -39,6 +39,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             finally:
                 span.end(_status(response), {"bequest.request_id": request_id_of(request)})
     finally:
+        if HELD in request:
+            request[HELD].release()
         context.metrics.traffic.on_answer(request.method, route_of(request), _status(response))
         log_request(request, _status(response), response, context.metrics.spending.close(request.get(ANSWER_ID)))
         CURRENT.reset(current)

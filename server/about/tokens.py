@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import orjson
 from aiohttp import web
 
-from bequest.server.asks.chats import ChatSource, rendered_chat
+from bequest.server.asks.chats import ChatSource, check_countable, rendered_chat
 from bequest.server.asks.prompts import encode
 from bequest.server.asks.ranges import check_ids
 from bequest.server.asks.tools import chat_tools
-from bequest.server.context import CONTEXT
-from bequest.server.transport.intake import read_object
+from bequest.server.context import CONTEXT, Context
+from bequest.server.transport.intake import read_body
 from bequest.server.transport.replies import json_response
-from bequest.server.transport.work import off_loop
+from bequest.server.transport.work import apart, off_loop
 from bequest.server.wire import fields
 from bequest.server.wire.bodies import DetokenizeBody, TokenizeBody
 from bequest.server.wire.errors import invalid, missing
@@ -19,24 +20,30 @@ from bequest.server.wire.errors import invalid, missing
 
 async def tokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
-    body, ignored = fields.read(await read_object(request, context), TokenizeBody)
+    body, ignored = await read_body(request, context, TokenizeBody)
     context.served_name(body.model)
     if body.messages is not None:
         if body.prompt is not None:
             raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
-        _, tokens = await rendered_chat(context, _source(body))
+        _, tokens = await rendered_chat(context, await apart(context, lambda: _source(body)))
     elif body.prompt is not None:
+        check_countable(context, body.prompt, "prompt")
         special = True if body.add_special_tokens is None else body.add_special_tokens
         [tokens] = await encode(context, [body.prompt], special)
     else:
         raise missing("prompt", "`prompt` is missing: send a string as `prompt`, or a conversation as `messages`.")
+    shown = await off_loop(context, len(tokens), lambda: _shown(context, tokens, body.return_token_strs))
+    return json_response(shown, fields.ignored_header(ignored))
+
+
+def _shown(context: Context, tokens: list[int], with_text: bool) -> orjson.Fragment:
     answer = {
         "count": len(tokens),
         "max_model_len": context.engine.info.max_model_len,
         "tokens": tokens,
-        "token_strs": [context.text.tokenizer.token_text(t) for t in tokens] if body.return_token_strs else None,
+        "token_strs": [context.text.tokenizer.token_text(t) for t in tokens] if with_text else None,
     }
-    return json_response(answer, fields.ignored_header(ignored))
+    return orjson.Fragment(orjson.dumps(answer))
 
 
 def _source(body: TokenizeBody) -> ChatSource:
@@ -55,11 +62,15 @@ def _source(body: TokenizeBody) -> ChatSource:
 async def detokenize(request: web.Request) -> web.Response:
     """Every token is shown, special ones too: tokenising the answer gives the tokens back."""
     context = request.app[CONTEXT]
-    body, ignored = fields.read(await read_object(request, context), DetokenizeBody)
+    body, ignored = await read_body(request, context, DetokenizeBody)
     context.served_name(body.model)
     if body.tokens is None:
         raise missing("tokens", "`tokens` is missing: send a list of token ids.")
-    tokens = list(check_ids(body.tokens, context.engine.info.vocab_size, "tokens"))
-    decode = context.text.tokenizer.decode
-    text = await off_loop(context, 4 * len(tokens), lambda: decode(tokens, skip_special_tokens=False))
-    return json_response({"prompt": text}, fields.ignored_header(ignored))
+    tokens = body.tokens
+
+    def work() -> orjson.Fragment:
+        check_ids(tokens, context.engine.info.vocab_size, "tokens")
+        text = context.text.tokenizer.decode(tokens, skip_special_tokens=False)
+        return orjson.Fragment(orjson.dumps({"prompt": text}))
+
+    return json_response(await off_loop(context, 4 * len(tokens), work), fields.ignored_header(ignored))

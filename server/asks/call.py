@@ -12,7 +12,7 @@ from bequest.server.access.key_file import KeyLimits
 from bequest.server.access.keys import Caller
 from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER
 from bequest.server.context import CONTEXT, Context
-from bequest.server.transport.intake import read_object
+from bequest.server.transport.intake import read_body
 from bequest.server.wire import fields
 from bequest.server.wire.names import new_id
 
@@ -56,7 +56,7 @@ class HttpCall(Call[AnyBody]):
 
 async def begin(http: web.Request, kind: type[_Body], prefix: str) -> HttpCall[_Body]:
     """Reads a JSON body; `prefix` is that of its answers' ids."""
-    body, ignored = fields.read(await read_object(http, http.app[CONTEXT]), kind)
+    body, ignored = await read_body(http, http.app[CONTEXT], kind)
     return call_of(http, body, ignored, prefix)
 
 

@@ -9,16 +9,15 @@ from typing import Any, TypeVar
 from bequest.engine.errors import EngineError
 from bequest.engine.text import ChatTemplate
 from bequest.server.asks.extension import Conversation
-from bequest.server.asks.messages import conversation, text_length
+from bequest.server.asks.messages import MESSAGE_CHARS, conversation, text_length
 from bequest.server.asks.prompt import Truncation
-from bequest.server.asks.prompts import check_length
+from bequest.server.asks.prompts import check_length, encode
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.interfaces import ChatTemplateLike
-from bequest.server.transport.work import INLINE_CHARS, off_loop
+from bequest.server.transport.work import INLINE_CHARS, has_large_body, off_loop
 from bequest.server.wire.errors import ApiError, from_engine, invalid
 
-MESSAGE_CHARS = 20  # that reading a message takes as long as
 _Result = TypeVar("_Result")
 
 
@@ -114,20 +113,32 @@ async def rendered_chat(context: Context, source: ChatSource) -> tuple[Conversat
     messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
     use = template_use(context, source, messages[-1]["role"])
 
-    def work() -> tuple[Conversation, list[int]]:
+    def work() -> Conversation:
         rendered = use.render(messages)
         if not source.only_counts and source.truncation.keep is None:
             check_length(context, rendered.prompt_text)
-        return rendered, context.text.tokenizer.encode(rendered.prompt_text, source.special)
+        return rendered
 
-    return await off_loop_rendering(context, use, messages, work)
+    rendered = await off_loop_rendering(context, use, messages, work)
+    if source.only_counts:
+        check_countable(context, rendered.prompt_text, source.field)
+    [ids] = await encode(context, [rendered.prompt_text], source.special)
+    return rendered, ids
+
+
+def check_countable(context: Context, text: str, param: str) -> None:
+    """Refuses a text that is only tokenised, whatever the model's window, if that would take too long."""
+    most = context.config.max_tokenize_chars
+    if len(text) > most:
+        message = f"`{param}` has {len(text)} characters; at most {most} are tokenised (--max-tokenize-chars)."
+        raise invalid(message, param)
 
 
 async def off_loop_rendering(
     context: Context, use: TemplateUse, messages: Sequence[Mapping[str, Any]], work: Callable[[], _Result]
 ) -> _Result:
     """Runs `work`, which renders `messages`. A template of the client's may loop for long, however short they are."""
-    chars = INLINE_CHARS + 1 if use.source else text_length(messages)
+    chars = INLINE_CHARS + 1 if use.source or has_large_body() else text_length(messages, INLINE_CHARS)
     try:
         return await off_loop(context, chars, work)
     except EngineError as error:

@@ -16,6 +16,7 @@ from bequest.server.asks.prompts import TextSource, check_length, encode, plain_
 from bequest.server.asks.ranges import check_ids
 from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
+from bequest.server.transport.work import apart
 from bequest.server.wire.errors import ApiError, invalid
 
 
@@ -77,7 +78,7 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
 
     The text after the answer (its end of turn, the new messages) is what the template makes of the whole.
     """
-    before, new = _conversation_of(begin), conversation(source.given)
+    before, new = _conversation_of(begin), await apart(context, lambda: conversation(source.given))
     _check_not_repeated(before, new)
     if begin.at < begin.answer_at:
         raise invalid(
@@ -146,7 +147,7 @@ def _fallen_back(prompt: Prompt, wanted: Inheriting) -> Prompt:
 async def suffix_ids(context: Context, given: str | list[int], param: str) -> Sequence[int]:
     """Text is tokenised alone, without BOS or EOS."""
     if not isinstance(given, str):
-        return check_ids(given, context.engine.info.vocab_size, param)
+        return await apart(context, lambda: check_ids(given, context.engine.info.vocab_size, param))
     check_length(context, given)
     [ids] = await encode(context, [given], add_special_tokens=False)
     return ids

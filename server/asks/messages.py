@@ -11,6 +11,7 @@ from typing import Any
 from bequest.server.wire.errors import ApiError, invalid, missing
 from bequest.server.wire.reading import shorten
 
+MESSAGE_CHARS = 20  # that reading a message takes as long as
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -25,9 +26,14 @@ def conversation(messages: list[dict[str, Any]] | None, name: str = "messages") 
     return [_message(message, f"{name}[{index}]") for index, message in enumerate(messages)]
 
 
-def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Characters, near enough to tell a long conversation from a short one."""
-    return sum(len(str(message)) for message in messages)
+def text_length(messages: Sequence[Mapping[str, Any]], enough: int) -> int:
+    """Characters, near enough to tell a long conversation from a short one; not counted further than `enough`."""
+    length = 0
+    for message in messages:
+        length += MESSAGE_CHARS + sum(len(v) if isinstance(v, str) else len(str(v)) for v in message.values())
+        if length > enough:
+            break
+    return length
 
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from bequest.server.asks.prompt import Prompt, Truncation, check_not_empty
 from bequest.server.asks.prompt_forms import Form, Piece, read_forms
 from bequest.server.asks.ranges import check_ids
 from bequest.server.context import Context
-from bequest.server.transport.work import off_loop
+from bequest.server.transport.work import apart, tokenised
 from bequest.server.wire.bodies import InputField, PromptField
 from bequest.server.wire.errors import at_field, from_engine, invalid, unsupported
 
@@ -34,7 +34,7 @@ class TextSource:
 async def encode(context: Context, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
     tokenizer = context.text.tokenizer
     chars = sum(map(len, texts))
-    return await off_loop(context, chars, lambda: [tokenizer.encode(text, add_special_tokens) for text in texts])
+    return await tokenised(context, chars, lambda: [tokenizer.encode(text, add_special_tokens) for text in texts])
 
 
 def check_length(context: Context, text: str, encoder: EncoderInfo | None = None, param: str = "prompt") -> None:
@@ -53,24 +53,35 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
 
 
 async def plain_prompts(context: Context, source: TextSource) -> list[Prompt]:
-    forms = read_forms(source.given, source.field)
+    forms = await apart(context, lambda: _checked_forms(context, source))
     encoder = context.engine.info.encoder
-    check_forms(encoder, forms, fills_in=bool(source.after), echo=source.echo)
     pieces = [form.prompt for form in forms]
-    for piece in pieces:
-        if not isinstance(piece.given, str):
-            check_ids(piece.given, context.engine.info.vocab_size, piece.param, source.hint)
-        elif source.truncation.keep is None:
-            check_length(context, piece.given, encoder, piece.param)
     gap = await _gap(context, source)
     tokens = await _tokens(context, pieces, source.special is not False and gap is None)
     if encoder is not None:
         return await _encoder_prompts(context, encoder, source.truncation, forms, tokens)
-    prompts = []
-    for piece, ids in zip(pieces, tokens, strict=True):
-        prompt = _completion_prompt(context, source, piece.given, ids if gap is None else gap(ids))
-        prompts.append(check_not_empty(prompt, piece.param))
-    return prompts
+
+    def work() -> list[Prompt]:
+        prompts = []
+        for piece, ids in zip(pieces, tokens, strict=True):
+            prompt = _completion_prompt(context, source, piece.given, ids if gap is None else gap(ids))
+            prompts.append(check_not_empty(prompt, piece.param))
+        return prompts
+
+    return await apart(context, work)
+
+
+def _checked_forms(context: Context, source: TextSource) -> list[Form]:
+    """The prompts that a body names, as far as they can be judged before they are tokenised."""
+    forms = read_forms(source.given, source.field)
+    encoder = context.engine.info.encoder
+    check_forms(encoder, forms, fills_in=bool(source.after), echo=source.echo)
+    for piece in (form.prompt for form in forms):
+        if not isinstance(piece.given, str):
+            check_ids(piece.given, context.engine.info.vocab_size, piece.param, source.hint)
+        elif source.truncation.keep is None:
+            check_length(context, piece.given, encoder, piece.param)
+    return forms
 
 
 async def _gap(context: Context, source: TextSource) -> Callable[[list[int]], list[int]] | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
 
+_AT_ONCE = 1 << 16  # ids that are compared together
 MAX_TIMEOUT = 7 * 86400.0
 
 
@@ -17,8 +18,11 @@ def between(param: str, value: float, low: float, high: float) -> None:
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str, hint: str = "") -> Sequence[int]:
     """The ids, if all are in the vocabulary. `hint` follows the complaint."""
-    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        index, wrong = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocab_size)
+    for start in range(0, len(ids), _AT_ONCE):  # in pieces, since each holds the interpreter
+        piece = ids if len(ids) <= _AT_ONCE else ids[start : start + _AT_ONCE]
+        if min(piece) >= 0 and max(piece) < vocab_size:
+            continue
+        index, wrong = next((i, t) for i, t in enumerate(piece, start) if not 0 <= t < vocab_size)
         raise invalid(
             f"`{param}[{index}]` is {shorten(str(wrong))}, which is not a token id of this model (0 to "
             f"{vocab_size - 1}).{hint}",

@@ -27,6 +27,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024  # of a bad word too
 MAX_BAD_WORDS = 1024  # they are tokenised where others wait
 MAX_ANSWER_BYTES = 2**30
+_WORD_CHARS = 40  # that tokenising a short word, twice, takes as long as
 _BYTES_PER_LOGPROB = 100  # as JSON, and as an object on its way there: about
 _SMALLEST_TOP_P = 1e-6  # top_p 0 keeps the most likely token alone
 _SMALLEST_PENALTY = 1e-6  # a repetition_penalty below it says the same, and logits stay finite in float32
@@ -179,6 +180,12 @@ def chosen_by(
         beams=beams,
         catalogue=None if catalogue is None else catalogue.tree,
     )
+
+
+def sampling_chars(body: SampledBody) -> int:
+    """Characters of a text that takes as long to tokenise as `chosen_by` takes."""
+    words = body.bad_words or ()
+    return 2 * sum(map(len, words)) + _WORD_CHARS * len(words)
 
 
 class _Scale(TypedDict):

@@ -16,7 +16,14 @@ from bequest.server.asks.inheriting import chat_inheriting, text_inheriting
 from bequest.server.asks.lengths import Length, generation_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import TextSource
-from bequest.server.asks.sampling import Chosen, Sampling, check_logprobs, chosen_by, default_tokens
+from bequest.server.asks.sampling import (
+    Chosen,
+    Sampling,
+    check_logprobs,
+    chosen_by,
+    default_tokens,
+    sampling_chars,
+)
 from bequest.server.asks.terms import AskTerms, record_terms
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.wish import StatesWish, completion_states
@@ -24,6 +31,7 @@ from bequest.server.stores.catalogues import StoredCatalogue
 from bequest.server.stores.grammars import Constraint
 from bequest.server.transport.opening import in_time
 from bequest.server.transport.sse import Done
+from bequest.server.transport.work import apart, off_loop
 from bequest.server.wire.bodies import ChatBody, CompletionBody, GenerationBody, SampledBody
 from bequest.server.wire.errors import invalid
 
@@ -59,19 +67,22 @@ async def completion_ask(call: Call[CompletionBody], waiting: Waiting = at_rest)
     check_stream_options(body)
     catalogue = _catalogue(call)
     logprobs = check_logprobs(body.logprobs, "logprobs")
-    chosen = chosen_by(
+    in_prompt = _prompt_logprobs(body, logprobs if body.echo else None)
+    chosen, constraint = await off_loop(
         call.context,
-        body,
-        logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(body, logprobs if body.echo else None),
-        catalogue=catalogue,
+        sampling_chars(body),
+        lambda: (
+            chosen_by(call.context, body, logprobs=logprobs, prompt_logprobs=in_prompt, catalogue=catalogue),
+            constraint_of(body),
+        ),
     )
-    grammar = await _grammar(call, constraint_of(body))
+    grammar = await _grammar(call, constraint)
     length = generation_length(body, default_tokens(catalogue, COMPLETION_DEFAULT_TOKENS))
     sampling = _sampling(body, chosen, length, grammar, copies=chosen["n"])
-    terms, wish = _admitted(call, length)
+    terms, wish = await _admitted(call, length)
     prompts = await waiting(_text_prompts(call, terms, length))
-    return ask_of(call.context, call.id, prompts, sampling, terms, wish, _output(body))
+    context, output = call.context, _output(body)
+    return await apart(context, lambda: ask_of(context, call.id, prompts, sampling, terms, wish, output))
 
 
 async def chat_ask(call: Call[ChatBody], calls: Calls, waiting: Waiting = at_rest) -> Ask:
@@ -81,20 +92,28 @@ async def chat_ask(call: Call[ChatBody], calls: Calls, waiting: Waiting = at_res
     catalogue = _catalogue(call)
     if body.top_logprobs and not body.logprobs:
         raise invalid("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
-    chosen = chosen_by(
-        call.context,
-        body,
-        logprobs=check_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None,
-        prompt_logprobs=_prompt_logprobs(body, None),
-        catalogue=catalogue,
-        shows_special=calls.shows_special,
-    )
-    grammar = await _grammar(call, calls.constraint(constraint_of(body)))
+    logprobs = check_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    in_prompt = _prompt_logprobs(body, None)
+
+    def work() -> tuple[Chosen, Constraint | None]:
+        chosen = chosen_by(
+            call.context,
+            body,
+            logprobs=logprobs,
+            prompt_logprobs=in_prompt,
+            catalogue=catalogue,
+            shows_special=calls.shows_special,
+        )
+        return chosen, calls.constraint(constraint_of(body))
+
+    chosen, constraint = await off_loop(call.context, sampling_chars(body), work)
+    grammar = await _grammar(call, constraint)
     length = generation_length(body, default_tokens(catalogue, None))
     sampling = _sampling(body, chosen, length, grammar, copies=1)
-    terms, wish = _admitted(call, length)
+    terms, wish = await _admitted(call, length)
     prompt = await waiting(_chat_prompt(call, calls, terms, length))
-    return ask_of(call.context, call.id, [prompt], sampling, terms, wish, _output(body))
+    context, output = call.context, _output(body)
+    return await apart(context, lambda: ask_of(context, call.id, [prompt], sampling, terms, wish, output))
 
 
 def _catalogue(call: Call[GenerationBody]) -> StoredCatalogue | None:
@@ -119,10 +138,11 @@ def _sampling(body: GenerationBody, chosen: Chosen, length: Length, grammar: Gra
     return Sampling(chosen=chosen, length=length, grammar=grammar, prompt_copies=copies, prompt_field=field)
 
 
-def _admitted(call: Call[GenerationBody], length: Length) -> tuple[AskTerms, StatesWish | None]:
+async def _admitted(call: Call[GenerationBody], length: Length) -> tuple[AskTerms, StatesWish | None]:
     """Raises QueueFull before anything is tokenised in vain."""
     terms = record_terms(call, length.open_ended)
-    wish = completion_states(call.body.return_hidden_states, call.context.engine.info)
+    given, info = call.body.return_hidden_states, call.context.engine.info
+    wish = await apart(call.context, lambda: completion_states(given, info))
     if wish is None:
         call.context.engine.check_room(terms.tenant)
     return terms, wish

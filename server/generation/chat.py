@@ -22,6 +22,7 @@ from bequest.server.asks.call import Call, begin
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import chat_tools
 from bequest.server.generation.asks import chat_ask, kept_open
+from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import ChatBody
 
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
@@ -30,7 +31,7 @@ _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     call = await begin(http, ChatBody, "chatcmpl-")
     body, created = call.body, int(time.time())
-    tools = chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
     calls = Calls(call.context, tools, body.chat_template)
     ask = await chat_ask(call, calls, kept_open(call))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"

@@ -23,9 +23,10 @@ from bequest.server.asks.lengths import Length, generation_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import TextSource, check_length, encode
 from bequest.server.asks.ranges import check_ids
-from bequest.server.asks.sampling import Sampling, check_answer_size, check_logprobs, chosen_by
+from bequest.server.asks.sampling import Sampling, check_answer_size, check_logprobs, chosen_by, sampling_chars
 from bequest.server.asks.terms import AskTerms, record_terms
 from bequest.server.context import Context
+from bequest.server.transport.work import apart, off_loop
 from bequest.server.wire.bodies import CompletionBody
 from bequest.server.wire.errors import from_engine, invalid, missing, unsupported
 
@@ -52,9 +53,10 @@ async def score_ask(call: Call[CompletionBody], given: list[str | list[int]]) ->
     """`given` are the suffixes as the client sends them."""
     context, body = call.context, call.body
     check_stream_options(body)
-    length = _check(body, given)
+    length = await apart(context, lambda: _check(body, given))
     logprobs = check_logprobs(body.logprobs, "logprobs") or 0
-    sampling = Sampling(chosen=chosen_by(context, body, logprobs=logprobs), length=length)
+    chosen = await off_loop(context, sampling_chars(body), lambda: chosen_by(context, body, logprobs=logprobs))
+    sampling = Sampling(chosen=chosen, length=length)
     terms = record_terms(call, open_ended=False)
     context.engine.check_room(terms.tenant)
     prompt = await _prompt(call, terms)
@@ -106,12 +108,7 @@ async def _prompt(call: Call[CompletionBody], terms: AskTerms) -> Prompt:
 
 async def _tokens(context: Context, given: list[str | list[int]]) -> Suffixes:
     """Texts are tokenised alone, without BOS or EOS, and all at once."""
-    for index, suffix in enumerate(given):
-        param = f"{_FIELD}[{index}]"
-        if isinstance(suffix, str):
-            check_length(context, suffix, None, param)
-        else:
-            check_ids(suffix, context.engine.info.vocab_size, param)
+    await apart(context, lambda: _check_suffixes(context, given))
     texts = iter(await encode(context, [one for one in given if isinstance(one, str)], add_special_tokens=False))
     suffixes = tuple(tuple(next(texts) if isinstance(one, str) else one) for one in given)
     for index, ids in enumerate(suffixes):
@@ -119,6 +116,15 @@ async def _tokens(context: Context, given: list[str | list[int]]) -> Suffixes:
             param = f"{_FIELD}[{index}]"
             raise invalid(f"`{param}` is empty: there is no token to score.", param)
     return suffixes
+
+
+def _check_suffixes(context: Context, given: list[str | list[int]]) -> None:
+    for index, suffix in enumerate(given):
+        param = f"{_FIELD}[{index}]"
+        if isinstance(suffix, str):
+            check_length(context, suffix, None, param)
+        else:
+            check_ids(suffix, context.engine.info.vocab_size, param)
 
 
 def _check_room(context: Context, prompt: Prompt, suffixes: Suffixes) -> None:

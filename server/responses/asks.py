@@ -11,7 +11,7 @@ from bequest.engine.types import OutputMode
 from bequest.server.asks.ask import Ask, ask_of, check_stream_options
 from bequest.server.asks.call import HttpCall
 from bequest.server.asks.lengths import Length, length_of
-from bequest.server.asks.sampling import Sampling, chosen_by
+from bequest.server.asks.sampling import Sampling, chosen_by, sampling_chars
 from bequest.server.asks.terms import record_terms
 from bequest.server.asks.tool_use import Calls
 from bequest.server.responses import document
@@ -19,6 +19,7 @@ from bequest.server.responses.body import logprobs_of, response_constraint
 from bequest.server.responses.events import failed_at_once
 from bequest.server.responses.prompt import ResponsePrompt, response_prompt
 from bequest.server.transport.opening import in_time
+from bequest.server.transport.work import apart, off_loop
 from bequest.server.wire.bodies import ResponseBody
 
 
@@ -33,8 +34,15 @@ async def response_ask(call: HttpCall[ResponseBody], calls: Calls) -> ResponseAs
     """`calls` are those that the answer may hold."""
     context, body = call.context, call.body
     check_stream_options(body)
-    chosen = chosen_by(context, body, logprobs=logprobs_of(body), shows_special=calls.shows_special)
-    constraint = calls.constraint(response_constraint(body))
+    logprobs = logprobs_of(body)
+    chosen, constraint = await off_loop(
+        context,
+        sampling_chars(body),
+        lambda: (
+            chosen_by(context, body, logprobs=logprobs, shows_special=calls.shows_special),
+            calls.constraint(response_constraint(body)),
+        ),
+    )
     grammar = None if constraint is None else await context.grammars.compiled(constraint)
     sampling = Sampling(chosen=chosen, length=response_length(body), grammar=grammar)
     terms = record_terms(call, sampling.length.open_ended)
@@ -46,7 +54,8 @@ async def response_ask(call: HttpCall[ResponseBody], calls: Calls) -> ResponseAs
         finding = in_time(call.http, interval, call.headers, partial(failed_at_once, head), finding)
     prompt = await finding
     output = OutputMode.DELTA if body.stream else OutputMode.FINAL
-    return ResponseAsk(ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output), prompt, head)
+    ask = await apart(context, lambda: ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output))
+    return ResponseAsk(ask, prompt, head)
 
 
 def response_length(body: ResponseBody) -> Length:

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from bequest.engine.errors import EngineError, InvalidRequest
 from bequest.engine.types import Lineage, ParentChoice
-from bequest.server.asks.chats import MESSAGE_CHARS, TemplateUse, check_converses, template_kwargs
+from bequest.server.asks.chats import TemplateUse, check_converses, template_kwargs
 from bequest.server.asks.extension import Conversation, extend
-from bequest.server.asks.messages import text_length
+from bequest.server.asks.messages import MESSAGE_CHARS, text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import check_length
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.responses.items import Item, input_items, messages_of
 from bequest.server.stores.responses import StoredResponse
-from bequest.server.transport.work import off_loop
+from bequest.server.transport.work import INLINE_CHARS, has_large_body, off_loop
 from bequest.server.wire.bodies import ResponseBody
 from bequest.server.wire.errors import ApiError, at_field, invalid, missing
 
@@ -57,7 +57,8 @@ async def response_prompt(
         raise missing("input", "`input` is missing: send a string, or a list of items.")
     builder = _Builder(context, body, tools, parent)
     try:
-        built = await off_loop(context, text_length(messages), lambda: builder.build(messages))
+        chars = 0 if has_large_body() else text_length(messages, INLINE_CHARS)
+        built = await off_loop(context, chars, lambda: builder.build(messages))
     except InvalidRequest as error:
         raise at_field(error, "input") from error
     prompt = Prompt(built.token_ids, origin=built.conversation)

@@ -19,7 +19,7 @@ from bequest.server.answers.streams import send_stream
 from bequest.server.asks.call import HttpCall, begin
 from bequest.server.asks.terms import record_terms
 from bequest.server.asks.tool_use import Calls
-from bequest.server.asks.tools import response_tools
+from bequest.server.asks.tools import Tools, response_tools
 from bequest.server.context import Context
 from bequest.server.responses.answer import Answer
 from bequest.server.responses.asks import response_ask, response_length
@@ -30,13 +30,14 @@ from bequest.server.responses.prompt import ResponsePrompt, response_prompt
 from bequest.server.stores.responses import RunningResponse, StoredResponse, Turn
 from bequest.server.transport.replies import json_response
 from bequest.server.transport.sse import EventStream
+from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import ResponseBody
 
 
 async def create(http: web.Request) -> web.StreamResponse:
     call = await _begin(http, "resp_")
     body = call.body
-    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = await _tools(call)
     calls = Calls(call.context, tools, template=None)
     asked = await response_ask(call, calls)
     spelling = Spelling(call.context.text.tokenizer, body.return_tokens_as_token_ids)
@@ -53,7 +54,7 @@ async def input_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
     call = await _begin(http, "req-")
     body = call.body
-    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = await _tools(call)
     terms = record_terms(call, response_length(body).open_ended)
     prompt = await response_prompt(call.context, terms.tenant, body, tools, terms.deadline)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
@@ -62,7 +63,13 @@ async def input_tokens(http: web.Request) -> web.Response:
 
 async def _begin(http: web.Request, prefix: str) -> HttpCall[ResponseBody]:
     call = await begin(http, ResponseBody, prefix)
-    return replace(call, ignored=(*call.ignored, *check_body(call.body)))
+    ignored = await apart(call.context, lambda: check_body(call.body))
+    return replace(call, ignored=(*call.ignored, *ignored))
+
+
+async def _tools(call: HttpCall[ResponseBody]) -> Tools:
+    body = call.body
+    return await apart(call.context, lambda: response_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from bequest.server.asks.wish import JSON_ENCODINGS, JsonEncoding, StatesWish, o
 from bequest.server.context import Context
 from bequest.server.states.inputs import check_count, input_source
 from bequest.server.transport.sending import send_body
+from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import EmbeddingsBody
 from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
@@ -60,7 +61,8 @@ async def embeddings_ask(call: Call[EmbeddingsBody], encoding: JsonEncoding = "f
     check_count(body.input)
     terms = input_terms(call)
     prompts = await plain_prompts(call.context, input_source(body, body.input, _FOREIGN_IDS))
-    return ask_of(call.context, call.id, prompts, NOTHING_SAMPLED, terms, wish)
+    context = call.context
+    return await apart(context, lambda: ask_of(context, call.id, prompts, NOTHING_SAMPLED, terms, wish))
 
 
 def vector_length(dimensions: int | None, hidden_size: int) -> int:

@@ -23,12 +23,14 @@ from bequest.server.asks.wish import StatesWish, prompt_states
 from bequest.server.states.inputs import check_count, input_source
 from bequest.server.transport.pieces import Body
 from bequest.server.transport.sending import send_body
+from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import HiddenStatesBody
 
 
 async def hidden_states(http: web.Request) -> web.StreamResponse:
     call = await begin(http, HiddenStatesBody, "hs-")
-    context, wish = call.context, prompt_states(call.body, call.context.engine.info)
+    context, body = call.context, call.body
+    wish = await apart(context, lambda: prompt_states(body, context.engine.info))
     ask = await states_ask(call, wish)
     head = {"id": call.id, "object": "list", "model": call.model}
     if context.engine.info.encoder is not None:
@@ -52,7 +54,8 @@ async def states_ask(call: Call[HiddenStatesBody], wish: StatesWish) -> Ask:
     prompts = await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)
     if wish.params.stack == "encoder":  # of a parent it has the encoder's input alone
         prompts = [replace(prompt, lineage=None) for prompt in prompts]
-    return ask_of(call.context, call.id, prompts, NOTHING_SAMPLED, terms, wish)
+    context = call.context
+    return await apart(context, lambda: ask_of(context, call.id, prompts, NOTHING_SAMPLED, terms, wish))
 
 
 def _body(head: dict[str, Any], ask: Ask, wish: StatesWish, results: Sequence[Extracted]) -> Body:

@@ -10,13 +10,19 @@ from typing import Any
 
 from aiohttp import web
 
-from bequest.server.access.marks import CALLER
+from bequest.server.access.marks import CALLER, HELD, TENANT
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.decoding import Decoder
+from bequest.server.transport.work import INLINE_BYTES
+from bequest.server.wire import fields
+from bequest.server.wire.bodies import Body
 from bequest.server.wire.errors import ApiError, too_slow
-from bequest.server.wire.reading import parse_object
+from bequest.server.wire.reading import parse_large_object, parse_object
+from bequest.server.wire.structure import Counts, structure_of
 
 _PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
+_CHUNK_BYTES = 64  # of a chunk beside its content
+_SMALL = 1 << 16  # bytes of bodies that say next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +43,52 @@ class BodyLimit:
         )
 
 
-async def read_object(request: web.Request, context: Context) -> dict[str, Any]:
-    """The JSON object of a request, without its null fields."""
-    return {name: value for name, value in (await read_with_nulls(request, context)).items() if value is not None}
+async def read_body(request: web.Request, context: Context, kind: type[Body]) -> tuple[Body, list[str]]:
+    """The JSON body of a request, typed, and the names of the fields that were ignored. A large one is counted, parsed
+    and typed in the worker threads."""
+    check_head(request, context)
+    chunks = await _whole(request, body_limit(context))
+    if HELD not in request:
+        return _typed(parse_object(b"".join(chunks)), kind)
+    held, tenant = request[HELD], request[TENANT]
+    data = await context.pool.run(tenant, lambda: b"".join(chunks))
+    chunks.clear()
+    most = Counts(context.config.max_body_values, context.config.max_body_parts)
+    structure = await context.pool.run(tenant, lambda: structure_of(data, most))
+    held.resize(len(data) + 2 * structure.num_bytes)  # strings are put together from their pieces
+    read = await context.pool.run(tenant, lambda: _typed(parse_large_object(data, structure), kind))
+    held.resize(structure.num_bytes)  # the text itself is let go
+    return read
 
 
 async def read_with_nulls(request: web.Request, context: Context) -> dict[str, Any]:
-    """The JSON object of a request, where null says something."""
+    """The JSON object of a request, where null says something. A small one."""
     check_head(request, context)
-    data = bytearray()
-    async for chunk in body_chunks(request, body_limit(context)):
-        data += chunk
-    return parse_object(bytes(data))
+    return parse_object(b"".join(await _whole(request, BodyLimit(_SMALL, "at this path"))))
+
+
+def _typed(value: dict[str, Any], kind: type[Body]) -> tuple[Body, list[str]]:
+    return fields.read({name: given for name, given in value.items() if given is not None}, kind)
+
+
+async def _whole(request: web.Request, limit: BodyLimit) -> list[bytes]:
+    """A body's bytes. Those of one that is not small are accounted for as they come."""
+    chunks: list[bytes] = []
+    received = 0
+    async for chunk in body_chunks(request, limit):
+        chunks.append(chunk)
+        received += len(chunk)
+        hold(request, received + _CHUNK_BYTES * len(chunks))
+    return chunks
+
+
+def hold(request: web.Request, num_bytes: int) -> None:
+    """Accounts for what a request holds, unless it is small."""
+    if HELD in request:
+        request[HELD].resize(num_bytes)
+    elif num_bytes > INLINE_BYTES:
+        request[HELD] = request.app[CONTEXT].in_flight.held_by(request[TENANT])
+        request[HELD].resize(num_bytes)
 
 
 async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[bytes]:
@@ -85,6 +125,8 @@ async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[b
                 received += len(piece)
                 limit.check(received)
                 yield piece
+                if len(piece) > len(data):
+                    await asyncio.sleep(0)  # a little may become a lot, and others wait
         except zlib.error as error:
             raise _broken() from error
     try:

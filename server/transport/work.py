@@ -5,17 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from bequest.server.access.marks import TENANT
+from bequest.server.access.marks import HELD, TENANT
 from bequest.server.context import Context
 from bequest.server.operation.logs import CURRENT
 
 INLINE_CHARS = 2000  # a millisecond or so; the way to the pool and back costs a tenth of one
+INLINE_BYTES = 1 << 14  # of a body: as long, whatever it holds
+_BYTES_PER_CHAR = 330  # that the tokenizer takes while it works, of Chinese; of English a third
 _Result = TypeVar("_Result")
 
 
+def has_large_body() -> bool:
+    """Of the request that the running task works for."""
+    request = CURRENT.get()
+    return request is not None and HELD in request
+
+
 async def off_loop(context: Context, chars: int, work: Callable[[], _Result]) -> _Result:
-    """Runs `work` over a text of so many characters, in the pool if it is long."""
-    if chars <= INLINE_CHARS:
+    """Runs `work` over a text of so many characters, in the pool if it is long, or is part of a large body."""
+    if chars <= INLINE_CHARS and not has_large_body():
         return work()
     request = CURRENT.get()
     return await context.pool.run("" if request is None else request[TENANT], work)
+
+
+async def tokenised(context: Context, chars: int, work: Callable[[], _Result]) -> _Result:
+    """The same of work that tokenises so many characters. The memory that takes is accounted for meanwhile."""
+    request = CURRENT.get()
+    if request is None or HELD not in request:
+        return await off_loop(context, chars, work)
+    held, needed = request[HELD], _BYTES_PER_CHAR * chars
+    held.grow(needed)
+    try:
+        return await off_loop(context, chars, work)
+    finally:
+        held.grow(-needed)
+
+
+async def apart(context: Context, work: Callable[[], _Result]) -> _Result:
+    """Runs `work` over what a body says, in the pool if the body is large."""
+    return await off_loop(context, 0, work)

@@ -121,7 +121,8 @@ _ALIASES = {
     "repeat_penalty": "repetition_penalty",
     "stop_sequences": "stop",
 }
-_MOST_COMPARED = 64  # of unknown names in a body: comparing takes a quarter of a millisecond, while others wait
+_MOST_COMPARED = 16  # of unknown names in a body: comparing takes a quarter of a millisecond, while others wait
+_LONGEST_NAME = 64  # that could be meant for one of ours
 _NEAR = 0.85  # of difflib's ratio: one slip in a short name, two in a long one (`top_a` is not a slip of `top_k`)
 
 # The names of objects inside of bodies, and of objects inside of those; None: what is in there has names of its own.
@@ -235,10 +236,12 @@ def _same_number(value: Any, default: Any) -> bool:
 
 def _near_miss(name: str, known: Collection[str], compare: bool) -> str | None:
     """The name of ours that was probably meant; `compare`: also one that merely looks like it."""
+    if len(name) > _LONGEST_NAME:
+        return None
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     if _ALIASES.get(plain) in known:
         return _ALIASES[plain]
     if plain in known:
         return plain
-    close = difflib.get_close_matches(plain, known, n=1, cutoff=_NEAR) if compare and len(plain) < 64 else []
+    close = difflib.get_close_matches(plain, known, n=1, cutoff=_NEAR) if compare else []
     return close[0] if close else None

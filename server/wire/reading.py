@@ -10,6 +10,8 @@ import orjson
 
 from bequest.server.wire.bodies import Body
 from bequest.server.wire.errors import ApiError, invalid
+from bequest.server.wire.large import Malformed, parse_large
+from bequest.server.wire.structure import Structure
 
 _WORDS = {
     "int": "an integer",
@@ -26,14 +28,30 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)` - at `\$(?P
 _COMPLAINT = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?$")
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in a body."""
     if not data.strip():
         raise ApiError(400, "invalid_json", "The body is empty; send a JSON object.")
     try:
         value = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {why_malformed(error)}.") from None
+        raise _not_json(why_malformed(error)) from None
+    return _object(value)
+
+
+def parse_large_object(data: bytes | bytearray, structure: Structure) -> dict[str, Any]:
+    """The same of a large body, piece by piece: for worker threads."""
+    try:
+        return _object(parse_large(data, structure))
+    except Malformed as error:
+        raise _not_json(_reason(error)) from None
+
+
+def _not_json(reason: str) -> ApiError:
+    return ApiError(400, "invalid_json", f"The body is not valid JSON: {reason}.")
+
+
+def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_type", f"The body must be a JSON object, not {describe(value)}.")
     return value
@@ -65,6 +83,10 @@ def why_malformed(error: Exception) -> str:
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
+    return _reason(error)
+
+
+def _reason(error: Exception) -> str:
     # A lone surrogate at the very end of a string reads as "truncated" in the parser's own words.
     return str(error).removeprefix("JSON is malformed: ").removesuffix(" - at `$[...]`")
 
