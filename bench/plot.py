@@ -12,7 +12,7 @@ from bequest.bench.two_stage import Mode
 
 def need_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise BenchError("--plot needs matplotlib: `pip install matplotlib`, or leave --plot out")
+        raise BenchError("--plot needs matplotlib: `pip install 'bequest[bench]'`, or leave --plot out")
 
 
 def draw(rows: Sequence[Row], path: str, title: str) -> None:

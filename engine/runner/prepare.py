@@ -73,8 +73,9 @@ _CUDA_STATES = 128 << 20
 # On a CPU the cache shares its memory with everything else on the machine: by default it takes at most this much.
 _CPU_SHARE = 0.4
 _CPU_MOST = 4 * GIB
-# What it has pages for soon after the start; later ones come as they are written to.
-_CPU_PAGES_AT_START = GIB
+# What it has pages for soon after the start. Later ones come as they are written to, 2 MiB at a time, in a fifth of a
+# millisecond each: that is not worth a gigabyte of a machine that may have other uses for it.
+_CPU_PAGES_AT_START = GIB // 8
 # Graphs keep memory of their own beside the activations.
 _GRAPH_BYTES = GIB // 2
 
