@@ -198,7 +198,7 @@ async def test_a_server_that_does_not_tell_its_context(serve: Serve) -> None:
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     assert main(["two-stage", "--plot", "figures.png"]) == 2
-    assert "--plot needs matplotlib: `pip install matplotlib`" in capsys.readouterr().err
+    assert "--plot needs matplotlib: `pip install 'bequest[bench]'`" in capsys.readouterr().err
 
 
 async def test_plot(serve: Serve, tmp_path: Path) -> None:
