@@ -114,7 +114,7 @@ def make_context(
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
-        grammars=GrammarStore(text.tokenizer, engine.info),
+        grammars=GrammarStore(text.tokenizer, engine.info, config.grammar_seconds, int(config.grammars_mb * 2**20)),
         entrance=Entrance(),
         pool=FairPool(_WORKERS, "text"),
         builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
