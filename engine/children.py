@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 _PIECE = 1 << 16
+# What a child needs of the environment; it holds keys, too, which no child needs.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _GRACE = 5.0  # seconds: the parent is the one that notices; the child's own timer is for one whose parent is gone
 
 
@@ -104,6 +106,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             cwd=Path(__file__).parents[2],  # where this package is found, however this process found it
         )
         if not self._line(None):  # it is ready: its start does not count
@@ -164,7 +167,8 @@ def serve(answer: Callable[[Any], Any]) -> None:
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server decides when this ends
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))  # it writes no file
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_REAL, seconds)
