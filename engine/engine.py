@@ -185,7 +185,11 @@ class AsyncEngine:
         return self.parent(tenant, record.id)
 
     def records(self, tenant: str) -> list[RecordEntry]:
-        return self.retention.entries(tenant)
+        """All that the tenant has, oldest first: every choice of every record is looked at."""
+        return [record.as_entry(self.scheduler.pool) for record in self.retention.of(tenant)]
+
+    def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
+        return [(record.id, record.identity.name) for record in self.retention.of(tenant)]
 
     def record(self, tenant: str, reference: str) -> RecordEntry:
         return self.retention.find(tenant, reference).as_entry(self.scheduler.pool)
