@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import MODELS
+from bequest.engine.hub.names import parse_name
 from bequest.server.process.options import parse
 
 _STOP_MARGIN = 20  # seconds beyond the drain: the last answers, and the device's thread
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"bequest install-service: {fault}", file=sys.stderr)
         return 2
     words = [*executable(), "serve", *absolute(flags, engine)]
-    for warning in out_of_reach(words):
+    for warning in (*out_of_reach(words), *fetched_later(engine.model)):
         print(f"warning: {warning}", file=sys.stderr)
     units = {"bequest.service": service_unit(words, engine, server, binds=not given.socket)}
     if given.socket:
@@ -167,9 +168,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def missing_model(model: str | None) -> str | None:
     """What is wrong with a model that is neither there nor a name."""
-    if model is None or model in MODELS or Path(model).exists():
+    if model is None or model in MODELS or Path(model).exists() or parse_name(model) is not None:
         return None
-    return f"{model}: no such file or directory, nor one of the names {', '.join(MODELS)}"
+    return f"{model}: no such file or directory, nor a name on the hub, nor one of {', '.join(MODELS)}"
+
+
+def fetched_later(model: str | None) -> list[str]:
+    """A path with a typo looks like a name on the hub."""
+    if model is None or model in MODELS or Path(model).exists():
+        return []
+    return [f"{model} is not a path here: the service will fetch it from the hub when it starts."]
 
 
 def out_of_reach(words: Sequence[str]) -> list[str]:

@@ -265,9 +265,13 @@ def test_a_low_port_needs_a_capability_unless_systemd_opens_it(capsys: pytest.Ca
 
 def test_what_a_service_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert install_service([str(tmp_path / "nowhere"), "--print"]) == 2
-    assert "nowhere: no such file or directory, nor one of the names whisper, t5" in capsys.readouterr().err
+    assert (
+        "nowhere: no such file or directory, nor a name on the hub, nor one of whisper, t5" in capsys.readouterr().err
+    )
     assert install_service(["--api-key-file=/tmp/keys.toml", "--print"]) == 0
     assert "warning: /tmp/keys.toml: the service has a /tmp of its own" in capsys.readouterr().err
+    assert install_service(["org/name", "--print"]) == 0
+    assert "org/name is not a path here: the service will fetch it from the hub" in capsys.readouterr().err
     assert out_of_reach(["/opt/bequest", "serve", "--api-key-file=/tmp/keys.toml", "--config", "/root/c.toml"]) == [
         "/tmp/keys.toml: the service has a /tmp of its own. Move it, for example to /srv or /opt.",
         "/root/c.toml: the service runs as a user of its own, who may not read /root. Move it, for example to /srv or "
