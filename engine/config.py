@@ -142,6 +142,8 @@ _OVER_ZERO = (
     "max_audio_mb",
     "max_audio_minutes",
     "max_catalogue_mb",
+    "grammars_mb",
+    "grammar_seconds",
     "client_timeout",
 )
 
@@ -165,6 +167,11 @@ class ServerConfig:
     max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
+    grammars_mb: float = option(256, "memory in MiB for compiled grammars; one may take an eighth of it")
+    grammar_seconds: float = option(10.0, "seconds that a grammar of a request may take to compile")
+    chat_template_seconds: float = option(
+        5.0, "seconds that a chat template of a request may take to render; 0: requests bring none"
+    )
     client_timeout: float = option(30.0, "seconds that a client may let pass while it sends a request")
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
@@ -186,6 +193,7 @@ class ServerConfig:
         for name in _OVER_ZERO:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")
-        for name in ("catalogues_mb", "drain_timeout", "stored_responses", "stored_mb", "sse_keep_alive_interval"):
+        from_zero = ("catalogues_mb", "drain_timeout", "stored_responses", "stored_mb", "sse_keep_alive_interval")
+        for name in (*from_zero, "chat_template_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name):g}")

@@ -87,7 +87,7 @@ class AsyncEngine:
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         scheduler.wake = self._pump_soon
         self._estates = EstateDesk(info, scheduler, self._device, fingerprint=fingerprint, clock=clock)
-        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die, clock)
+        self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
         self._launched: deque[Launch] = deque()
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
         self._num_computed = 0  # of the launched ones: the device is done with them
@@ -185,7 +185,11 @@ class AsyncEngine:
         return self.parent(tenant, record.id)
 
     def records(self, tenant: str) -> list[RecordEntry]:
-        return self.retention.entries(tenant)
+        """All that the tenant has, oldest first: every choice of every record is looked at."""
+        return [record.as_entry(self.scheduler.pool) for record in self.retention.of(tenant)]
+
+    def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
+        return [(record.id, record.identity.name) for record in self.retention.of(tenant)]
 
     def record(self, tenant: str, reference: str) -> RecordEntry:
         return self.retention.find(tenant, reference).as_entry(self.scheduler.pool)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
 from bequest.engine.config import ServerConfig
+from bequest.engine.text.foreign_template import TemplateRenderer
 from bequest.server.about import console, health, models, tokens
 from bequest.server.about.openapi import openapi
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
 from bequest.server.access.in_flight import InFlight
 from bequest.server.access.keys import KeyRing
+from bequest.server.access.threads import DaemonThreads
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.audio import form, transcriptions
 from bequest.server.context import CONTEXT, Context
@@ -114,22 +115,25 @@ def make_context(
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
-        grammars=GrammarStore(text.tokenizer, engine.info),
+        grammars=GrammarStore(text.tokenizer, engine.info, config.grammar_seconds, int(config.grammars_mb * 2**20)),
+        templates=TemplateRenderer(config.chat_template_seconds),
         entrance=Entrance(),
         pool=FairPool(_WORKERS, "text"),
-        builder=ThreadPoolExecutor(1, thread_name_prefix="catalogues"),
+        builder=FairPool(1, "catalogues", most_late=2),
         speech=speech_of(engine.info, text.tokenizer),
-        encoder=ThreadPoolExecutor(_WORKERS, thread_name_prefix="states"),
+        encoder=DaemonThreads(_WORKERS, "states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
     )
 
 
 def close_context(context: Context) -> None:
     hearing = [] if context.speech is None else [context.speech.pool]
-    context.pool.shutdown()
-    for pool in (context.builder, context.encoder, *hearing):
-        pool.shutdown(wait=False, cancel_futures=True)
+    for pool in (context.pool, context.builder):
+        pool.shutdown()
+    for threads in (context.encoder, *hearing):
+        threads.shutdown(wait=False, cancel_futures=True)
     context.grammars.close()
+    context.templates.close()
 
 
 def make_app(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from bequest.engine.config import ServerConfig
+from bequest.engine.text.foreign_template import TemplateRenderer
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
 from bequest.server.access.in_flight import InFlight
+from bequest.server.access.threads import DaemonThreads
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
@@ -40,11 +41,12 @@ class Context:
     stored: ResponseStore
     catalogues: CatalogueStore
     grammars: GrammarStore
+    templates: TemplateRenderer  # of those that requests bring
     entrance: Entrance
     pool: FairPool  # for what would hold the event loop up: long texts
-    builder: ThreadPoolExecutor  # one thread, for catalogues: they take seconds, and the memory of several would add up
+    builder: FairPool  # for catalogues: they take seconds, and the memory of many at once would add up
     speech: Speech | None  # of a model that hears
-    encoder: ThreadPoolExecutor  # for hidden states: much arithmetic on few requests
+    encoder: DaemonThreads  # for hidden states: much arithmetic on few requests
     room: Room  # for their memory
     running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))

@@ -39,8 +39,8 @@ class EngineLike(Protocol):
     async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
         """Waits until it does not run any more; raises DeadlineExceeded, or ParentFailed if nothing came of it."""
 
-    def records(self, tenant: str) -> list[RecordEntry]:
-        """All that the tenant has, oldest first."""
+    def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
+        """Ids and clients' names of all that the tenant has, oldest first."""
 
     def record(self, tenant: str, reference: str) -> RecordEntry: ...
 
@@ -118,6 +118,10 @@ class ChatTemplateLike(Protocol):
     def tool_source(self) -> str:
         """The template of requests with tools."""
 
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """`bos_token` and `eos_token`, where the model has them."""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -125,7 +129,6 @@ class ChatTemplateLike(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template: str | None = None,
         **kwargs: Any,
     ) -> str:
         """Raises InvalidRequest where the template refuses the conversation. Maps `developer` to `system` for a

@@ -138,7 +138,6 @@ class Builder {
   // Nodes of the next level; starts_ become theirs.
   void add_children() {
     std::vector<uint32_t> child_starts;
-    first_child.reserve(first_child.size() + starts_.size());
     for (size_t node = 0; node + 1 < starts_.size(); ++node) {
       first_child.push_back(static_cast<int32_t>(tokens.size()));
       for (uint32_t i = starts_[node]; i < starts_[node + 1]; ++i) {

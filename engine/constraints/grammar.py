@@ -8,6 +8,7 @@ where the answer is complete, and nowhere else.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from bequest.engine.text.tokenizer import Tokenizer
@@ -25,8 +26,10 @@ from bequest.engine.types import IntArray
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-GrammarKind = Literal["json_schema", "regex", "lark"]
+GrammarKind = Literal["json_schema", "regex", "lark", "any"]
 
+# A line that only Lark has. Blanks are looked for within the line, so that a page of empty lines is read once.
+_LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
 # A step of a grammar takes microseconds. These stop one that would hold all the others up: about 10 ms for a mask.
 _LIMITS = llguidance.LLParserLimits(
     step_lexer_fuel=150_000,
@@ -43,7 +46,10 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar as text: a JSON schema, a regular expression, or llguidance's dialect of Lark."""
+    """A grammar as text: a JSON schema, a regular expression, or llguidance's dialect of Lark.
+
+    "any" is what a client calls a grammar, Lark or BNF: it is made Lark where it is tried (grammar_check.py).
+    """
 
     kind: GrammarKind
     text: str
@@ -179,9 +185,14 @@ def compile_source(source: GrammarSource, vocabulary: llguidance.LLTokenizer) ->
 
 
 def lark_of_any(text: str) -> str:
-    """A grammar in Lark, or in the BNF that llama.cpp and others take, as Lark. Raises GrammarError."""
+    """A grammar in Lark, or in the BNF that llama.cpp and others take, as Lark. Raises GrammarError.
+
+    Takes a microsecond for each character: not for the event loop.
+    """
+    if _LARK.search(text):
+        return text
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(text)
     except Exception as error:  # the converter has several of its own
         raise GrammarError(_first_line(str(error)) or type(error).__name__) from None
 
@@ -271,6 +282,7 @@ def mask_threads() -> int:
 
 
 def _serialised(source: GrammarSource) -> str:
+    assert source.kind != "any", "it is made Lark first"
     if source.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source.text)
     if source.kind == "lark":

@@ -1,92 +1,54 @@
 """Tries a grammar in a process of its own first: one that never ends can be stopped there, and a thread cannot.
 
 The child compiles for the vocabulary of single bytes. What grows without bounds in a grammar (states of its lexer,
-combinations of its rules) grows there too, and the child needs nothing of the model. It answers one grammar after
-another over its pipes; one that takes too long, or too much memory, costs the child, and the next grammar gets another.
+combinations of its rules) grows there too, and the child needs nothing of the model. It also tells how much memory the
+compiled grammar holds, because it compiles nothing else meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import resource
-import select
-import subprocess
-import sys
-import threading
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source
+from bequest.engine.children import Children, TaskTooCostly, serve
+from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source, lark_of_any
 
 _MOST_BYTES = 2 << 30  # of the child's memory
 _END = 256  # the token behind those of the bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A grammar that can be compiled here."""
+
+    source: GrammarSource  # in a dialect that compiles: what came as BNF is Lark
+    num_bytes: int  # that it holds when it is compiled
+
+
 class GrammarCheck:
-    """Called from worker threads; one grammar at a time."""
+    """Called from worker threads, by as many as like."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._children = Children(__name__, seconds, _MOST_BYTES)
 
-    def check(self, source: GrammarSource) -> None:
+    def check(self, source: GrammarSource) -> Checked:
         """Raises GrammarError."""
-        with self._lock:
-            child = self._running()
-            assert child.stdin is not None and child.stdout is not None
-            try:
-                child.stdin.write(json.dumps([source.kind, source.text, source.whitespace]).encode() + b"\n")
-                child.stdin.flush()
-                answer = self._answer(child.stdout)
-            except BrokenPipeError:
-                answer = b""
-            if not answer.endswith(b"\n"):
-                self._end()
-                message = f"it takes more than {self._seconds:g} seconds, or too much memory, to compile"
-                raise GrammarError(message, too_large=True)
-        message, too_large = json.loads(answer)
-        if message:
-            raise GrammarError(message, too_large)
+        try:
+            answer = self._children.ask([source.kind, source.text, source.whitespace])
+        except TaskTooCostly:
+            seconds = self._children.seconds
+            message = f"it takes more than {seconds:g} seconds, or too much memory, to compile"
+            raise GrammarError(message, too_large=True) from None
+        if answer["error"]:
+            raise GrammarError(answer["error"], answer["too_large"])
+        lark = answer["lark"]
+        return Checked(source if lark is None else replace(source, kind="lark", text=lark), answer["num_bytes"])
 
     def close(self) -> None:
-        """Does not wait for a check that is under way: its child is gone, and so it ends."""
-        child = self._child
-        if child is not None:
-            child.kill()
-            with self._lock:
-                self._end()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child is None or self._child.poll() is not None:
-            self._end()
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "bequest.engine.constraints.grammar_check"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                cwd=Path(__file__).parents[2],  # where `engine` is found, however this process found it
-            )
-            assert self._child.stdout is not None
-            if not self._child.stdout.readline():  # it is ready: its start does not count
-                raise RuntimeError("the process that tries grammars ended before it was ready; stderr says why")
-        return self._child
-
-    def _answer(self, answers: IO[bytes]) -> bytes:
-        """A line; empty if none came in time."""
-        ready, _, _ = select.select([answers], [], [], self._seconds)
-        return answers.readline() if ready else b""
-
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # of what it did not read any more
-                    pipe.close()
+        self._children.close()
 
 
 class _Bytes:
@@ -101,22 +63,56 @@ class _Bytes:
         return list(text)
 
 
+_MALLOC_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLOC_FIELDS]
+
+
+def _memory_counter() -> Callable[[], int]:
+    """A function that tells the bytes this process has allocated, or about so, where the C library does not tell."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        page = 4096
+        return lambda: int(Path("/proc/self/statm").read_text().split()[1]) * page
+    mallinfo.restype = _MallocInfo
+
+    def allocated() -> int:
+        info = mallinfo()
+        return int(info.uordblks) + int(info.hblkhd)  # on the heap, and mapped one by one
+
+    return allocated
+
+
 def _serve() -> None:
     import llguidance
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
-    answers = sys.stdout.buffer
-    answers.write(b"ready\n")
-    answers.flush()
-    for line in sys.stdin.buffer:
+    allocated = _memory_counter()
+
+    def answer(task: list[Any]) -> dict[str, Any]:
+        source = GrammarSource(*task)
         try:
-            compile_source(GrammarSource(*json.loads(line)), vocabulary)
-            answer = ["", False]
+            lark = None
+            if source.kind == "any":
+                lark = lark_of_any(source.text)
+                source = replace(source, kind="lark", text=lark)
+            before = allocated()
+            compiled = compile_source(source, vocabulary)
+            num_bytes = max(0, allocated() - before)
+            del compiled
         except GrammarError as error:
-            answer = [str(error), error.too_large]
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+            return {"error": str(error), "too_large": error.too_large}
+        return {"error": "", "lark": lark, "num_bytes": num_bytes}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import get_args
 
 from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
+from bequest.engine.inheritance.tallies import Tallies
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
-from bequest.engine.types import Grade, GradeLoad, RecordEntry, Retained
+from bequest.engine.types import Grade, GradeLoad, Retained
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 
@@ -50,6 +50,7 @@ class Retention:
         self.wall = wall
         self._found: dict[tuple[str, str], Record] = {}  # by (tenant, id) and (tenant, name)
         self._others: OrderedDict[Record, None] = OrderedDict()  # without a lease, least recently used first
+        self._tallies = Tallies(pool)
         self._gone: OrderedDict[tuple[str, str], float] = OrderedDict()  # → when, in seconds since 1970
 
     # --- finding -------------------------------------------------------------------------------------------------
@@ -71,19 +72,13 @@ class Retention:
             )
         raise ParentNotFound(f"There is no request '{reference}'.", reason="parent_unknown", reference=reference)
 
-    def entries(self, tenant: str) -> list[RecordEntry]:
+    def of(self, tenant: str) -> list[Record]:
         """All that the tenant has, oldest first."""
         records = {record for (owner, _), record in self._found.items() if owner == tenant}
-        return [r.as_entry(self._pool) for r in sorted(records, key=lambda r: (r.identity.created_at, r.id))]
+        return sorted(records, key=lambda record: (record.identity.created_at, record.id))
 
     def loads(self) -> dict[Grade, GradeLoad]:
-        totals: dict[Grade, list[int]] = {grade: [0, 0, 0] for grade in get_args(Grade)}
-        for record in set(self._found.values()):
-            total = totals[record.grade(self._pool)]
-            total[0] += 1
-            total[1] += record.num_tokens
-            total[2] += record.num_left_blocks(self._pool)
-        return {grade: GradeLoad(*total) for grade, total in totals.items()}
+        return self._tallies.loads()
 
     # --- while a request runs ------------------------------------------------------------------------------------
 
@@ -161,6 +156,8 @@ class Retention:
         record.failed = record.failed or record.holds_nothing
         if not record.gone and retained is None:
             self._add_other(record)
+        if not record.gone:
+            self._tallies.add(record)
         for wake in record.waiters:
             wake()
         record.waiters.clear()
@@ -198,6 +195,7 @@ class Retention:
             self.leases.revive(record)
             self.leases.set_expiry(record, ttl, now)
             self._others.pop(record, None)
+        self._tallies.add(record)
 
     def forget(self, record: Record) -> None:
         """Nobody finds it any more. Its blocks stay as long as open children were promised them."""
@@ -294,11 +292,13 @@ class Retention:
             self._unlist(oldest)
 
     def _list(self, record: Record) -> None:
+        self._tallies.add(record)
         for reference in record.identity.references:
             self._found[record.tenant, reference] = record
 
     def _unlist(self, record: Record) -> None:
         record.gone = True
+        self._tallies.drop(record)
         for reference in record.identity.references:
             if self._found.get((record.tenant, reference)) is record:
                 del self._found[record.tenant, reference]

@@ -6,6 +6,7 @@ The text holds the model's special tokens, BOS included where the model has one:
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from bequest.engine.text.chat_sandbox import ChatEnvironment
 from bequest.engine.text.tool_prompt import spelled_out
 
 Message = Mapping[str, Any]
+_LONGEST_REASON = 300  # characters of what a template says for itself
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Older names of the field, beside the one that most templates read.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
@@ -30,7 +33,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self.tool_source = tool_source or source
-        self._tokens = {
+        self.tokens = {
             name: token for name, token in (("bos_token", bos_token), ("eos_token", eos_token)) if token is not None
         }
         self._environment = ChatEnvironment()
@@ -47,10 +50,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. `template` replaces the model's own; `kwargs` are further variables for the template.
+        """The prompt's text. `kwargs` are further variables for the template.
 
         `continue_final_message` leaves the last message open, for the model to go on with it. Raises InvalidRequest.
         """
@@ -59,7 +61,7 @@ class ChatTemplate:
                 "continue_final_message goes on with the last message, so it needs add_generation_prompt: false",
                 field="continue_final_message",
             )
-        compiled = self._choose(template, tools)
+        compiled = self._tool_template if tools else self._template
         if not compiled.knows_tools and (tools or not compiled.knows_calls):
             messages = spelled_out(messages, tools or ())
         prepared = [_prepare(message, compiled) for message in messages]
@@ -67,24 +69,13 @@ class ChatTemplate:
         variables = {
             "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
-            **self._tokens,
+            **self.tokens,
             **kwargs,
             "messages": prepared,
             "add_generation_prompt": add_generation_prompt,
         }
         text = _render(compiled, variables)
         return text if end_mark is None else _cut_at(text, end_mark)
-
-    def _choose(self, template: str | None, tools: Sequence[Mapping[str, Any]] | None) -> _Compiled:
-        if template is None:
-            return self._tool_template if tools else self._template
-        try:
-            return _Compiled(self._environment, template)
-        except TemplateSyntaxError as error:
-            message = f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
-            raise InvalidRequest(
-                message, reason="template_invalid", field="template", line=error.lineno, why=error.message
-            ) from error
 
 
 class _Compiled:
@@ -156,12 +147,20 @@ def _render(template: _Compiled, variables: dict[str, Any]) -> str:
     try:
         return template.render(variables)
     except TemplateError as error:
-        raise InvalidRequest(f"the chat template refuses these messages: {error.message}", field="messages") from error
+        why = one_line(str(error.message))
+        raise InvalidRequest(f"the chat template refuses these messages: {why}", field="messages") from error
     except RecursionError as error:
         raise InvalidRequest("the chat template calls itself without end", field="messages") from error
+    except MemoryError:
+        raise  # of a process that has nothing to lose (foreign_template.py)
     except Exception as error:  # a template runs expressions, which can fail in any way
-        why = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {one_line(str(error))}"
         raise InvalidRequest(f"the chat template fails on these messages: {why}", field="messages") from error
+
+
+def one_line(message: str) -> str:
+    """What a template says, as part of a sentence: short, without line breaks, and without addresses of objects."""
+    return _ADDRESS.sub("", " ".join(message[: 2 * _LONGEST_REASON].split()))[:_LONGEST_REASON]
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:

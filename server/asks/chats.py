@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bequest.engine.errors import EngineError
-from bequest.engine.text import ChatTemplate
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.messages import MESSAGE_CHARS, conversation, text_length
 from bequest.server.asks.prompt import Truncation
@@ -16,8 +15,9 @@ from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.interfaces import ChatTemplateLike
 from bequest.server.transport.work import INLINE_CHARS, has_large_body, off_loop
-from bequest.server.wire.errors import ApiError, from_engine, invalid
+from bequest.server.wire.errors import ApiError, from_engine, invalid, unsupported
 
+_LONGEST_TEMPLATE = 1 << 18  # characters
 _Result = TypeVar("_Result")
 
 
@@ -42,7 +42,7 @@ class TemplateUse:
     """How messages become text: a template, and what the client said about its use."""
 
     template: ChatTemplateLike
-    source: str | None  # the client's own template
+    source: str | None  # of the template, where it is the client's own
     kwargs: Mapping[str, Any]
     opened: bool  # the answer's turn is opened after the last message
     continued: bool  # the last message is the beginning of the answer
@@ -54,7 +54,6 @@ class TemplateUse:
             add_generation_prompt=self.opened,
             continue_final_message=self.continued,
             tools=self.tools,
-            template=self.source,
             **self.kwargs,
         )
         return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
@@ -72,14 +71,23 @@ def template_use(
     if before is not None:
         tools = before.tools if source.tools is None else tools
         written, kwargs = written or before.template, {**before.template_kwargs, **kwargs}
-    template = context.text.chat_template
+    template = context.text.chat_template if written is None else _foreign(context, written)
     if template is None:
-        if written is None:
-            raise _no_template()
-        template = ChatTemplate("")
+        raise _no_template()
     opened = not source.continues if source.opens is None else source.opens
     _check_last(source.continues, opened, last_role)
     return TemplateUse(template, written, kwargs, opened, source.continues, tools)
+
+
+def _foreign(context: Context, written: str) -> ChatTemplateLike:
+    """A template that the client wrote."""
+    own = context.text.chat_template
+    if context.templates.seconds == 0:
+        raise unsupported("chat_template", "This server takes no `chat_template` of requests; leave it out.")
+    if len(written) > _LONGEST_TEMPLATE:
+        message = f"`chat_template` has {len(written)} characters, at most {_LONGEST_TEMPLATE}."
+        raise invalid(message, "chat_template")
+    return context.templates.template(written, {} if own is None else own.tokens)
 
 
 def _check_last(continued: bool, opened: bool, last_role: str) -> None:

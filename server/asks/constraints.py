@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from bequest.engine.constraints.grammar import GrammarError, GrammarSource, lark_of_any
+from bequest.engine.constraints.grammar import GrammarSource
 from bequest.server.stores.grammars import Constraint
 from bequest.server.wire.bodies import STRUCTURED_KINDS, GenerationBody
 from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
@@ -109,11 +109,7 @@ def _structured(given: dict[str, Any] | None) -> Constraint | None:
         raise ApiError(400, "invalid_type", f"`{param}` must be a string, not {describe(value)}.", param=param)
     if kind == "regex":
         return Constraint(GrammarSource("regex", value), param, "Invalid regular expression in `structured_outputs`")
-    constraint = Constraint(GrammarSource("lark", value), param, "Invalid grammar in `structured_outputs`")
-    try:
-        return Constraint(GrammarSource("lark", lark_of_any(value)), param, constraint.complaint)
-    except GrammarError as error:
-        raise constraint.refused(error) from None
+    return Constraint(GrammarSource("any", value), param, "Invalid grammar in `structured_outputs`")
 
 
 def _parsed(value: Any, param: str) -> Any:

@@ -124,7 +124,7 @@ async def _grammar(call: Call[GenerationBody], constraint: Constraint | None) ->
     if constraint is None:
         return None
     check_alone(call.body, constraint.param)
-    return await call.context.grammars.compiled(constraint)
+    return await call.context.grammars.compiled(call.tenant, constraint)
 
 
 def _prompt_logprobs(body: GenerationBody, echoed: int | None) -> int | None:

@@ -6,11 +6,10 @@ is read into one buffer that the catalogue is built from. The event loop only mo
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -18,7 +17,7 @@ from multidict import MultiMapping
 
 from bequest.server.access.marks import TENANT
 from bequest.server.context import CONTEXT, Context
-from bequest.server.keeping.items import ItemList, Vocabulary, build_array, parse_body
+from bequest.server.keeping.items import LONGEST_ITEM, ItemList, Vocabulary, build_array, parse_body
 from bequest.server.stores.catalogues import StoredCatalogue, Upload, stored
 from bequest.server.transport.intake import BodyLimit, body_chunks, of_caller
 from bequest.server.transport.replies import json_response
@@ -31,9 +30,7 @@ JSON, LINES, ARRAY = "application/json", "application/x-ndjson", "application/oc
 _JSON_BYTES = 4 << 20  # parsing holds the interpreter: the other forms are for large ones
 _PIECE_BYTES = 1 << 16  # of JSON lines, parsed at once
 _LONGEST_LINE = 1 << 20
-_WIDEST = 4096  # tokens of an item in an array
 _QUERY = ("name", "replace", "width")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +51,11 @@ async def upload(http: web.Request) -> web.Response:
     with store.uploading(http.content_length) as room:
         body = _charged(body_chunks(http, _limit(http, context)), room)
         if http.content_type == JSON:
-            catalogue = await _from_json(context, query.name, body)
+            catalogue = await _from_json(context, tenant, query.name, body)
         else:
             name = _required(query.name)
             read = _from_lines if http.content_type == LINES else _from_array
-            catalogue = await read(context, name, query.width, body)
+            catalogue = await read(context, tenant, name, query.width, body)
         store.put(tenant, catalogue, room, query.replace)
     return json_response(_object(catalogue), fields.ignored_header(name for name in http.query if name not in _QUERY))
 
@@ -107,7 +104,7 @@ def _limit(http: web.BaseRequest, context: Context) -> BodyLimit:
 # --- the three forms ---------------------------------------------------------------------------------------------
 
 
-async def _from_json(context: Context, name: str | None, body: AsyncIterator[bytes]) -> StoredCatalogue:
+async def _from_json(context: Context, tenant: str, name: str | None, body: AsyncIterator[bytes]) -> StoredCatalogue:
     data = await _whole(body)
 
     def work() -> StoredCatalogue:
@@ -117,10 +114,12 @@ async def _from_json(context: Context, name: str | None, body: AsyncIterator[byt
         items.add(given.items)
         return stored(called, items.build())
 
-    return await _in_worker(context, work)
+    return await context.builder.run(tenant, work)
 
 
-async def _from_lines(context: Context, name: str, width: int | None, body: AsyncIterator[bytes]) -> StoredCatalogue:
+async def _from_lines(
+    context: Context, tenant: str, name: str, width: int | None, body: AsyncIterator[bytes]
+) -> StoredCatalogue:
     items = ItemList(_vocabulary(context))
     waiting = bytearray()
     async for data in body:
@@ -131,7 +130,7 @@ async def _from_lines(context: Context, name: str, width: int | None, body: Asyn
         if end:
             piece = bytes(waiting[:end])
             del waiting[:end]
-            await _in_worker(context, partial(items.add_lines, piece))
+            await context.builder.run(tenant, partial(items.add_lines, piece))
         elif len(waiting) > _LONGEST_LINE:
             raise invalid(f"A line after items[{len(items)}] is longer than {_LONGEST_LINE} bytes.", "items")
 
@@ -139,10 +138,12 @@ async def _from_lines(context: Context, name: str, width: int | None, body: Asyn
         items.add_lines(waiting)
         return stored(name, items.build())
 
-    return await _in_worker(context, work)
+    return await context.builder.run(tenant, work)
 
 
-async def _from_array(context: Context, name: str, width: int | None, body: AsyncIterator[bytes]) -> StoredCatalogue:
+async def _from_array(
+    context: Context, tenant: str, name: str, width: int | None, body: AsyncIterator[bytes]
+) -> StoredCatalogue:
     data = await _whole(body)
     columns = _check_width(width, len(data))
 
@@ -150,16 +151,12 @@ async def _from_array(context: Context, name: str, width: int | None, body: Asyn
         rows = np.frombuffer(data, "<i4").reshape(-1, columns)
         return stored(name, build_array(rows, _vocabulary(context)))
 
-    return await _in_worker(context, work)
+    return await context.builder.run(tenant, work)
 
 
 def _vocabulary(context: Context) -> Vocabulary:
     info, tokenizer = context.engine.info, context.text.tokenizer
     return Vocabulary(info.vocab_size, info.eos_token_ids, lambda text: tokenizer.encode(text, False))
-
-
-async def _in_worker(context: Context, work: Callable[[], _Result]) -> _Result:
-    return await asyncio.get_running_loop().run_in_executor(context.builder, work)
 
 
 async def _whole(body: AsyncIterator[bytes]) -> bytearray:
@@ -201,8 +198,8 @@ def _required(name: str | None) -> str:
 def _check_width(width: int | None, num_bytes: int | None) -> int:
     if width is None:
         raise missing("width", "`width` is missing: the tokens of a row, padding included (in the query: &width=…).")
-    if not 1 <= width <= _WIDEST:
-        raise invalid(f"`width` must be from 1 to {_WIDEST}, not {width}.", "width")
+    if not 1 <= width <= LONGEST_ITEM:
+        raise invalid(f"`width` must be from 1 to {LONGEST_ITEM}, not {width}.", "width")
     if num_bytes is not None and (num_bytes == 0 or num_bytes % (4 * width)):
         raise invalid(
             f"The body must be rows of {width} little-endian int32, {4 * width} bytes each; it has {num_bytes} bytes.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
-from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
+from bequest.engine.errors import InsufficientRetention, ParentNotFound, RetentionTooLarge
 from bequest.engine.types import RecordEntry
 from bequest.server.access.marks import TENANT
 from bequest.server.asks import leases
@@ -15,14 +17,21 @@ from bequest.server.transport.intake import read_with_nulls
 from bequest.server.transport.replies import json_response
 from bequest.server.wire import fields
 from bequest.server.wire.errors import ApiError, from_engine, missing
-from bequest.server.wire.paging import QUERY, page_of
+from bequest.server.wire.paging import QUERY, cut_page, page_object
 from bequest.server.wire.reading import shorten
 
 
 async def list_records(request: web.Request) -> web.Response:
-    entries = request.app[CONTEXT].engine.records(request[TENANT])
-    page = page_of(request.query, entries, lambda entry: (entry.id, entry.name), _entry)
-    return json_response(page, fields.ignored_header(name for name in request.query if name not in QUERY))
+    """Looks at the records of the page alone, and lets others in between: one may have many choices."""
+    engine, tenant = request.app[CONTEXT].engine, request[TENANT]
+    page, more = cut_page(request.query, engine.record_names(tenant), lambda names: names)
+    data = []
+    for record_id, _ in page:
+        with suppress(ParentNotFound):  # it went while the others were looked at
+            data.append(_entry(engine.record(tenant, record_id)))
+        await asyncio.sleep(0)
+    ignored = fields.ignored_header(name for name in request.query if name not in QUERY)
+    return json_response(page_object(data, more), ignored)
 
 
 async def retrieve(request: web.Request) -> web.Response:

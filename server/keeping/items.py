@@ -20,6 +20,8 @@ from bequest.engine.types.catalogue import Catalogue
 from bequest.server.wire.errors import ApiError, invalid
 from bequest.server.wire.reading import shorten, why_malformed
 
+LONGEST_ITEM = 4096  # tokens; the tree has a level for each
+_LONGEST_TEXT = 32 * LONGEST_ITEM  # characters of an item that is text: it is not tokenised in vain
 _ROWS = 1 << 16  # of an array, at once
 _ITEMS = 1 << 12  # of a list, at once
 # The engine's own threads have work to do meanwhile.
@@ -66,6 +68,8 @@ class Vocabulary:
         param = f"items[{index}]"
         if not tokens:
             return invalid(f"{param}: an item has at least one token.", param)
+        if len(tokens) > LONGEST_ITEM:
+            return invalid(f"{param}: it has {len(tokens)} tokens; an item has at most {LONGEST_ITEM}.", param)
         for token in tokens:
             if not 0 <= token < self.size:
                 message = f"{param}: token {shorten(str(token))} is outside the vocabulary of {self.size}."
@@ -116,11 +120,11 @@ class ItemList:
         return Catalogue.from_ragged(tokens, offsets, self.vocabulary.size, _BUILD_THREADS)
 
     def _add_piece(self, items: Sequence[Item]) -> None:
-        rows = [item if type(item) is list else self._tokens_of(item) for item in items]
+        rows = [item if type(item) is list else self._tokens_of(item, len(self) + i) for i, item in enumerate(items)]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         try:
             tokens = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-            sound = lengths.all() and not self.vocabulary.wrong(tokens).any()
+            sound = lengths.all() and lengths.max(initial=0) <= LONGEST_ITEM and not self.vocabulary.wrong(tokens).any()
         except OverflowError:  # a number of more than 64 bits
             sound = False
         if not sound:
@@ -129,8 +133,12 @@ class ItemList:
         self._tokens += tokens.astype(np.int32).tobytes()
         self._lengths += lengths.tobytes()
 
-    def _tokens_of(self, item: Item) -> list[int]:
+    def _tokens_of(self, item: Item, index: int) -> list[int]:
         if isinstance(item, str):
+            if len(item) > _LONGEST_TEXT:
+                param = f"items[{index}]"
+                message = f"{param}: it has {len(item)} characters; an item that is text has at most {_LONGEST_TEXT}."
+                raise invalid(message, param)
             return self.vocabulary.encode(item)
         return item.tokens if isinstance(item, _Tokens) else item
 

@@ -43,7 +43,7 @@ async def response_ask(call: HttpCall[ResponseBody], calls: Calls) -> ResponseAs
             calls.constraint(response_constraint(body)),
         ),
     )
-    grammar = None if constraint is None else await context.grammars.compiled(constraint)
+    grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
     sampling = Sampling(chosen=chosen, length=response_length(body), grammar=grammar)
     terms = record_terms(call, sampling.length.open_ended)
     head = document.in_progress(body, call.id, int(time.time()), call.model, chosen, calls.tools)

@@ -1,26 +1,32 @@
-"""Compiled grammars: made in a worker thread within limits of time and size, kept for whoever asks for the same."""
+"""Compiled grammars: made in a worker thread within limits of time and size, kept for whoever asks for the same.
+
+Each is tried first in a process of its own (engine/constraints/grammar_check.py), which also tells its size. Tenants
+take turns, and what is kept is bounded in bytes: where room is short, the tenant that has the most loses its oldest.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from bequest.engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
 from bequest.engine.constraints.grammar_check import GrammarCheck
 from bequest.engine.text import Tokenizer
 from bequest.engine.types import ModelInfo
+from bequest.server.access.turns import FairPool
 from bequest.server.interfaces import TokenizerLike
 from bequest.server.wire.errors import ApiError, unsupported
 
 _log = logging.getLogger("bequest.server")
 
 MAX_CHARS = 1 << 18  # of a grammar's text
-MAX_SECONDS = 10.0  # that a grammar may take to compile
-_MOST_KEPT = 256
+_PLACES = 2  # where grammars are tried and compiled at once
+_MOST_LATE = 4  # that take longer, beside them: each has a process
+_SHARE = 8  # of the memory for all of them, that one may hold
+_ENTRY_BYTES = 1 << 16  # of a grammar beyond what its trial counts: its text, its tables for the model's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +50,69 @@ class _NoGrammars(GrammarError):
     """For this model there are none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    grammar: Grammar
+    num_bytes: int
+
+
+class _Kept:
+    """Compiled grammars within a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[GrammarSource, tuple[str, _Compiled]] = OrderedDict()  # least recently used first
+        self._bytes: Counter[str] = Counter()  # by the tenant that had it compiled
+
+    def get(self, source: GrammarSource) -> Grammar | None:
+        entry = self._entries.get(source)
+        if entry is None:
+            return None
+        self._entries.move_to_end(source)
+        return entry[1].grammar
+
+    def put(self, tenant: str, source: GrammarSource, compiled: _Compiled) -> None:
+        self._drop(source)
+        self._entries[source] = tenant, compiled
+        self._bytes[tenant] += compiled.num_bytes
+        while self._bytes.total() > self._most_bytes:
+            most = max(self._bytes, key=lambda tenant: self._bytes[tenant])
+            self._drop(next(source for source, (owner, _) in self._entries.items() if owner == most))
+
+    def _drop(self, source: GrammarSource) -> None:
+        entry = self._entries.pop(source, None)
+        if entry is not None:
+            tenant, compiled = entry
+            self._bytes[tenant] -= compiled.num_bytes
+            if not self._bytes[tenant]:
+                del self._bytes[tenant]
+
+
 class GrammarStore:
     """Used on the event loop; its work is done in threads of its own."""
 
-    def __init__(self, tokenizer: TokenizerLike, info: ModelInfo) -> None:
+    def __init__(self, tokenizer: TokenizerLike, info: ModelInfo, seconds: float, most_bytes: int) -> None:
+        """`seconds` that a grammar may take to compile; `most_bytes` of all that are kept."""
         self._tokenizer = tokenizer
         self._info = info
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="grammars")
-        self._check = GrammarCheck(MAX_SECONDS)
+        self._most_bytes = most_bytes
+        self._pool = FairPool(_PLACES, "grammars", most_late=_MOST_LATE)
+        self._check = GrammarCheck(seconds)
         self._vocabulary: asyncio.Future[Vocabulary] | None = None
-        self._compiled: OrderedDict[GrammarSource, Grammar] = OrderedDict()
-        self._compiling: dict[GrammarSource, asyncio.Future[Grammar]] = {}
+        self._kept = _Kept(most_bytes)
+        self._compiling: dict[tuple[str, GrammarSource], asyncio.Future[Grammar]] = {}
 
-    async def compiled(self, constraint: Constraint) -> Grammar:
+    async def compiled(self, tenant: str, constraint: Constraint) -> Grammar:
         """Raises 400 for a grammar that is none, or too large."""
         source = constraint.source
-        grammar = self._compiled.get(source)
+        grammar = self._kept.get(source)
         if grammar is not None:
-            self._compiled.move_to_end(source)
             return grammar
         try:
             if len(source.text) > MAX_CHARS:
                 raise GrammarError(f"it has {len(source.text)} characters, at most {MAX_CHARS}", too_large=True)
             # A client that leaves does not stop the work: others may want the same.
-            return await asyncio.shield(self._compile_once(source))
+            return await asyncio.shield(self._compile_once(tenant, source))
         except _NoGrammars as error:
             raise unsupported(constraint.param, f"This model cannot follow a grammar: {error}.") from None
         except GrammarError as error:
@@ -75,29 +120,35 @@ class GrammarStore:
 
     def close(self) -> None:
         self._check.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown()
 
-    def _compile_once(self, source: GrammarSource) -> asyncio.Future[Grammar]:
-        compiling = self._compiling.get(source)
+    def _compile_once(self, tenant: str, source: GrammarSource) -> asyncio.Future[Grammar]:
+        """Once for each tenant: who waited for another's would wait for that one's turn."""
+        compiling = self._compiling.get((tenant, source))
         if compiling is None:
-            compiling = self._compiling[source] = asyncio.ensure_future(self._compile(source))
+            compiling = self._compiling[tenant, source] = asyncio.ensure_future(self._compile(tenant, source))
             compiling.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if nobody waits
         return compiling
 
-    async def _compile(self, source: GrammarSource) -> Grammar:
-        loop = asyncio.get_running_loop()
+    async def _compile(self, tenant: str, source: GrammarSource) -> Grammar:
         try:
             if self._vocabulary is None:
-                self._vocabulary = asyncio.ensure_future(loop.run_in_executor(self._pool, self._make_vocabulary))
+                self._vocabulary = asyncio.ensure_future(self._pool.run(tenant, self._make_vocabulary))
             vocabulary = await asyncio.shield(self._vocabulary)
-            await loop.run_in_executor(self._pool, self._check.check, source)
-            grammar = await loop.run_in_executor(self._pool, Grammar, source, vocabulary)
+            compiled = await self._pool.run(tenant, lambda: self._make(source, vocabulary))
         finally:
-            del self._compiling[source]
-        self._compiled[source] = grammar
-        if len(self._compiled) > _MOST_KEPT:
-            self._compiled.popitem(last=False)
-        return grammar
+            del self._compiling[tenant, source]
+        self._kept.put(tenant, source, compiled)
+        return compiled.grammar
+
+    def _make(self, source: GrammarSource, vocabulary: Vocabulary) -> _Compiled:
+        checked = self._check.check(source)
+        num_bytes = checked.num_bytes + _ENTRY_BYTES + len(source.text)
+        if num_bytes > self._most_bytes // _SHARE:
+            most = self._most_bytes // _SHARE >> 20
+            message = f"it takes {num_bytes >> 20} MiB when it is compiled, at most {most} (--grammars-mb)"
+            raise GrammarError(message, too_large=True)
+        return _Compiled(Grammar(checked.source, vocabulary), num_bytes)
 
     def _make_vocabulary(self) -> Vocabulary:
         """Takes a second or so; servers that never see a grammar do without."""

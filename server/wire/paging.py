@@ -22,10 +22,16 @@ def page_of(
     names: Callable[[_Entry], tuple[str | None, ...]],
     shown: Callable[[_Entry], dict[str, Any]],
 ) -> dict[str, Any]:
-    """A page of `entries`, which are the oldest first; the youngest come first unless `order=asc`.
+    """A page of `entries`; see `cut_page`."""
+    page, more = cut_page(query, entries, names)
+    return page_object([shown(entry) for entry in page], more)
 
-    `after` is one of the `names` of the last entry of the page before.
-    """
+
+def cut_page(
+    query: Mapping[str, str], entries: Sequence[_Entry], names: Callable[[_Entry], tuple[str | None, ...]]
+) -> tuple[list[_Entry], bool]:
+    """The entries of a page, and whether there are more. `entries` are the oldest first; the youngest come first
+    unless `order=asc`. `after` is one of the `names` of the last entry of the page before."""
     limit = integer(query, "limit", _DEFAULT_LIMIT, 1, _MOST_LISTED)
     order = query.get("order", "desc")
     if order not in _ORDERS:
@@ -33,13 +39,16 @@ def page_of(
     left = list(entries) if order == "asc" else list(reversed(entries))
     if "after" in query:
         left = left[_place(left, names, query["after"]) + 1 :]
-    page = [shown(entry) for entry in left[:limit]]
+    return left[:limit], len(left) > limit
+
+
+def page_object(data: list[dict[str, Any]], more: bool) -> dict[str, Any]:
     return {
         "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(left) > limit,
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": more,
     }
 
 

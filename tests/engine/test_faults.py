@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -114,23 +115,37 @@ async def test_an_engine_that_waits_for_work_does_not_hang() -> None:
         assert engine.state == "ready" and engine.num_steps >= 200
 
 
-async def test_the_watchdog_by_the_clock() -> None:
-    now, hung = 0.0, []
-    watchdog = StepWatchdog(asyncio.get_running_loop(), 10.0, hung.append, lambda: now)
-    for seconds, action in (
-        (0.0, watchdog.launched),
-        (9.0, watchdog.launched),  # a second one in flight does not give the first more time
-        (9.5, lambda: watchdog.returned(1)),  # the second is the oldest now
-        (19.0, lambda: None),
-    ):
-        now = seconds
-        action()
-        watchdog._look()
-        assert not hung
-    now = 19.5
-    watchdog._look()
+async def test_the_watchdog_counts_looks() -> None:
+    hung: list[BaseException] = []
+    watchdog = StepWatchdog(asyncio.get_running_loop(), 10.0, hung.append)
+
+    def look(times: int) -> None:
+        for _ in range(times):
+            watchdog._look()
+
+    look(20)  # at nothing
+    watchdog.launched()
+    look(7)
+    watchdog.launched()  # a second one in flight does not give the first more time
+    look(1)
+    watchdog.returned(1)  # the second is the oldest now
+    look(8)
+    assert not hung
+    look(1)
     watchdog.stop()
     assert len(hung) == 1 and "10 s" in str(hung[0])
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_loop_that_stands_still_is_no_hang_of_the_device(late: bool) -> None:
+    async with engine_over(Faulty(10**9, lambda: None, late), step_timeout=0.2) as engine:
+        running = asyncio.ensure_future(ask(engine, request([20], LONG)))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            time.sleep(0.5)  # noqa: ASYNC251 - the loop is held, and the device is done long before the end
+            engine._watchdog._look()  # a loop may run its timers before what threads have queued
+        await running
+        assert engine.state == "ready"
 
 
 async def test_a_probe_passes_behind_the_steps() -> None:

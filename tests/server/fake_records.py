@@ -147,9 +147,9 @@ class FakeRecords:
             raise ParentFailed(f"The request '{reference}' failed.")
         return record.parent()
 
-    def records(self, tenant: str) -> list[RecordEntry]:
+    def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
         owned = {id(record): record for (owner, _), record in self.found.items() if owner == tenant}
-        return [record.entry() for record in owned.values()]
+        return [(record.request.id, record.request.terms.name) for record in owned.values()]
 
     def record(self, tenant: str, reference: str) -> RecordEntry:
         return self.find(tenant, reference).entry()

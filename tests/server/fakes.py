@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class PlainTemplate:
     """One line per message."""
 
     tool_source = ""
+    tokens: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []

@@ -216,8 +216,10 @@ async def test_template_options(front: Front) -> None:
     assert bytes(front.engine.submitted[0].prompt_token_ids) == b"user: hello\nassistant: Once"
     assert front.text.chat_template is not None
     assert front.text.chat_template.seen[0]["enable_thinking"] is False
-    await front.post("/v1/chat/completions", {"messages": HELLO, "chat_template": "developer", "max_tokens": 3})
-    assert front.text.chat_template.seen[1]["template"] == "developer"
+    own = "{{ messages[0].content }}{{ mood }}"
+    body = {"messages": HELLO, "chat_template": own, "chat_template_kwargs": {"mood": "calm"}, "max_tokens": 3}
+    await front.post("/v1/chat/completions", body)
+    assert bytes(front.engine.submitted[1].prompt_token_ids) == b"hellocalm"
     await front.post("/v1/chat/completions", {"messages": HELLO, "add_special_tokens": True, "max_tokens": 3})
     assert front.engine.submitted[2].prompt_token_ids[0] == BOS
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -101,6 +103,10 @@ async def test_a_thread_is_not_lost_with_those_who_leave() -> None:
         job.cancel()  # two that run or are queued in the pool, and others that wait
     work.go.set()
     await asyncio.gather(*jobs, return_exceptions=True)
+    for _ in range(500):
+        if pool._idle == 2:  # the threads of those who left are back too
+            break
+        await asyncio.sleep(0.01)
     called = asyncio.ensure_future(pool.run("a", work.job("called")))
     await asyncio.sleep(0)
     assert pool._idle == 1
@@ -118,9 +124,7 @@ async def test_a_place_is_free_when_its_thread_is_not_when_its_caller_left() -> 
     await asyncio.gather(left, return_exceptions=True)
     light = asyncio.ensure_future(pool.run("light", work.job("light")))
     await asyncio.sleep(0)
-    assert left.cancelled() and pool._idle == 0 and pool._threads._work_queue.empty(), (
-        "nobody stands behind a busy thread"
-    )
+    assert left.cancelled() and pool._idle == 0 and pool._threads.num_queued == 0, "nobody stands behind a busy thread"
     work.go.set()
     assert await asyncio.gather(heavy, light) == ["heavy", "light"] and work.done == ["left", "heavy", "light"]
     pool.shutdown()
@@ -132,13 +136,15 @@ async def test_one_that_leaves_as_it_is_called_gives_the_thread_on() -> None:
     await asyncio.sleep(0)
     second = asyncio.ensure_future(pool.run("a", work.job("second")))
     await asyncio.sleep(0)
-    pool._leave()  # calls the second,
+    pool._idle += 1
+    pool._running["a"] = 0
+    pool._call()  # calls the second,
     second.cancel()  # which leaves before it has heard of it
     await asyncio.gather(second, return_exceptions=True)
     assert second.cancelled() and pool._idle == 1
-    pool._idle -= 1  # the place that was given away above is the first one's
+    pool._begin("a")  # the place that was given away above is the first one's
     work.go.set()
-    assert await first == "first" and pool._idle == 1
+    assert await first == "first" and pool._idle == 1 and not pool._running
     pool.shutdown()
 
 
@@ -156,3 +162,39 @@ async def test_a_failing_job_is_its_callers_matter() -> None:
         raise AssertionError("it did not fail")
     assert pool._idle == 1
     pool.shutdown()
+
+
+async def test_a_task_that_takes_long_gives_its_place_to_another_tenant() -> None:
+    pool, slow, quick = FairPool(2, "test", patience=0.05), Work(), Work()
+    quick.go.set()
+    heavy = [asyncio.ensure_future(pool.run("heavy", slow.job(f"heavy{i}"))) for i in range(6)]
+    await asyncio.sleep(0)
+    for i in range(3):  # one after the other, while both places are the heavy one's
+        async with asyncio.timeout(5):
+            assert await pool.run("light", quick.job(f"light{i}")) == f"light{i}"
+    await asyncio.sleep(0.2)
+    assert pool._running == {"heavy": 2} and pool._num_late == 2, "who is late gets no more places"
+    slow.go.set()
+    assert await asyncio.gather(*heavy) == [f"heavy{i}" for i in range(6)]
+    assert pool._idle == 2 and pool._num_late == 0 and not pool._running
+    pool.shutdown()
+
+
+async def test_no_more_than_so_many_are_late() -> None:
+    pool, work = FairPool(1, "test", patience=0.01, most_late=2), Work()
+    jobs = [asyncio.ensure_future(pool.run(f"t{i}", work.job(str(i)))) for i in range(5)]
+    await asyncio.sleep(0.3)
+    assert pool._num_late == 2 and pool._idle == 0 and pool._running.total() == 3
+    work.go.set()
+    assert await asyncio.gather(*jobs) == ["0", "1", "2", "3", "4"] and pool._idle == 1
+    pool.shutdown()
+
+
+def test_worker_threads_end_with_the_process() -> None:
+    """A thread that is at something for ever holds nobody up."""
+    code = (
+        "import time; from bequest.server.access.threads import DaemonThreads\n"
+        "threads = DaemonThreads(1, 'test'); done = threads.submit(lambda: 1); assert done.result() == 1\n"
+        "threads.submit(time.sleep, 1000); threads.shutdown()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

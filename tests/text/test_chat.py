@@ -257,14 +257,6 @@ def test_reasoning_by_any_name(field: str) -> None:
     assert "<think>\nhmm\n</think>" in ChatTemplate(QWEN3).render(messages)
 
 
-def test_a_request_may_bring_its_own_template() -> None:
-    template = ChatTemplate(CHATML, "<s>")
-    assert template.render(TURN, template="{{ bos_token }}{{ mood }}", mood="calm") == "<s>calm"
-    with pytest.raises(InvalidRequest, match="the chat template is not valid Jinja: line 2") as caught:
-        template.render(TURN, template="\n{% if %}")
-    assert caught.value.field == "template"
-
-
 def test_messages_are_left_as_they_were() -> None:
     messages = [{"role": "developer", "content": [{"type": "text", "text": "x"}], "reasoning": "r"}]
     ChatTemplate("{% for p in messages[0].content %}{{ p.text }}{% endfor %}").render(

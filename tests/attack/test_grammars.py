@@ -1,0 +1,90 @@
+"""Grammars that are small to send and large to read, to compile or to keep."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from bequest.engine.constraints.grammar import GrammarSource
+from bequest.server.stores.grammars import Constraint, GrammarStore
+from tests.attack.conftest import Victim
+
+# Compiles for about a second, wherever it is tried: an intersection of expressions that grow together.
+_SLOW = 'start: A "{}"\nA: /(.*a.{{9}})/ & /(.*b.{{8}})/ & /(.*c.{{7}}.*)/ & ~/(.*d.{{6}})/'
+
+
+def _ask(**constraint: Any) -> bytes:
+    return orjson.dumps({"prompt": "a b", "max_tokens": 2, "temperature": 0, "structured_outputs": constraint})
+
+
+async def test_a_grammar_of_empty_lines_holds_nobody(real: Victim) -> None:
+    """Its syntax was looked at on the loop, in time quadratic in the lines: 145 seconds for these."""
+    body = _ask(grammar="\n" * 118_000 + 'root ::= "a"')
+    async with real.probe() as probe:
+        answer, content = await real.front.post("/v1/completions", body)
+    assert answer.status == 200 and content["choices"][0]["text"] == "a", content
+    assert probe.longest_stall_s < 0.05, probe
+
+
+async def test_a_text_that_is_no_grammar_is_named(real: Victim) -> None:
+    for text in ("\n" * 100_000 + "root ::= (", "root ::= " + "(" * 50_000, "start" + " " * 200_000):
+        async with real.probe() as probe:
+            answer, content = await real.front.post("/v1/completions", _ask(grammar=text))
+        assert answer.status == 400 and content["error"]["param"] == "structured_outputs.grammar", content
+        assert probe.longest_stall_s < 0.05, probe
+
+
+async def test_a_long_grammar_is_refused_unread(real: Victim) -> None:
+    for kind, text in (("grammar", "\n" * 300_000), ("regex", "a" * 300_000)):
+        body = _ask(**{kind: text})
+        async with real.probe() as probe:
+            answer, content = await real.front.post("/v1/completions", body)
+        assert answer.status == 400 and content["error"]["code"] == "grammar_too_large", content
+        assert probe.longest_stall_s < 0.05, probe
+
+
+async def test_a_short_schema_of_many_megabytes_is_refused(real: Victim) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}
+    answer, content = await real.front.post("/v1/completions", _ask(json=schema))
+    assert answer.status == 400 and content["error"]["code"] == "grammar_too_large", content
+    assert "--grammars-mb" in content["error"]["message"], content
+
+
+async def test_grammars_are_kept_by_their_bytes(real: Victim) -> None:
+    """Many of one tenant's leave no more than their room, and leave another's alone."""
+    store = GrammarStore(real.server.text.tokenizer, real.server.engine.info, 10.0, 8 << 20)
+
+    def constraint(count: int) -> Constraint:
+        schema = orjson.dumps({"type": "array", "items": {"type": "null"}, "minItems": count}).decode()
+        return Constraint(GrammarSource("json_schema", schema), "response_format", "Invalid schema")
+
+    try:
+        mine = await store.compiled("light", constraint(3))
+        for count in range(16_000, 16_024):
+            await store.compiled("heavy", constraint(count))
+        held, entries = store._kept._bytes, store._kept._entries
+        assert held.total() <= 8 << 20 and 2 < len(entries) < 24, held
+        assert await store.compiled("light", constraint(3)) is mine
+    finally:
+        store.close()
+
+
+async def test_slow_grammars_of_one_tenant_do_not_hold_another_s(real: Victim) -> None:
+    store = GrammarStore(real.server.text.tokenizer, real.server.engine.info, 10.0, 256 << 20)
+
+    def constraint(text: str) -> Constraint:
+        return Constraint(GrammarSource("lark", text), "grammar", "Invalid grammar")
+
+    try:
+        await store.compiled("heavy", constraint('start: "warm"'))
+        heavy = [asyncio.ensure_future(store.compiled("heavy", constraint(_SLOW.format(i)))) for i in range(20)]
+        await asyncio.sleep(0)
+        await store.compiled("light", constraint('start: "quick"'))
+        assert sum(task.done() for task in heavy) < 10, "it waited behind them"
+    finally:
+        store.close()
+    for task in heavy:
+        task.cancel()
+    await asyncio.gather(*heavy, return_exceptions=True)
