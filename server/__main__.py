@@ -37,6 +37,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
             from bequest.bench.command import main as found
         case "install-service":
             from bequest.server.process.service import main as found
+        case "chat":
+            from bequest.cli.chat import main as found
+        case "run":
+            from bequest.cli.run import main as found
         case "pull":
             from bequest.cli.models import pull as found
         case "list":

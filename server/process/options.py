@@ -26,6 +26,8 @@ _EPILOG = """\
   bequest serve Qwen/Qwen3-0.6B          a model of the Hugging Face hub, fetched
   bequest serve ORG/NAME@REV:Q4_K_M      a GGUF file of a repository, at a revision
   bequest serve whisper                  a small Whisper, fetched; t5 is another name
+  bequest chat                           talk to the server here, or to the embedded model
+  bequest run org/name "Say hello"       one prompt, one answer
   bequest serve --help                   every option
   bequest bench two-stage                measure a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""
@@ -33,6 +35,8 @@ _EPILOG = """\
 
 # Commands that read their own arguments: see __main__.
 _OTHERS = {
+    "chat": "talk to a model in the terminal",
+    "run": "answer one prompt",
     "pull": "fetch a model by its name",
     "list": "list the models on this machine",
     "rm": "remove a model that was fetched",
