@@ -12,10 +12,16 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -58,6 +64,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+    "original_max_position_embeddings": 16,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
@@ -87,6 +101,24 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         SmolLM3ForCausalLM,
         SmolLM3Config(**SHAPE, no_rope_layer_interval=2, tie_word_embeddings=False, pad_token_id=1),
     ),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SHAPE, sliding_window=9, pad_token_id=1)),
+    # Beyond the length in training, and never so.
+    "phi3-long": (
+        Phi3ForCausalLM,
+        Phi3Config(**SHAPE, rope_parameters=LONG, original_max_position_embeddings=16, pad_token_id=1),
+    ),
+    "phi3-short": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **SHAPE,
+            rope_parameters=LONG | {"original_max_position_embeddings": 256},
+            original_max_position_embeddings=256,
+            tie_word_embeddings=True,
+            pad_token_id=1,
+        ),
+    ),
+    "glm": (GlmForCausalLM, GlmConfig(**SHAPE, head_dim=16, pad_token_id=1)),
+    "glm4": (Glm4ForCausalLM, Glm4Config(**SHAPE, head_dim=32, attention_bias=False, pad_token_id=1)),
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),

@@ -10,8 +10,8 @@ from typing import Literal
 from bequest.engine.errors import ModelError
 from bequest.engine.types.activation import Activation as Activation
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 # Spellings of config.json.
 ACTIVATIONS: dict[str, Activation] = {
@@ -32,19 +32,21 @@ class RopeConfig:
     kind: RopeKind = "default"
     partial_factor: float = 1.0  # the rotated share of a head
     factor: float = 1.0  # linear, dynamic, llama3, yarn: how much longer than in training
-    original_max_position: int = 0  # llama3, yarn: context length in training
+    original_max_position: int = 0  # llama3, yarn, longrope: context length in training
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    attention_factor: float = 1.0  # yarn, longrope: multiplies cos and sin
+    short_divisors: tuple[float, ...] = ()  # longrope: [rot_dim / 2] of frequencies, up to the length in training
+    long_divisors: tuple[float, ...] = ()  # longrope: [rot_dim / 2], where longer sequences are served
     frequency_divisors: tuple[float, ...] = ()  # [rot_dim / 2], how GGUF stores llama3 scaling; empty: none
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A pre-norm decoder with RMS norms, rotary attention and a gated MLP."""
+    """A decoder with RMS norms before its sublayers, or around them, rotary attention and a gated MLP."""
 
     architecture: str
     hidden_size: int
@@ -63,11 +65,20 @@ class DecoderConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    norms_behind: bool = False  # what a sublayer adds is normed too
     tie_word_embeddings: bool = False
     unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
     def __post_init__(self) -> None:
+        self._check_sizes()
+        pairs = self.rotary_dim // 2
+        for name in ("short_divisors", "long_divisors"):
+            given = len(getattr(self.rope, name))
+            if self.rope.kind == "longrope" and given != pairs:
+                raise ModelError(f"{self.architecture}: rope {name} are {given} numbers, not {pairs}")
+
+    def _check_sizes(self) -> None:
         sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
         for name in (*sizes, "vocab_size", "max_position"):
             if getattr(self, name) < 1:

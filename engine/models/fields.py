@@ -54,6 +54,13 @@ class Fields:
             raise self._wrong(name, value, "a whole number or a list of them")
         return numbers
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        value = self.list_of(name)
+        numbers = tuple(float(n) for n in value if isinstance(n, (int, float)) and not isinstance(n, bool))
+        if len(numbers) < len(value) or not numbers:
+            raise self._wrong(name, value, "a list of numbers")
+        return numbers
+
     def list_of(self, name: str) -> list[object]:
         """Empty when absent."""
         value = self.raw(name, [])

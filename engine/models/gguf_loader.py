@@ -17,6 +17,7 @@ from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.dense import layer_prefix
 from bequest.engine.models.registry import find_gguf_variant
+from bequest.engine.models.rope import pair_halves
 
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
@@ -88,15 +89,6 @@ def hf_name(name: str) -> str:
         case ["blk", layer, part] if layer.isdigit() and part in LAYER_NAMES:
             return f"{layer_prefix(int(layer))}{LAYER_NAMES[part]}.{kind}"
     return name
-
-
-def pair_halves(rows: Tensor, num_heads: int, rotary_dim: int) -> Tensor:
-    """Reorders rows of Q or K ([heads * D, H], or [heads * D] of a bias) from a rotation that pairs neighbours
-    (0, 1), (2, 3), … to one that pairs halves (0, r/2), (1, r/2 + 1), …, r being `rotary_dim`."""
-    head_dim = rows.shape[0] // num_heads
-    heads = rows.view(num_heads, head_dim, *rows.shape[1:])
-    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
-    return heads[:, order].flatten(0, 1)
 
 
 def dequantise(tensor: GGUFTensor) -> npt.NDArray[np.float32]:

@@ -16,6 +16,8 @@ from bequest.engine.models.config import (
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
+_OLD_ROPE_KINDS = {"su": "longrope"}
+
 # Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
 UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
@@ -53,9 +55,10 @@ def parse_hf_config(
     if num_heads < 1:
         raise ModelError(f"{source}: num_attention_heads must be positive, not {num_heads}")
     max_position = fields.integer("max_position_embeddings")
-    rope = parse_hf_rope(fields, max_position, variant.default_theta)
+    rope = parse_hf_rope(fields, max_position, variant.default_theta, variant.default_partial)
     unrotated = _unrotated_layers(fields) if variant.skips_rope else frozenset()
     biased = fields.boolean("attention_bias", False) and variant.attention_bias == "as_config"
+    qkv_biased = variant.attention_bias == "qkv_as_config" and fields.boolean("attention_bias", True)
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -70,22 +73,26 @@ def parse_hf_config(
         rope=rope,
         sliding_windows=_sliding_windows(fields, variant, unrotated),
         activation=parse_activation(fields.string("hidden_act", "silu"), source),
-        attention_bias=biased or variant.attention_bias == "qkv",
+        attention_bias=biased or qkv_biased or variant.attention_bias == "qkv",
         attention_output_bias=biased,
         mlp_bias=fields.boolean("mlp_bias", False) and variant.mlp_bias == "as_config",
         qk_norm=variant.qk_norm,
+        norms_behind=variant.norms_behind,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", variant.default_tied),
         unrotated_layers=unrotated,
     )
 
 
-def parse_hf_rope(fields: Fields, max_position: int, default_theta: float = 10000.0) -> RopeConfig:
+def parse_hf_rope(
+    fields: Fields, max_position: int, default_theta: float = 10000.0, default_partial: float = 1.0
+) -> RopeConfig:
     """Newer files hold one `rope_parameters` object; older ones `rope_theta` beside `rope_scaling`, whose `rope_type`
     was once called `type`."""
     scaling = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     theta = scaling.number("rope_theta", fields.number("rope_theta", default_theta))
-    partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    kind = parse_rope_kind(scaling.string("rope_type", scaling.string("type", "default")), scaling.source)
+    partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", default_partial))
+    named = scaling.string("rope_type", scaling.string("type", "default"))
+    kind = parse_rope_kind(_OLD_ROPE_KINDS.get(named, named), scaling.source)
     for name in ("mrope_section", "full_attention", "sliding_attention"):
         if scaling.has(name):
             raise ModelError(f"{scaling.source}: {name} is not supported; all layers must rotate alike")
@@ -109,6 +116,17 @@ def parse_hf_rope(fields: Fields, max_position: int, default_theta: float = 1000
             high_freq_factor=scaling.number("high_freq_factor"),
         )
     factor = scaling.number("factor", max_position / original)
+    if kind == "longrope":
+        return RopeConfig(
+            theta,
+            kind,
+            partial_factor,
+            factor=factor,
+            original_max_position=original,
+            attention_factor=_longrope_attention_factor(scaling, factor, original),
+            short_divisors=scaling.numbers("short_factor"),
+            long_divisors=scaling.numbers("long_factor"),
+        )
     return RopeConfig(
         theta,
         kind,
@@ -120,6 +138,12 @@ def parse_hf_rope(fields: Fields, max_position: int, default_theta: float = 1000
         truncate=scaling.boolean("truncate", True),
         attention_factor=_yarn_attention_factor(scaling, factor),
     )
+
+
+def _longrope_attention_factor(scaling: Fields, factor: float, original: int) -> float:
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _yarn_attention_factor(scaling: Fields, factor: float) -> float:

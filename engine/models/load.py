@@ -15,6 +15,7 @@ from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.any_config import ModelConfig, parse_config, read_config
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
 from bequest.engine.models.dummy import DummySource
@@ -34,6 +35,7 @@ from bequest.engine.models.generation import (
 from bequest.engine.models.look import check_length
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.reader import Loader
+from bequest.engine.models.respelled import respelled
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.weights import WeightSource
 
@@ -131,7 +133,9 @@ def _open_directory(directory: Path) -> Checkpoint:
     values, source = read_config(directory), str(directory / "config.json")
     config = parse_config(values, source)
     generation = hf_generation_defaults(directory, Fields(values, source))
-    return Checkpoint(config, SafetensorsSource(directory), generation)
+    files = SafetensorsSource(directory)
+    tensors = respelled(files, config) if isinstance(config, DecoderConfig) else files
+    return Checkpoint(config, tensors, generation)
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

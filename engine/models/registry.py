@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bequest.engine.errors import ModelError
@@ -13,13 +13,18 @@ from bequest.engine.errors import ModelError
 class HFVariant:
     """What the name of a Hugging Face architecture implies beyond its config.json."""
 
-    attention_bias: Literal["never", "qkv", "as_config"]  # as_config: Q, K, V and the output, if `attention_bias`
+    # as_config: Q, K, V and the output, if `attention_bias`; qkv_as_config: the former alone, unless it is false
+    attention_bias: Literal["never", "qkv", "as_config", "qkv_as_config"]
     mlp_bias: Literal["never", "as_config"]
     qk_norm: bool
     sliding_window: Literal["never", "all_layers", "by_layer"]
     default_head_dim: int | None = None  # None: hidden size / heads
     default_theta: float = 10000.0  # of the rotary embedding
     default_tied: bool = False  # the output matrix is the embedding
+    default_partial: float = 1.0  # the rotated share of a head
+    norms_behind: bool = False  # norms around sublayers, not only before them
+    joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
+    interleaved_rope: bool = False  # rotation pairs neighbours, not halves
     skips_rope: bool = False  # in the layers that `no_rope_layers` or `no_rope_layer_interval` says
 
 
@@ -30,6 +35,17 @@ class GGUFVariant:
     qk_norm: bool
     interleaved_rope: bool  # rows of Q and K are stored for a rotation of neighbours, not of halves
 
+
+_GLM = HFVariant(
+    "qkv_as_config",
+    "never",
+    qk_norm=False,
+    sliding_window="never",
+    default_head_dim=128,
+    default_partial=0.5,
+    joined=("gate_up_proj",),
+    interleaved_rope=True,
+)
 
 HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "LlamaForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never"),
@@ -45,6 +61,11 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         default_tied=True,
         skips_rope=True,
     ),
+    "Phi3ForCausalLM": HFVariant(  # Phi-4's too
+        "never", "never", qk_norm=False, sliding_window="all_layers", joined=("qkv_proj", "gate_up_proj")
+    ),
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": replace(_GLM, norms_behind=True),
 }
 
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {

@@ -10,8 +10,18 @@ from torch import Tensor
 from bequest.engine.models.config import RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
-    """[rotary_dim / 2] float32: the angle a pair of dimensions turns by from one position to the next."""
+def pair_halves(rows: Tensor, num_heads: int, rotary_dim: int) -> Tensor:
+    """Reorders rows of Q or K ([heads * D, H], or [heads * D] of a bias) from a rotation that pairs neighbours
+    (0, 1), (2, 3), … to one that pairs halves (0, r/2), (1, r/2 + 1), …, r being `rotary_dim`."""
+    head_dim = rows.shape[0] // num_heads
+    heads = rows.view(num_heads, head_dim, *rows.shape[1:])
+    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return heads[:, order].flatten(0, 1)
+
+
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int, num_positions: int = 0) -> Tensor:
+    """[rotary_dim / 2] float32: the angle a pair of dimensions turns by from one position to the next, where
+    `num_positions` are served."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
     plain = 1.0 / rope.theta**exponents
     if rope.frequency_divisors:
@@ -25,12 +35,16 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
             return _llama3(rope, plain)
         case "yarn":
             return _yarn(rope, plain, rotary_dim)
+        case "longrope":
+            # Of two sets of divisors the whole cache has one: keys that were turned by the other would be lost.
+            is_long = num_positions > rope.original_max_position
+            return plain / torch.tensor(rope.long_divisors if is_long else rope.short_divisors)
 
 
 def cos_sin_table(rope: RopeConfig, rotary_dim: int, num_positions: int) -> Tensor:
     """[P, rotary_dim] float32: the cosines of a position's angles, then their sines."""
     positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = positions[:, None] * inverse_frequencies(rope, rotary_dim)  # [P, rotary_dim / 2]
+    angles = positions[:, None] * inverse_frequencies(rope, rotary_dim, num_positions)  # [P, rotary_dim / 2]
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
 
 

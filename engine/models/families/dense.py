@@ -1,4 +1,4 @@
-"""The dense decoders: Llama, Mistral, Qwen2, Qwen3, SmolLM3 and what shares their shape."""
+"""The dense decoders: Llama, Mistral, Qwen2, Qwen3, SmolLM3, Phi-3 and 4, GLM-4 and what shares their shape."""
 
 from __future__ import annotations
 
@@ -30,14 +30,21 @@ def describe(config: DecoderConfig, read: Reader, num_positions: int) -> Decoder
 def _layer(config: DecoderConfig, read: Reader, rope: Tensor, index: int) -> LayerSpec:
     at = read.under(layer_prefix(index))
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    attention = _attention(config, at.under("self_attn."), rope, index)
-    return LayerSpec(
-        index,
-        (
-            Sublayer(before=at.norm("input_layernorm", hidden, eps), mixer=attention),
-            Sublayer(before=at.norm("post_attention_layernorm", hidden, eps), mixer=_mlp(config, at.under("mlp."))),
-        ),
+    behind = {
+        name: at.norm(name, hidden, eps) if config.norms_behind else None
+        for name in ("post_self_attn_layernorm", "post_mlp_layernorm")
+    }
+    attention = Sublayer(
+        before=at.norm("input_layernorm", hidden, eps),
+        mixer=_attention(config, at.under("self_attn."), rope, index),
+        behind=behind["post_self_attn_layernorm"],
     )
+    mlp = Sublayer(
+        before=at.norm("post_attention_layernorm", hidden, eps),
+        mixer=_mlp(config, at.under("mlp.")),
+        behind=behind["post_mlp_layernorm"],
+    )
+    return LayerSpec(index, (attention, mlp))
 
 
 def _attention(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> Attention:

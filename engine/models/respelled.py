@@ -1,0 +1,94 @@
+"""Checkpoints whose matrices are joined or ordered otherwise than the dense decoders have them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.registry import HF_ARCHITECTURES
+from bequest.engine.models.rope import pair_halves
+from bequest.engine.models.weights import WeightSource
+
+
+def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
+    """The tensors of a Hugging Face checkpoint as the dense decoders name and order them."""
+    variant = HF_ARCHITECTURES[config.architecture]
+    joined = {name: _JOINED[name](config) for name in variant.joined}
+    turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.interleaved_rope else {}
+    return RespelledSource(source, joined, turned, config.rotary_dim) if joined or turned else source
+
+
+_JOINED = {
+    "qkv_proj": lambda config: {"q_proj": config.q_size, "k_proj": config.kv_size, "v_proj": config.kv_size},
+    "gate_up_proj": lambda config: {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size},
+}
+
+
+class RespelledSource:
+    """A WeightSource over another.
+
+    `joined`: matrices that hold others one below the other, and the rows of each; `turned`: matrices of so many heads
+    whose rotation pairs neighbours, which become pairs of halves.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        joined: Mapping[str, Mapping[str, int]],
+        turned: Mapping[str, int],
+        rotary_dim: int,
+    ) -> None:
+        self._source = source
+        self._turned = turned
+        self._rotary_dim = rotary_dim
+        self._places: dict[str, tuple[str, slice | None]] = {}  # name → the stored one, and which rows of it
+        for stored in source.names():
+            self._places |= _parts_of(stored, joined)
+
+    @property
+    def description(self) -> str:
+        return self._source.description
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._source.dtype
+
+    def names(self) -> Collection[str]:
+        return self._places.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        stored, rows = self._places[name]
+        count, *others = self._source.shape(stored)
+        if rows is None:
+            return (count, *others)
+        # The last part has all the rows that are left: a wrong number shows there.
+        return (len(range(count)[rows]), *others)
+
+    def load(self, name: str) -> Tensor:
+        stored, rows = self._places[name]
+        tensor = self._source.load(stored)
+        part = tensor if rows is None else tensor[rows]
+        heads = self._turned.get(name.rsplit(".", 2)[-2]) if "." in name else None
+        return part if heads is None else pair_halves(part, heads, self._rotary_dim)
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        return None
+
+
+def _parts_of(stored: str, joined: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[str, slice | None]]:
+    """The names that a stored tensor is read by."""
+    prefix, matrix, kind = ("", *stored.rsplit(".", 2))[-3:] if stored.count(".") else ("", "", stored)
+    if matrix not in joined:
+        return {stored: (stored, None)}
+    found: dict[str, tuple[str, slice | None]] = {}
+    begin = 0
+    parts = joined[matrix]
+    for number, (name, rows) in enumerate(parts.items()):
+        end = None if number == len(parts) - 1 else begin + rows
+        found[f"{prefix}.{name}.{kind}"] = (stored, slice(begin, end))
+        begin += rows
+    return found
