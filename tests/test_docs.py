@@ -247,6 +247,11 @@ def test_budgets_have_their_flags_defaults() -> None:
     assert not bounds - rows.keys() - NO_BOUNDS
 
 
+def test_the_index_has_every_page() -> None:
+    listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text()))
+    assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
 def test_every_link_leads_somewhere() -> None:
     pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
     broken = [

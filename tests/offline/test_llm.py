@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,10 @@ import pytest
 
 from bequest import LLM, AsyncLLM, Completion, ModelError, RequestError, SamplingParams
 from bequest.engine.config import EngineConfig
+from bequest.engine.fetch import directory_of
 from bequest.engine.types import SamplingParams as EngineParams
 from tests.engine.direct import LLM as Direct
+from tests.test_real_checkpoints import needs
 
 FLAGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 1024, "num_blocks": 200, "max_num_seqs": 4, "max_queued": 8,
@@ -249,6 +255,30 @@ def test_a_stream_that_nobody_reads_is_stopped(llm: LLM) -> None:
     assert engine.num_open == 0
     with pytest.raises(RequestError, match="temperature"):
         list(llm.stream("the cat", SamplingParams(temperature=5)))
+
+
+def test_a_ctrl_c_stops_what_was_asked_for(llm: LLM) -> None:
+    engine = llm._async.core.context.engine
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["the cat"] * 100, SamplingParams(max_tokens=900, ignore_eos=True))
+    for _ in range(1000):
+        if engine.num_open == 0:
+            break
+        time.sleep(0.01)
+    assert engine.num_open == 0 and llm.generate("the cat", GREEDY).text
+
+
+@needs("whisper", "speech")
+def test_transcripts() -> None:
+    with LLM("whisper", kv_cache_gb=0.2, host_cache_gb=0.1) as llm:
+        said = llm.transcribe(directory_of("speech") / "beckett.wav", timestamps=True)
+        assert said.text.startswith("Ever tried, ever failed.") and said.segments[0].end > 1
+        with pytest.raises(RequestError, match="not audio that this server reads"):
+            llm.transcribe(b"no sound")
+        with pytest.raises(RequestError, match="hears English alone"):
+            llm.transcribe(b"", language="fr")
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
