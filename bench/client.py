@@ -5,6 +5,7 @@ The clock starts when the body is ready to be sent, and stops before the answer 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -76,6 +77,17 @@ class Answer:
         return int(self.usage["prompt_tokens"]) - int(cached)
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A streamed answer, of which only times and counts are kept."""
+
+    first_seconds: float
+    total_seconds: float
+    gaps: tuple[float, ...]  # seconds between its events
+    prompt_tokens: int
+    output_tokens: int
+
+
 class Client:
     """One session of connections to one server; `async with` opens and closes it."""
 
@@ -111,12 +123,36 @@ class Client:
         began = time.perf_counter()
         async with self._request("POST", "/v1/completions", data) as response:
             if response.status == 200 and body.get("stream"):
-                events, first = await _events(response)
+                events, times = await _events(response)
+                first = times[0]
             else:
                 events, first = [await self._read(response)], time.perf_counter()
         seconds = time.perf_counter() - began
         parsed = [_parse(event, "POST /v1/completions") for event in events]
         return _answer(parsed, first - began, seconds)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> Streamed:
+        """Any streamed endpoint. Servers that tell no usage are taken to send a token with each event."""
+        data = orjson.dumps(body)
+        began = time.perf_counter()
+        async with self._request("POST", path, data) as response:
+            if response.status != 200:
+                await self._read(response)
+            events, times = await _events(response)
+        total = time.perf_counter() - began
+        last = _parse(events[-1], path)
+        for event in (_parse(events[0], path), last):
+            _refuse_failure(event)
+        usage = last.get("usage") or {}
+        # The first event may hold nothing but the role, and comes with the first token all the same.
+        gaps = tuple(b - a for a, b in itertools.pairwise(times))
+        return Streamed(
+            first_seconds=times[0] - began,
+            total_seconds=total,
+            gaps=gaps,
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            output_tokens=int(usage.get("completion_tokens") or len(events)),
+        )
 
     @asynccontextmanager
     async def _request(self, method: str, path: str, data: bytes | None) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -139,16 +175,16 @@ class Client:
         return data
 
 
-async def _events(response: aiohttp.ClientResponse) -> tuple[list[bytes], float]:
-    """The payloads of a stream's events, and when the first came."""
+async def _events(response: aiohttp.ClientResponse) -> tuple[list[bytes], list[float]]:
+    """The payloads of a stream's events, and when each came."""
     events: list[bytes] = []
-    first = 0.0
+    times: list[float] = []
     async for line in response.content:
         if line.startswith(b"data: {"):
-            first = first or time.perf_counter()
+            times.append(time.perf_counter())
             events.append(line[6:])
         elif line.startswith(b"data: [DONE]") and events:
-            return events, first
+            return events, times
     raise BenchError("a stream ended without [DONE], or without one event before it")
 
 
@@ -157,6 +193,11 @@ def _parse(data: bytes, what: str) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         raise BenchError(f"{what}: the answer is not JSON; is this an OpenAI-compatible server?") from None
+
+
+def _refuse_failure(event: Mapping[str, Any]) -> None:
+    if event.get("error") is not None:
+        raise BenchError(f"the server failed in mid-stream: {event['error'].get('message')}")
 
 
 def _refusal(status: int, data: bytes) -> BenchError:
@@ -177,8 +218,7 @@ def _refusal(status: int, data: bytes) -> BenchError:
 def _answer(events: list[dict[str, Any]], first: float, total: float) -> Answer:
     """The answer that one whole body, or the events of a stream, add up to."""
     for event in events:
-        if "error" in event:
-            raise BenchError(f"the server failed in mid-stream: {event['error'].get('message')}")
+        _refuse_failure(event)
     parts: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         for choice in event["choices"]:

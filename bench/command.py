@@ -1,4 +1,4 @@
-"""`bequest bench`: runs the modes at each concurrency, checks them against each other, and reports."""
+"""`bequest bench`: `serve` is load_command.py's; `two-stage` runs modes, compares them with each other, and reports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from tqdm import tqdm
 from bequest.bench import plot
 from bequest.bench.checks import check
 from bequest.bench.client import BenchError, Client
+from bequest.bench.load_command import report_load, run_load
+from bequest.bench.load_options import LoadOptions
+from bequest.bench.models import choose_model
 from bequest.bench.options import TwoStageOptions, parse
 from bequest.bench.report import Failure, Row, as_json, summarise, table
 from bequest.bench.two_stage import Abilities, JobResult, Mode, TwoStage, probe
@@ -36,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         _check_outputs(options)
+        if isinstance(options, LoadOptions):
+            return report_load(*asyncio.run(run_load(options)), options)
         outcome = asyncio.run(two_stage(options))
     except BenchError as error:
         print(f"bequest bench: {error}", file=sys.stderr)
@@ -48,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 async def two_stage(options: TwoStageOptions) -> Outcome:
     levels = [(concurrency, max(options.jobs, concurrency)) for concurrency in options.concurrency]
     async with Client(options.base_url, options.api_key) as client:
-        model = await _choose_model(client, options)
+        model = await choose_model(client, options.model, options.context_tokens, "--prompt-tokens or --stage1-tokens")
         workload = await make_workload(client, model, options, max(jobs for _, jobs in levels))
         abilities = await probe(client, model, workload, options)
         for note in abilities.notes:
@@ -87,25 +92,7 @@ async def _level(
         outcome.rows.append(row)
 
 
-async def _choose_model(client: Client, options: TwoStageOptions) -> str:
-    """The model's name, once its context is known to be long enough; servers that do not tell refuse the jobs."""
-    listed = (await client.call("GET", "/v1/models")).get("data") or []
-    names = [model["id"] for model in listed]
-    if options.model is None and not names:
-        raise BenchError("the server lists no models: name one with --model")
-    if options.model is not None and options.model not in names:
-        raise BenchError(f"the server has no model '{options.model}' (--model), but {', '.join(names) or 'none'}")
-    name = options.model or names[0]
-    room = listed[names.index(name)].get("max_model_len")
-    if room is not None and room < options.context_tokens:
-        raise BenchError(
-            f"a job needs {options.context_tokens} tokens of context, and {name} has {room}: "
-            "lower --prompt-tokens or --stage1-tokens"
-        )
-    return str(name)
-
-
-def _check_outputs(options: TwoStageOptions) -> None:
+def _check_outputs(options: TwoStageOptions | LoadOptions) -> None:
     """A run of minutes must not end in a file that cannot be written."""
     if options.plot:
         plot.need_matplotlib()

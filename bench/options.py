@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from bequest.bench.arguments import Integer, add_output, add_server, levels, not_negative
+from bequest.bench.load_options import LoadOptions, add_load_command
 
 _DESCRIPTION = """\
 Two-stage generation against a running server. Each job has a prompt of its own; stage 1 samples from it, a short
@@ -51,10 +53,11 @@ class TwoStageOptions:
         return self.prompt_tokens + self.stage1_tokens + self.suffix_tokens + self.tokens
 
 
-def parse(arguments: Sequence[str]) -> TwoStageOptions:
+def parse(arguments: Sequence[str]) -> TwoStageOptions | LoadOptions:
     """The options of `bequest bench ARGUMENTS`; ends the process with a message for wrong ones."""
     parser = argparse.ArgumentParser("bequest bench", description="Measures a running server.")
-    commands = parser.add_subparsers(dest="command", metavar="two-stage", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="serve | two-stage", required=True)
+    add_load_command(commands)
     two_stage = commands.add_parser(
         "two-stage",
         help="continuation against sending everything again",
@@ -62,41 +65,24 @@ def parse(arguments: Sequence[str]) -> TwoStageOptions:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_server(two_stage)
+    add_server(two_stage)
     _add_load(two_stage)
-    _add_output(two_stage)
+    add_output(two_stage)
     given = vars(parser.parse_args(arguments))
-    del given["command"]
-    return TwoStageOptions(**given)
-
-
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--base-url", metavar="URL", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)"
-    )
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get("BEQUEST_API_KEY"),
-        help="default: BEQUEST_API_KEY of the environment, if set",
-    )
-    group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    return LoadOptions(**given) if given.pop("command") == "serve" else TwoStageOptions(**given)
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
 
     def add(flag: str, least: int, default: int, text: str) -> None:
-        group.add_argument(
-            flag, metavar="N", type=_Integer(least), default=default, help=f"{text} (default: {default})"
-        )
+        group.add_argument(flag, metavar="N", type=Integer(least), default=default, help=f"{text} (default: {default})")
 
     add("--jobs", 1, 16, "jobs of each mode at each concurrency; never fewer than the concurrency")
     group.add_argument(
         "--concurrency",
         metavar="N,N,…",
-        type=_levels,
+        type=levels,
         default=(1, 8, 64),
         help="how many jobs run at once, a level after the other (default: 1,8,64)",
     )
@@ -110,48 +96,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tolerance",
         metavar="X",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         help="log-probabilities this close are ties, whose order may differ; for bfloat16 on a GPU, where the last "
         "bits depend on the batch (default: 0, everything must be equal)",
     )
     add("--seed", 0, 0, "chooses the prompts and seeds stage 1")
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
-    group.add_argument("--json", metavar="FILE", help="write the settings and the figures to this file")
-    group.add_argument("--plot", metavar="FILE.png", help="draw the figures (needs matplotlib)")
-
-
-class _Integer:
-    """An integer of at least `least`; its repr is what argparse calls it."""
-
-    def __init__(self, least: int) -> None:
-        self._least = least
-
-    def __call__(self, text: str) -> int:
-        value = int(text)
-        if value < self._least:
-            raise argparse.ArgumentTypeError(f"must be at least {self._least}, not {value}")
-        return value
-
-    def __repr__(self) -> str:
-        return "integer"
-
-
-def _levels(text: str) -> tuple[int, ...]:
-    try:
-        levels = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between, such as 1,8,64, not {text!r}") from None
-    if min(levels) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {min(levels)}")
-    return levels
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, not {text}")
-    return value

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bequest.bench.checks import Differences
+from bequest.bench.tables import SHARES, aligned, percentile
 from bequest.bench.two_stage import JobResult, Mode
-
-SHARES = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,6 @@ class Failure:
     concurrency: int
     mode: Mode
     error: str
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest ranks."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def summarise(
@@ -75,17 +65,7 @@ def table(rows: Sequence[Row], beams: bool) -> str:
     first = "stage 2" if beams else "first token"
     titles = ["at once", "mode", f"{first}, ms: p50", "p90", "p99", "total p50", "p99", "computed", "from", "speed-up"]
     titles.append("differ")
-    lines = [titles, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-    left = {1, 8}  # words; the rest are numbers
-    aligned = [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([aligned[0], "─" * max(map(len, aligned)), *aligned[1:]])
+    return aligned([titles, *(_cells(row) for row in rows)], left={1, 8})
 
 
 def _cells(row: Row) -> list[str]:

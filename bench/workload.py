@@ -64,6 +64,21 @@ async def make_workload(client: Client, model: str, options: TwoStageOptions, jo
     return Workload(tuple(_text(draw, words) for draw in draws), _suffix_text(options.suffix_tokens))
 
 
+async def prompt_texts(client: Client, model: str, num_tokens: int, seed: int, count: int) -> list[str]:
+    """Prompts of words that all differ from their first word on, about as long as is wanted."""
+    sample = _text(random.Random("sample"), _SAMPLE_WORDS)
+    body = {"model": model, "messages": [{"role": "user", "content": sample}], "max_tokens": 1}
+    try:
+        told: Any = (await client.call("POST", "/v1/chat/completions", body)).get("usage") or {}
+    except ServerError as error:
+        if error.status not in (400, 404):
+            raise
+        told = (await client.complete({"model": model, "prompt": sample, "max_tokens": 1})).usage
+    counted = told.get("prompt_tokens") or _SAMPLE_WORDS
+    words = max(1, round(num_tokens * _SAMPLE_WORDS / counted))
+    return [_text(random.Random(f"{seed}/{number}"), words) for number in range(count)]
+
+
 def _text(draw: random.Random, words: int) -> str:
     return " ".join(draw.choices(_WORDS.split(), k=words))
 

@@ -29,7 +29,7 @@ _EPILOG = """\
   bequest chat                           talk to the server here, or to the embedded model
   bequest run org/name "Say hello"       one prompt, one answer
   bequest serve --help                   every option
-  bequest bench two-stage                measure a running server
+  bequest bench serve                    put load on a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""
 
 

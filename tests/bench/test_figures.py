@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bequest.bench.checks import Differences, gap, lease_honoured, same
 from bequest.bench.client import Answer, Choice
-from bequest.bench.report import percentile, summarise, table
+from bequest.bench.report import summarise, table
+from bequest.bench.tables import percentile
 from bequest.bench.two_stage import JobResult, Mode
 
 
