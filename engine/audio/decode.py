@@ -13,7 +13,9 @@ from bequest.engine.errors import InvalidAudio
 
 SAMPLE_RATE = 16_000
 _RATES = range(1_000, 384_001)
-_VALUES_AT_ONCE = 1 << 22  # samples of all channels that are decoded at a time
+_VALUES_AT_ONCE = 1 << 20  # samples of all channels that are decoded at a time
+_SAMPLE_BYTES = 4
+_PIECES = 8  # of that length, on their way from the file's rate to ours
 _READ = "wav, flac, mp3, ogg (Vorbis, Opus) and aiff"
 _CONTAINERS = {(4, b"ftyp"): "an MP4 or M4A file", (0, b"\x1a\x45\xdf\xa3"): "a WebM or Matroska file"}
 
@@ -24,12 +26,33 @@ def decode(data: bytes | bytearray, max_seconds: float) -> Samples:
         raise InvalidAudio("The audio file is empty: it has no bytes.", field="audio")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            samples = np.concatenate([*_at_our_rate(file, max_seconds)] or [np.zeros(0, np.float32)])
+            samples = _joined([*_at_our_rate(file, max_seconds)])
     except soundfile.LibsndfileError as error:
         raise _unreadable(data, error) from error
     if not len(samples):
         raise InvalidAudio("The audio file is empty: it has no samples.", field="audio")
     return np.clip(samples, -1, 1, out=samples)
+
+
+def decoded_bytes(data: bytes | bytearray, max_seconds: float) -> int:
+    """Memory that `decode` takes, at the most: a few kilobytes may be hours. 0 where it will complain."""
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            seconds = min(file.frames / file.samplerate, max_seconds)
+    except soundfile.LibsndfileError:
+        return 0
+    return int(seconds * SAMPLE_RATE) * _SAMPLE_BYTES + _PIECES * _VALUES_AT_ONCE * _SAMPLE_BYTES
+
+
+def _joined(pieces: list[Samples]) -> Samples:
+    """Each piece is let go when it is copied: the memory of both would add up."""
+    samples = np.empty(sum(map(len, pieces)), np.float32)
+    end = len(samples)
+    while pieces:
+        piece = pieces.pop()
+        samples[end - len(piece) : end] = piece
+        end -= len(piece)
+    return samples
 
 
 def _at_our_rate(file: soundfile.SoundFile, max_seconds: float) -> Iterator[Samples]:

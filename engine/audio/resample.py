@@ -17,6 +17,8 @@ Samples = npt.NDArray[np.float32]
 
 _ZERO_CROSSINGS = 32  # of the sinc, on each side
 _KAISER_BETA = 9.0  # what folds back is 90 dB down
+_MOST_TAPS = 1 << 22  # of all fractions together
+_ROWS_AT_ONCE = 256
 _PASS_BAND = 0.95  # share of the narrower band; the rest is the filter's slope
 
 
@@ -29,12 +31,12 @@ class Resampler:
     def __init__(self, old_rate: int, new_rate: int) -> None:
         divisor = math.gcd(old_rate, new_rate)
         self._up, self._down = new_rate // divisor, old_rate // divisor
-        self._taps = _taps(self._up, self._down)  # [L, K]
-        num_taps = self._taps.shape[1]
+        num_taps = 2 * _half(self._up, self._down)
         self._before = num_taps // 2 - 1  # inputs that an output needs ahead of its own time
         repeat = -(-num_taps // self._down)
         self._group_in, self._group_out = repeat * self._down, repeat * self._up
         self._first = np.arange(self._group_out) * self._down // self._up  # of each output's inputs in the group's
+        self._taps, self._rows = _table(self._up, self._down, self._group_out)
         self._held: Samples = np.zeros(self._before, np.float32)
         self._num_in = self._num_out = 0
 
@@ -63,16 +65,49 @@ class Resampler:
             strides = (self._group_in * signal.itemsize, signal.itemsize)
             for place, first in enumerate(self._first):
                 inputs = np.lib.stride_tricks.as_strided(signal[first:], (groups, num_taps), strides, writeable=False)
-                out[:, place] = inputs @ self._taps[place % self._up]
+                out[:, place] = inputs @ self._taps[self._rows[place]]
         return out.ravel()
+
+
+def _table(up: int, down: int, num_outputs: int) -> tuple[Samples, npt.NDArray[np.int64]]:
+    """The taps, and which row of them each output of a group has.
+
+    An odd rate has thousands of fractions. Where it is high too, each has many taps, and the table would take a hundred
+    megabytes; then the nearest of fewer fractions serves. So high a rate is far above the band that is kept: a shift by
+    a ten-thousandth of its sample is nothing there.
+    """
+    outputs = np.arange(num_outputs)
+    rows = _MOST_TAPS // (2 * _half(up, down))
+    if up <= rows:
+        return _taps(up, down), outputs % up
+    places = np.arange(rows + 1) / rows
+    return _taps_at(places, up, down), np.rint(outputs * down % up * (rows / up)).astype(np.int64)
+
+
+def _half(up: int, down: int) -> int:
+    """Half of the taps of a fraction."""
+    return math.ceil(_ZERO_CROSSINGS / _cutoff(up, down))
+
+
+def _cutoff(up: int, down: int) -> float:
+    return _PASS_BAND * min(1.0, up / down)  # of the input's band
 
 
 def _taps(up: int, down: int) -> Samples:
     """[L, K]: tap k of fraction f weighs the input at k - (K/2 - 1) samples from the one at or before the output."""
-    cutoff = _PASS_BAND * min(1.0, up / down)  # of the input's band
+    return _taps_at(np.arange(up) * down % up / up, up, down)
+
+
+def _taps_at(fractions: npt.NDArray[np.float64], up: int, down: int) -> Samples:
+    """Of these fractions of a sample, some at a time: what they are made with takes several times their memory."""
+    parts = range(0, len(fractions), _ROWS_AT_ONCE)
+    return np.concatenate([_some_taps(fractions[start : start + _ROWS_AT_ONCE], up, down) for start in parts])
+
+
+def _some_taps(fractions: npt.NDArray[np.float64], up: int, down: int) -> Samples:
+    cutoff, half = _cutoff(up, down), _half(up, down)
     reach = _ZERO_CROSSINGS / cutoff
-    half = math.ceil(reach)
-    fraction = (np.arange(up) * down % up / up)[:, None]
+    fraction = fractions[:, None]
     distance = np.arange(1 - half, half + 1)[None, :] - fraction
     inside = np.clip(1 - (distance / reach) ** 2, 0, None)
     window = np.i0(_KAISER_BETA * np.sqrt(inside)) / np.i0(_KAISER_BETA) * (inside > 0)

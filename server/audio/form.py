@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, web
 
 from bequest.server.context import Context
-from bequest.server.transport.intake import BodyLimit, of_caller
+from bequest.server.transport.intake import BodyLimit, Patience, hold, of_caller
 from bequest.server.wire import fields
 from bequest.server.wire.errors import ApiError, invalid, missing
 from bequest.server.wire.reading import shorten
@@ -59,7 +59,8 @@ async def read_form(http: web.Request, context: Context, body: type[FormBody]) -
     """The typed fields, the file, and the names of the fields that were ignored."""
     check_head(http, context)
     try:
-        raw, file = await _parts(http, of_caller(http, _limit(context)))
+        patience = Patience(context.config.client_timeout)
+        raw, file = await _parts(http, of_caller(http, _limit(context)), patience)
     except (ApiError, ConnectionError):
         raise
     except Exception as error:  # aiohttp has several for a body that is cut off or wrongly framed
@@ -70,18 +71,20 @@ async def read_form(http: web.Request, context: Context, body: type[FormBody]) -
     return typed, file, ignored
 
 
-async def _parts(http: web.Request, limit: BodyLimit) -> tuple[dict[str, Any], bytearray | None]:
+async def _parts(http: web.Request, limit: BodyLimit, patience: Patience) -> tuple[dict[str, Any], bytearray | None]:
     raw: dict[str, Any] = {}
     file: bytearray | None = None
     received = 0
-    async for part in await http.multipart():
+    form = await http.multipart()
+    while (part := await _next(form, patience)) is not None:
         if not isinstance(part, BodyPartReader) or part.name is None:
             raise invalid("Every part of the form needs a name, and none may hold a form of its own.", None)
         is_file = part.name == "file"
         data = bytearray()
-        while piece := await part.read_chunk(_PIECE):
+        while piece := await _more(part, patience):
             received += len(piece)
             limit.check(received)
+            hold(http, received)
             data += piece
             if not is_file and len(data) > _LONGEST_FIELD:
                 raise invalid(f"`{shorten(part.name)}` is longer than {_LONGEST_FIELD} bytes.", shorten(part.name))
@@ -92,6 +95,18 @@ async def _parts(http: web.Request, limit: BodyLimit) -> tuple[dict[str, Any], b
         elif len(raw) < _MOST_FIELDS:
             _add(raw, part.name, data)
     return raw, file
+
+
+async def _next(form: MultipartReader, patience: Patience) -> MultipartReader | BodyPartReader | None:
+    async with patience.waiting():
+        return await form.next()
+
+
+async def _more(part: BodyPartReader, patience: Patience) -> bytes:
+    async with patience.waiting():
+        piece: bytes = await part.read_chunk(_PIECE)
+    patience.received(len(piece))
+    return piece
 
 
 def _add(raw: dict[str, Any], given: str, data: bytearray) -> None:

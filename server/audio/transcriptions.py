@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from bequest.engine.audio import Samples, decode
+from bequest.engine.audio import Samples, decode, decoded_bytes
 from bequest.engine.text.languages import language_code
 from bequest.engine.text.whisper_tokens import Task
 from bequest.server.access.marks import ANSWER_ID
@@ -22,7 +22,9 @@ from bequest.server.audio.form import FormBody, TranscriptionBody, TranslationBo
 from bequest.server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
 from bequest.server.audio.transcription import Order, Transcriber
 from bequest.server.context import CONTEXT, Context
+from bequest.server.operation.logs import CURRENT
 from bequest.server.stores.speech import Speech
+from bequest.server.transport.intake import hold
 from bequest.server.transport.opening import HEADERS, KEEP_ALIVE
 from bequest.server.transport.replies import json_response
 from bequest.server.wire.errors import ApiError, internal, invalid, unsupported
@@ -146,7 +148,12 @@ def _language(speech: Speech, given: str | None) -> str | None:
 
 
 async def _samples(context: Context, speech: Speech, file: bytearray) -> Samples:
-    samples = await speech.off_loop(partial(decode, file, context.config.max_audio_minutes * 60))
+    most, http = context.config.max_audio_minutes * 60, CURRENT.get()
+    if http is not None:
+        hold(http, len(file) + await speech.off_loop(partial(decoded_bytes, file, most)))
+    samples = await speech.off_loop(partial(decode, file, most))
+    if http is not None:
+        hold(http, samples.nbytes)
     file.clear()  # its caller keeps it for as long as the transcription takes
     return samples
 

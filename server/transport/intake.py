@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,12 +92,33 @@ def hold(request: web.Request, num_bytes: int) -> None:
         request[HELD].resize(num_bytes)
 
 
+class Patience:
+    """With a client that sends: for each of a body's pieces it has --client-timeout seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._clock = asyncio.get_running_loop().time
+        self._due, self._progress = self._clock() + seconds, 0
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Raises 408 when it is over."""
+        try:
+            async with asyncio.timeout_at(self._due):
+                yield
+        except TimeoutError:
+            raise too_slow(self._seconds) from None
+
+    def received(self, num_bytes: int) -> None:
+        self._progress += num_bytes
+        if self._progress >= _PROGRESS_BYTES:
+            self._due, self._progress = self._clock() + self._seconds, 0
+
+
 async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[bytes]:
     """A body as it comes in."""
     limit = of_caller(request, limit)
-    patience = request.app[CONTEXT].config.client_timeout
-    clock = asyncio.get_running_loop().time
-    due, progress = clock() + patience, 0
+    patience = Patience(request.app[CONTEXT].config.client_timeout)
     decoder = Decoder(request.headers.get("Content-Encoding", ""))
     chunks = request.content.iter_any()
     received = 0
@@ -107,19 +129,15 @@ async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[b
         return
     while True:
         try:
-            async with asyncio.timeout_at(due):
+            async with patience.waiting():
                 data = await anext(chunks)
         except StopAsyncIteration:
             break
-        except TimeoutError:
-            raise too_slow(patience) from None
-        except ConnectionError:
+        except (ApiError, ConnectionError):
             raise
         except Exception as error:
             raise _broken() from error
-        progress += len(data)
-        if progress >= _PROGRESS_BYTES:
-            due, progress = clock() + patience, 0
+        patience.received(len(data))
         try:
             for piece in decoder.feed(data):
                 received += len(piece)

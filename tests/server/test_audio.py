@@ -436,3 +436,15 @@ async def test_a_deadline(start: Starter) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         await front.client().audio.transcriptions.create(model=MODEL, file=SPEECH, extra_body={"timeout": 0.5})
     assert caught.value.status_code == 504
+
+
+async def test_half_a_form_is_not_waited_for(hear: Any) -> None:
+    front = await hear(client_timeout=0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    head = b"Host: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n"
+    part = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nabc'
+    writer.write(b"POST /v1/audio/transcriptions HTTP/1.1\r\n" + head + part)
+    async with asyncio.timeout(20):
+        answer = await reader.readuntil(b"}}")
+    assert b" 408 " in answer and b"request_timeout" in answer
+    writer.close()
