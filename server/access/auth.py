@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Sequence
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from bequest.server.access.key_file import KeyLimits
 from bequest.server.access.keys import ANONYMOUS, Caller, KeyRing
 from bequest.server.wire.errors import ApiError
 
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]*)?")
 _UNGUARDED = frozenset({"/health", "/live"})
 _NOBODY = Caller(ANONYMOUS, ANONYMOUS, KeyLimits(lowest_priority=-(2**31)), operator=True)
 
@@ -92,8 +94,10 @@ def _is_loopback_name(host: str | None) -> bool:
     """Browsers always send a Host, so that a page whose name was pointed at 127.0.0.1 gives itself away."""
     if not host:
         return True
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    name = name.lower().rstrip(".")
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = (match["address"] or match["name"]).lower().rstrip(".")
     return name.endswith(".localhost") or is_loopback(name)
 
 

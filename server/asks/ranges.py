@@ -13,7 +13,8 @@ MAX_TIMEOUT = 7 * 86400.0
 
 def between(param: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise invalid(f"`{param}` must be between {low:g} and {high:g}, not {value:g}.", param)
+        shown = f"{value:g}" if isinstance(value, float) else shorten(str(value))  # an integer has any size
+        raise invalid(f"`{param}` must be between {low:g} and {high:g}, not {shown}.", param)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str, hint: str = "") -> Sequence[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from bequest.server.wire.names import header_id, new_id
 CURRENT: ContextVar[web.Request | None] = ContextVar("current", default=None)
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}\Z")
+_STDERR = 2  # the descriptor: there may be no sys.stderr (server/__main__.py)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id", "trace_id"}
 
 
@@ -49,12 +50,17 @@ class RequestFilter(logging.Filter):
         return True
 
 
+# A line is one line, whatever a client has put into it.
+_UNPRINTABLE = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
+_UNPRINTABLE |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
 class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
+        line = super().formatMessage(record).translate(_UNPRINTABLE)
         request_id = getattr(record, "request_id", "")
         return f"{line} [{request_id}]" if request_id else line
 
@@ -75,11 +81,14 @@ class JsonFormatter(logging.Formatter):
         line.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except TypeError:  # bytes that are no text, in a path for example
+            return json.dumps(line, default=str)
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
-    handler = LineWriter(sys.stderr.fileno())
+    handler = LineWriter(_STDERR)
     handler.addFilter(RequestFilter())
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -15,6 +15,7 @@ from bequest.server.wire.reading import shorten
 
 _log = logging.getLogger("bequest.server")
 _LONGEST_REASON = 500
+_QUOTING = frozenset({"messages", "input", "chat_template"})  # a template may put a whole prompt into its complaint
 
 
 def log_request(
@@ -30,8 +31,9 @@ def log_request(
     extra |= {"key": caller.name if caller else None, "tenant": caller.tenant if caller else None}
     told = []
     if (refusal := request.get(REFUSAL)) is not None:
-        extra |= {"code": refusal.code, "error": refusal.message}
-        told.append(f"{refusal.code}: {_plain(refusal.message)}")
+        message = f"`{refusal.param}` is refused" if refusal.param in _QUOTING else refusal.message
+        extra |= {"code": refusal.code, "error": message}
+        told.append(f"{refusal.code}: {_plain(message)}")
     if account is not None:
         extra |= account.fields()
         told.append(str(account))

@@ -78,7 +78,8 @@ def begin(request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
 
 
 def log_failure(error: ApiError) -> None:
-    _log.warning("the stream ended with an error: %s: %s", error.code, error.message)
+    """The message of a fault of ours: others may quote what the client sent."""
+    _log.warning("the stream ended with an error: %s%s", error.code, f": {error.message}" * (error.status >= 500))
 
 
 def _response(headers: dict[str, str]) -> web.StreamResponse:

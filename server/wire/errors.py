@@ -75,8 +75,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
-        self.message = message
-        self.param = param
+        self.message = writable(message)
+        self.param = None if param is None else writable(param)
         self.details = dict(details or {})
         self.headers = {**_retry_headers(status, code, self.details), **(headers or {})}
 
@@ -96,6 +96,15 @@ class ApiError(Exception):
 
     def response(self) -> web.Response:
         return web.Response(body=self.body(), status=self.status, content_type="application/json", headers=self.headers)
+
+
+def writable(text: str) -> str:
+    """What a client sent may hold bytes that are no text, such as those of a header: they are shown, not sent back."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
 
 
 def _retry_headers(status: int, code: str, details: Mapping[str, Any]) -> dict[str, str]:

@@ -214,7 +214,7 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     given = list(names)
     if not given:
         return {}
-    quoted = [quote(reading.shorten(name), safe="[]():@!$*+/") for name in given[:_MOST_NAMED]]
+    quoted = [quote(reading.shorten(name), safe="[]():@!$*+/", errors="replace") for name in given[:_MOST_NAMED]]
     if len(given) > _MOST_NAMED:
         quoted.append(f"and-{len(given) - _MOST_NAMED}-more")
     return {IGNORED_HEADER: ", ".join(quoted)}

@@ -88,8 +88,8 @@ SENTENCES = {
     "one (DELETE /v1/continuations/{{id}}) or wait for one to expire.",
     "lease_too_large": "`retain` would lease up to {needed} blocks, but leases may hold {budget} at most; set a "
     "smaller max_tokens, or start the server with a larger --retain-fraction or --host-cache-gb.",
-    "leases_full": "`retain` needs up to {needed_blocks} blocks, but {taken} of the {limit} blocks of the retention "
-    "budget are " + _LEASES_FULL,
+    "leases_full": "`retain` needs up to {needed_blocks} blocks, more than are free of the {limit} blocks of the "
+    "retention budget, which all keys share; set a smaller max_tokens, or try again when a lease has expired.",
     "share_of_leases_full": "`retain` needs up to {needed_blocks} blocks, but {taken} of the {limit} blocks of this "
     "key's share of the retention budget are " + _LEASES_FULL,
     "name_of_running": "`request_id` '{name}' is the name of a request that is still running ({id}); wait for it, or "

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bequest.engine.errors import InternalError
+from bequest.engine.errors import InternalError, InvalidRequest
 from bequest.engine.watching.observation import RequestStats, StepStats
 from bequest.server.operation.logs import CURRENT, JsonFormatter, RequestFilter, TextFormatter
 from bequest.server.operation.metrics import Metrics
@@ -212,3 +212,16 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     assert len(used) > 20 and used <= exposed, used - exposed
     places = [tuple(panel["gridPos"][side] for side in "xy") for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
+
+
+async def test_a_prompt_that_a_template_complains_of_is_not_logged(
+    front: Front, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise InvalidRequest("the template says: a secret\nforged", field="messages")
+
+    monkeypatch.setattr(type(front.text.chat_template), "render", refuse)
+    caplog.set_level(logging.INFO, "bequest.server")
+    answer, content = await front.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+    assert answer.status == 400 and "a secret" in content["error"]["message"]
+    assert "invalid_value: `messages` is refused" in caplog.text and "secret" not in caplog.text
