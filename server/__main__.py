@@ -15,11 +15,12 @@ from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.logs import configure_logging
 from bequest.server.operation.metrics import Metrics
 from bequest.server.process.options import parse
-from bequest.server.process.serve import EXIT_OK, serve
+from bequest.server.process.serve import serve
 from bequest.server.stores.leases import LeaseTimes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    _open_standard_files()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and (command := _command(arguments[0])) is not None:
         sys.exit(command(arguments[1:]))
@@ -52,13 +53,23 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
     return found
 
 
+def _open_standard_files() -> None:
+    """Whoever started us may have closed them; a socket that got their number would be written the log."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def _exit(code: int) -> NoReturn:
-    """A server that failed ends at once: a device that hangs could hold the interpreter's own end up for ever."""
-    if code != EXIT_OK:
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
+    """At once: the interpreter's own end would wait for every worker thread, and one that hangs, or that is an hour
+    from the end of its text, would hold it up."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
