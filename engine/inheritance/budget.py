@@ -8,11 +8,13 @@ Owned by the event-loop thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from bequest.engine._C import BlockTable
 from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
+
+Expiry = Callable[[str], float | None]  # when the first lease of a tenant ends; None: it has none
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class LeaseBudget:
     def num_held(self) -> int:
         return sum(len(account.held) for account in self._accounts.values())
 
-    def open_lease(self, tenant: str, blocks: int, whole: int, earliest_expiry: float | None) -> None:
+    def open_lease(self, tenant: str, blocks: int, whole: int, expiry: Expiry) -> None:
         """Promises `blocks`; the lease is of `whole` blocks with those that others pay for."""
         account = self._accounts.get(tenant, Account())
         if self._max_leases is not None and account.num_leases >= self._max_leases:
@@ -55,14 +57,14 @@ class LeaseBudget:
                 f"The tenant has {account.num_leases} leases, at most {self._max_leases}.",
                 reason="too_many_leases",
                 field="retain",
-                details=self.details(blocks, earliest_expiry),
+                details=self.details(tenant, blocks, expiry),
                 leases=account.num_leases,
                 most=self._max_leases,
             )
-        self.promise(tenant, blocks, whole, earliest_expiry)
+        self.promise(tenant, blocks, whole, expiry)
         self._accounts[tenant].num_leases += 1
 
-    def promise(self, tenant: str, blocks: int, whole: int, earliest_expiry: float | None) -> None:
+    def promise(self, tenant: str, blocks: int, whole: int, expiry: Expiry) -> None:
         """Raises RetentionTooLarge or InsufficientRetention, with nothing changed."""
         account = self._accounts.get(tenant, Account())
         if whole > self._per_tenant:
@@ -81,7 +83,7 @@ class LeaseBudget:
                 f"A lease needs up to {blocks} blocks, but {taken} of {limit} are taken.",
                 reason=reason,
                 field="retain",
-                details=self.details(blocks, earliest_expiry),
+                details=self.details(tenant, blocks, expiry),
                 taken=taken,
                 limit=limit,
             )
@@ -135,11 +137,11 @@ class LeaseBudget:
         if account.num_leases == 0 and account.used == 0:
             del self._accounts[tenant]
 
-    def details(self, needed: int, earliest_expiry: float | None) -> dict[str, object]:
-        """Of an InsufficientRetention; None: nobody knows when it could be granted."""
+    def details(self, tenant: str, needed: int, expiry: Expiry = lambda tenant: None) -> dict[str, object]:
+        """Of an InsufficientRetention. What others hold, and until when, is theirs to know."""
         return {
             "budget_blocks": self.capacity,
-            "used_blocks": self.used,
+            "used_blocks": self._accounts.get(tenant, Account()).used,
             "needed_blocks": needed,
-            "earliest_expiry": earliest_expiry,
+            "earliest_expiry": expiry(tenant),
         }

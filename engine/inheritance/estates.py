@@ -173,7 +173,7 @@ class Estates:
             self._retention.leases.drop_import(tenant, num_blocks)
             raise InsufficientRetention(
                 f"The estate needs {num_blocks} blocks at once, which running requests have.",
-                details=self._retention.leases.budget.details(num_blocks, None),
+                details=self._retention.leases.budget.details(tenant, num_blocks),
             )
         return Coming(estate, self._cache, self._retention, fronts)
 

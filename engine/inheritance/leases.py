@@ -60,7 +60,7 @@ class Leases:
         discount = self._shared_blocks(group.request, creditor)
         cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount - cross_discount
-        self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry())
+        self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry)
         record.lease.charge, record.lease.ttl, record.lease.lost = charge, ttl, None
         record.lease.discount, record.lease.cross_discount = discount, cross_discount
 
@@ -74,7 +74,7 @@ class Leases:
         whole = self._most_blocks(group)
         more = whole - before
         try:
-            self.budget.promise(record.tenant, more, whole, self._earliest_expiry())
+            self.budget.promise(record.tenant, more, whole, self._earliest_expiry)
         except EngineError as error:
             self.give_up(record, f"the answer outgrew what could be leased: {error.message}")
             return
@@ -134,7 +134,7 @@ class Leases:
             return
         fresh = self.budget.num_unpaid(record.tenant, [table])
         try:
-            self.budget.promise(record.tenant, fresh, len(table), None)
+            self.budget.promise(record.tenant, fresh, len(table), self._earliest_expiry)
         except EngineError:
             table.free()
             return
@@ -154,7 +154,7 @@ class Leases:
         tables = record.tables() + found
         fresh = self.budget.num_unpaid(record.tenant, tables)
         try:
-            self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry())
+            self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry)
         except EngineError:
             _free(found)
             raise
@@ -173,7 +173,7 @@ class Leases:
 
     def open_import(self, tenant: str, num_blocks: int) -> None:
         """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
-        self.budget.open_lease(tenant, num_blocks, num_blocks, self._earliest_expiry())
+        self.budget.open_lease(tenant, num_blocks, num_blocks, self._earliest_expiry)
 
     def drop_import(self, tenant: str, num_blocks: int) -> None:
         """It does not come after all."""
@@ -342,13 +342,14 @@ class Leases:
             f"The blocks of the request '{record.id}' have been reused.",
             reason="blocks_reused",
             field="ttl",
-            details=self.budget.details(needed, None),
+            details=self.budget.details(record.tenant, needed),
             id=record.id,
         )
 
-    def _earliest_expiry(self) -> float | None:
-        self.next_expiry()
-        return self._expiries[0][2].lease.expires_at_wall if self._expiries else None
+    def _earliest_expiry(self, tenant: str) -> float | None:
+        """Of the tenant's own leases. Looks at all of them, for an error."""
+        own = (lease for due, _, r in self._expiries if r.tenant == tenant and (lease := r.lease).expires_at == due)
+        return min((at for lease in own if (at := lease.expires_at_wall) is not None), default=None)
 
 
 def _free(tables: Iterable[BlockTable]) -> None:

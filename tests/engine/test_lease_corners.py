@@ -20,6 +20,7 @@ from bequest.engine.errors import (
     ParentFailed,
     ParentNotFound,
 )
+from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.types import Delta, Lineage, Request, Retain, SamplingParams
 from tests.engine.harness import Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
@@ -310,3 +311,14 @@ async def test_a_child_inherits_only_the_tokens_it_has_in_common_with_its_parent
                 engine.forget("t", asked.id)
         if retain is not None:
             engine.forget("t", first.id)
+
+
+def test_a_full_budget_tells_nothing_of_others() -> None:
+    budget = LeaseBudget(10, 10, None)
+    budget.open_lease("other", 8, 8, lambda tenant: None)
+    budget.open_lease("mine", 1, 1, lambda tenant: None)
+    with pytest.raises(InsufficientRetention) as full:
+        budget.open_lease("mine", 5, 5, {"mine": 12.5, "other": 7.0}.get)
+    assert full.value.reason == "leases_full"
+    details = {"budget_blocks": 10, "used_blocks": 1, "needed_blocks": 5, "earliest_expiry": 12.5}
+    assert full.value.details == details
