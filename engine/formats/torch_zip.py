@@ -11,6 +11,7 @@ import mmap
 import pickletools
 import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,10 @@ class _Storage:
     dtype: torch.dtype
 
 
+# What zipfile raises for a file that is none, is cut short, encrypted, or packed in a way that it does not know.
+_NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError, NotImplementedError)
+
+
 class TorchZip:
     """`content` is what was saved, with a StoredTensor for each tensor. May be read from several threads."""
 
@@ -75,7 +80,7 @@ class TorchZip:
             with path.open("rb") as file:
                 # A private mapping: torch wants memory it may write to.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
+        except _NOT_A_ZIP as error:
             raise ModelError(f"{path} is not a file of torch.save (a zip), or is cut short: {error}") from error
         self._folder = pickle.removesuffix("data.pkl") + "data/"
         try:
@@ -86,6 +91,8 @@ class TorchZip:
     def load(self, tensor: StoredTensor) -> Tensor:
         """A view of the file."""
         start, size = self._extent(tensor.storage)
+        if len(tensor.shape) != len(tensor.stride):
+            raise ModelError(f"{self.path}: a tensor of storage {tensor.storage} has a shape without strides")
         reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
         if 0 in tensor.shape:
             return torch.empty(tensor.shape, dtype=tensor.dtype)

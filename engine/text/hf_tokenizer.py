@@ -23,9 +23,16 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
             "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
         )
     try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself
+        return _tokenizer(path)
+    except (ModelError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises Exception itself, and panics with less than that
         raise ModelError(f"{path}: cannot be read as a tokenizer: {error}") from error
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    directory = path.parent
+    backend = Backend.from_file(str(path))
     config = read_tokenizer_config(directory)
     strings = {role: _content(config.get(role)) for role in ROLES}
     _mark_special(backend, config, [token for token in strings.values() if token])

@@ -81,8 +81,21 @@ def test_tensors_that_reach_beyond_their_storage(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match="beyond"):
             file.load(StoredTensor(key, torch.float32, offset, shape, stride))
+    with pytest.raises(ModelError, match="strides"):
+        file.load(StoredTensor(key, torch.float32, 0, (2, 2), (1,)))
     with pytest.raises(ModelError, match="missing"):
         file.load(StoredTensor("99", torch.float32, 0, (1,), (1,)))
+
+
+def _repacked(archive: bytes, method: bytes) -> bytes:
+    """With another method in each header, local ones and those of the directory."""
+    data = bytearray(archive)
+    for signature, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        place = data.find(signature)
+        while place >= 0:
+            data[place + offset : place + offset + 2] = method
+            place = data.find(signature, place + 1)
+    return bytes(data)
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
@@ -91,6 +104,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for data in (b"", b"no zip", whole[: len(whole) // 2], pickle.dumps({"a": 1})):
         path.write_bytes(data)
+        with pytest.raises(ModelError, match=r"a\.pt"):
+            TorchZip(path)
+    for method in (b"\x63\x00", b"\x08\x00"):  # an unknown way of packing, and one that it is not packed in
+        path.write_bytes(_repacked(whole, method))
         with pytest.raises(ModelError, match=r"a\.pt"):
             TorchZip(path)
     with zipfile.ZipFile(path, "w") as archive:
