@@ -16,7 +16,7 @@ from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 200_000
@@ -57,7 +57,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols])
+        extensions = [GenerationBlocks, loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_plain)
         self.filters["tojson"] = _to_json
         self.filters[COUNTED] = _counted
         self.globals["raise_exception"] = _raise_exception
@@ -111,6 +112,13 @@ def _to_json(
 ) -> str:
     """Unlike Jinja's own, does not escape HTML: models read JSON as it is."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _plain(value: Any) -> Any:
+    """What a template may write. A function, a macro or a loop would come out as its address in memory."""
+    if value is None or isinstance(value, str | int | float | list | tuple | dict | Undefined):
+        return value
+    raise SecurityError("a chat template writes text, numbers, lists and objects, and nothing else")
 
 
 def _raise_exception(message: str) -> None:

@@ -173,6 +173,8 @@ def test_a_templates_own_refusal_is_the_clients_error() -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "append"),
+        ("{{ raise_exception }}", "writes text"),
+        ("{% for m in messages %}{{ loop }}{% endfor %}", "writes text"),
         ("{% include 'x' %}", "no loader"),
     ],
 )
