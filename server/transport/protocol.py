@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from bequest.server.access.marks import TENANT
+from bequest.server.context import CONTEXT
 from bequest.server.wire.errors import ApiError, internal, too_slow
 from bequest.server.wire.names import new_id
 
@@ -71,7 +74,8 @@ class JsonProtocol(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """An answer that ends the connection before its request was read: the client sees the end at once, and what it
         still sends is thrown away for a while, because a socket that is closed on it would take the answer back."""
-        result = await super().finish_response(request, resp, start_time)
+        with _counted(request, resp):
+            result = await super().finish_response(request, resp, start_time)
         transport = self.transport
         if (
             not resp.keep_alive
@@ -134,6 +138,21 @@ class JsonProtocol(RequestHandler):
         response.headers["Server"] = "bequest"
         response.force_close()
         return response
+
+
+@contextmanager
+def _counted(request: web.BaseRequest, response: web.StreamResponse) -> Iterator[None]:
+    """A whole answer is held until its client has read nearly all of it."""
+    body = response.body if isinstance(response, web.Response) else None
+    if not isinstance(request, web.Request) or TENANT not in request or not isinstance(body, bytes):
+        yield
+        return
+    in_flight, tenant = request.app[CONTEXT].in_flight, request[TENANT]
+    in_flight.add(tenant, len(body))
+    try:
+        yield
+    finally:
+        in_flight.add(tenant, -len(body))
 
 
 def _malformed(exc: BaseException | None) -> ApiError:
