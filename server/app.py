@@ -31,6 +31,7 @@ from bequest.server.states.embeddings import embeddings
 from bequest.server.states.hidden_states import hidden_states
 from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.grammars import GrammarStore
+from bequest.server.stores.kept_grammars import KeptGrammars
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.responses import ResponseStore
 from bequest.server.stores.room import Room
@@ -115,7 +116,12 @@ def make_context(
         model_names=names,
         stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
-        grammars=GrammarStore(text.tokenizer, engine.info, config.grammar_seconds, int(config.grammars_mb * 2**20)),
+        grammars=GrammarStore(
+            text.tokenizer,
+            engine.info,
+            config.grammar_seconds,
+            KeptGrammars(int(config.grammars_mb * 2**20), lambda: keys.num_tenants),
+        ),
         templates=TemplateRenderer(config.chat_template_seconds),
         entrance=Entrance(),
         pool=FairPool(_WORKERS, "text"),

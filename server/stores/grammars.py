@@ -1,7 +1,7 @@
 """Compiled grammars: made in a worker thread within limits of time and size, kept for whoever asks for the same.
 
 Each is tried first in a process of its own (engine/constraints/grammar_check.py), which also tells its size. Tenants
-take turns, and what is kept is bounded in bytes: where room is short, the tenant that has the most loses its oldest.
+take turns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from bequest.engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
@@ -18,6 +17,7 @@ from bequest.engine.text import Tokenizer
 from bequest.engine.types import ModelInfo
 from bequest.server.access.turns import FairPool
 from bequest.server.interfaces import TokenizerLike
+from bequest.server.stores.kept_grammars import KeptGrammars
 from bequest.server.wire.errors import ApiError, unsupported
 
 _log = logging.getLogger("bequest.server")
@@ -50,56 +50,17 @@ class _NoGrammars(GrammarError):
     """For this model there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    grammar: Grammar
-    num_bytes: int
-
-
-class _Kept:
-    """Compiled grammars within a number of bytes."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._entries: OrderedDict[GrammarSource, tuple[str, _Compiled]] = OrderedDict()  # least recently used first
-        self._bytes: Counter[str] = Counter()  # by the tenant that had it compiled
-
-    def get(self, source: GrammarSource) -> Grammar | None:
-        entry = self._entries.get(source)
-        if entry is None:
-            return None
-        self._entries.move_to_end(source)
-        return entry[1].grammar
-
-    def put(self, tenant: str, source: GrammarSource, compiled: _Compiled) -> None:
-        self._drop(source)
-        self._entries[source] = tenant, compiled
-        self._bytes[tenant] += compiled.num_bytes
-        while self._bytes.total() > self._most_bytes:
-            most = max(self._bytes, key=lambda tenant: self._bytes[tenant])
-            self._drop(next(source for source, (owner, _) in self._entries.items() if owner == most))
-
-    def _drop(self, source: GrammarSource) -> None:
-        entry = self._entries.pop(source, None)
-        if entry is not None:
-            tenant, compiled = entry
-            self._bytes[tenant] -= compiled.num_bytes
-            if not self._bytes[tenant]:
-                del self._bytes[tenant]
-
-
 class GrammarStore:
     """Used on the event loop; its work is done in threads of its own."""
 
-    def __init__(self, tokenizer: TokenizerLike, info: ModelInfo, seconds: float, most_bytes: int) -> None:
-        """`seconds` that a grammar may take to compile; `most_bytes` of all that are kept."""
+    def __init__(self, tokenizer: TokenizerLike, info: ModelInfo, seconds: float, kept: KeptGrammars) -> None:
+        """`seconds` that a grammar may take to compile."""
         self._tokenizer = tokenizer
         self._info = info
-        self._most_bytes = most_bytes
         self._pool = FairPool(_PLACES, "grammars", most_late=_MOST_LATE)
         self._check = GrammarCheck(seconds)
         self._vocabulary: asyncio.Future[Vocabulary] | None = None
-        self._kept = _Kept(most_bytes)
+        self._kept = kept
         self._compiling: dict[tuple[str, GrammarSource], asyncio.Future[Grammar]] = {}
 
     async def compiled(self, tenant: str, constraint: Constraint) -> Grammar:
@@ -135,20 +96,25 @@ class GrammarStore:
             if self._vocabulary is None:
                 self._vocabulary = asyncio.ensure_future(self._pool.run(tenant, self._make_vocabulary))
             vocabulary = await asyncio.shield(self._vocabulary)
-            compiled = await self._pool.run(tenant, lambda: self._make(source, vocabulary))
+            checked = await self._pool.run(tenant, lambda: self._check.check(source))
+            num_bytes = checked.num_bytes + _ENTRY_BYTES + len(source.text)
+            self._check_size(num_bytes)
+            self._kept.reserve(tenant, num_bytes)
+            try:
+                grammar = await self._pool.run(tenant, lambda: Grammar(checked.source, vocabulary))
+            except BaseException:
+                self._kept.release(tenant, num_bytes)
+                raise
         finally:
             del self._compiling[tenant, source]
-        self._kept.put(tenant, source, compiled)
-        return compiled.grammar
+        self._kept.put(tenant, source, grammar, num_bytes)
+        return grammar
 
-    def _make(self, source: GrammarSource, vocabulary: Vocabulary) -> _Compiled:
-        checked = self._check.check(source)
-        num_bytes = checked.num_bytes + _ENTRY_BYTES + len(source.text)
-        if num_bytes > self._most_bytes // _SHARE:
-            most = self._most_bytes // _SHARE >> 20
-            message = f"it takes {num_bytes >> 20} MiB when it is compiled, at most {most} (--grammars-mb)"
+    def _check_size(self, num_bytes: int) -> None:
+        most = self._kept.most_bytes // _SHARE
+        if num_bytes > most:
+            message = f"it takes {num_bytes >> 20} MiB when it is compiled, at most {most >> 20} (--grammars-mb)"
             raise GrammarError(message, too_large=True)
-        return _Compiled(Grammar(checked.source, vocabulary), num_bytes)
 
     def _make_vocabulary(self) -> Vocabulary:
         """Takes a second or so; servers that never see a grammar do without."""

@@ -6,9 +6,12 @@ import asyncio
 from typing import Any
 
 import orjson
+import pytest
 
-from bequest.engine.constraints.grammar import GrammarSource
+from bequest.engine.constraints.grammar import Grammar, GrammarSource
 from bequest.server.stores.grammars import Constraint, GrammarStore
+from bequest.server.stores.kept_grammars import KeptGrammars
+from bequest.server.wire.errors import ApiError
 from tests.attack.conftest import Victim
 
 # Compiles for about a second, wherever it is tried: an intersection of expressions that grow together.
@@ -52,27 +55,51 @@ async def test_a_short_schema_of_many_megabytes_is_refused(real: Victim) -> None
     assert "--grammars-mb" in content["error"]["message"], content
 
 
+def _store(real: Victim, most_bytes: int, num_tenants: int = 2) -> tuple[GrammarStore, KeptGrammars]:
+    kept = KeptGrammars(most_bytes, lambda: num_tenants)
+    return GrammarStore(real.server.text.tokenizer, real.server.engine.info, 10.0, kept), kept
+
+
+def _array(count: int) -> Constraint:
+    """Of about 0.7 MiB for a count of 16,000."""
+    schema = orjson.dumps({"type": "array", "items": {"type": "null"}, "minItems": count}).decode()
+    return Constraint(GrammarSource("json_schema", schema), "response_format", "Invalid schema")
+
+
 async def test_grammars_are_kept_by_their_bytes(real: Victim) -> None:
     """Many of one tenant's leave no more than their room, and leave another's alone."""
-    store = GrammarStore(real.server.text.tokenizer, real.server.engine.info, 10.0, 8 << 20)
-
-    def constraint(count: int) -> Constraint:
-        schema = orjson.dumps({"type": "array", "items": {"type": "null"}, "minItems": count}).decode()
-        return Constraint(GrammarSource("json_schema", schema), "response_format", "Invalid schema")
-
+    store, kept = _store(real, 8 << 20)
     try:
-        mine = await store.compiled("light", constraint(3))
+        mine = await store.compiled("light", _array(3))
         for count in range(16_000, 16_024):
-            await store.compiled("heavy", constraint(count))
-        held, entries = store._kept._bytes, store._kept._entries
-        assert held.total() <= 8 << 20 and 2 < len(entries) < 24, held
-        assert await store.compiled("light", constraint(3)) is mine
+            await store.compiled("heavy", _array(count))
+            assert kept.used_bytes <= 8 << 20
+        assert 2 < len(kept) < 24
+        assert await store.compiled("light", _array(3)) is mine
+    finally:
+        store.close()
+
+
+async def test_grammars_in_use_count_too(real: Victim) -> None:
+    """Requests that wait or run hold theirs: who fills the room with them is refused, and others are not."""
+    store, kept = _store(real, 8 << 20)
+    held: dict[int, Grammar] = {}
+    try:
+        with pytest.raises(ApiError) as caught:
+            for count in range(16_000, 16_024):
+                held[count] = await store.compiled("heavy", _array(count))
+        assert caught.value.status == 429 and "--grammars-mb" in caught.value.message
+        assert 2 < len(held) < 12 and kept.used_bytes <= 4 << 20, "a tenant has half"
+        assert await store.compiled("heavy", _array(16_000)) is held[16_000], "one that lives is found"
+        assert await store.compiled("light", _array(16_100))
+        held.clear()
+        assert await store.compiled("heavy", _array(16_200))
     finally:
         store.close()
 
 
 async def test_slow_grammars_of_one_tenant_do_not_hold_another_s(real: Victim) -> None:
-    store = GrammarStore(real.server.text.tokenizer, real.server.engine.info, 10.0, 256 << 20)
+    store, _ = _store(real, 256 << 20)
 
     def constraint(text: str) -> Constraint:
         return Constraint(GrammarSource("lark", text), "grammar", "Invalid grammar")
