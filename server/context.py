@@ -18,6 +18,7 @@ from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import Tracing
 from bequest.server.stores.catalogues import CatalogueStore
+from bequest.server.stores.coming import Coming
 from bequest.server.stores.grammars import GrammarStore
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.responses import ResponseStore, RunningResponses
@@ -48,6 +49,7 @@ class Context:
     speech: Speech | None  # of a model that hears
     encoder: DaemonThreads  # for hidden states: much arithmetic on few requests
     room: Room  # for their memory
+    coming: Coming = field(default_factory=Coming)
     running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))
 

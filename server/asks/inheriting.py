@@ -6,11 +6,12 @@ A continuation's prompt is the first `at` tokens of a choice of its parent, as t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from bequest.engine.errors import ParentFailed, ParentNotFound
 from bequest.engine.types import Lineage, Parent, ParentChoice
+from bequest.server.asks.call import Call
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.prompt import Prompt
 from bequest.server.asks.prompt_forms import read_forms
@@ -69,6 +70,12 @@ class Cut:
             origin=origin,
             encoder=self.parent.encoder,
         )
+
+
+def on_its_way(call: Call[_Continuing]) -> AbstractContextManager[None]:
+    """While a request that continues another is worked on, it can be continued by the name that its client gave it."""
+    body = call.body
+    return call.context.coming.waiting(call.tenant, body.request_id if body.continuation_of else None)
 
 
 def text_inheriting(body: CompletionBody | HiddenStatesBody, source: TextSource) -> Inheriting | None:
@@ -184,6 +191,16 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
 
 
 async def _parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:
+    """A parent that waits for its own is waited for, too."""
+    while True:
+        try:
+            return await _known_parent(context, terms, reference, place)
+        except ParentNotFound:
+            if not await context.coming.ended(terms.tenant, reference, terms.deadline):
+                raise
+
+
+async def _known_parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:
     if place in (None, "end", "last"):
         return await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
     return context.engine.parent(terms.tenant, reference)

@@ -19,6 +19,7 @@ from bequest.server.answers.running import Collector
 from bequest.server.answers.tool_deltas import DeltaMaker, reason_with_calls, whole_message
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
+from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import chat_tools
 from bequest.server.generation.asks import chat_ask, kept_open
@@ -33,12 +34,13 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     body, created = call.body, int(time.time())
     tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
     calls = Calls(call.context, tools, body.chat_template)
-    ask = await chat_ask(call, calls, kept_open(call))
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
-    if body.service_tier in _SERVICE_TIERS:
-        head["service_tier"] = body.service_tier
-    return await answered(call, ask, head, ChatShape(call, ask, calls))
+    with on_its_way(call):
+        ask = await chat_ask(call, calls, kept_open(call))
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
+        if body.service_tier in _SERVICE_TIERS:
+            head["service_tier"] = body.service_tier
+        return await answered(call, ask, head, ChatShape(call, ask, calls))
 
 
 class ChatShape:

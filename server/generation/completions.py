@@ -18,6 +18,7 @@ from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
+from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.prompt import Prompt
 from bequest.server.context import Context
 from bequest.server.generation.asks import completion_ask, kept_open
@@ -28,11 +29,12 @@ from bequest.server.wire.bodies import CompletionBody
 async def completions(http: web.Request) -> web.StreamResponse:
     call = await begin(http, CompletionBody, "cmpl-")
     head = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model}
-    if call.body.continuation_suffixes is not None:
-        ask = await score_ask(call, call.body.continuation_suffixes)
-        return await answered(call, ask, head, ScoreShape(call))
-    ask = await completion_ask(call, kept_open(call))
-    return await answered(call, ask, head, CompletionShape(call, ask))
+    with on_its_way(call):
+        if call.body.continuation_suffixes is not None:
+            ask = await score_ask(call, call.body.continuation_suffixes)
+            return await answered(call, ask, head, ScoreShape(call))
+        ask = await completion_ask(call, kept_open(call))
+        return await answered(call, ask, head, CompletionShape(call, ask))
 
 
 class CompletionShape:

@@ -423,3 +423,23 @@ async def test_an_outgrown_lease_says_why(front: Front, call: Any) -> None:
     front.engine.outgrown = "The answer grew beyond the budget."
     answer = await call(front, retain=True)
     assert answer["retained"] is None and answer["retained_reason"] == "The answer grew beyond the budget."
+
+
+@pytest.mark.parametrize("fields", [{}, {"timeout": 0.05}])
+async def test_a_child_of_a_child_that_still_waits(front: Front, fields: dict[str, float]) -> None:
+    """It waits in turn, until its timeout; once its parent has ended, it continues that."""
+    path, ask = "/v1/completions", {"prompt": "b", "max_tokens": 1}
+    front.engine.held = True
+    first = asyncio.create_task(front.post(path, {**ask, "request_id": "first"}))
+    await front.until(lambda: len(front.engine.runs) == 1)
+    child = {**ask, "continuation_of": "first", "request_id": "second"}
+    second = asyncio.create_task(front.post(path, child))
+    await asyncio.sleep(0.05)
+    third = asyncio.create_task(front.post(path, {**ask, "continuation_of": "second", **fields}))
+    await asyncio.sleep(0.1)
+    front.engine.held = False
+    while not (first.done() and second.done() and third.done()):
+        front.engine.advance()
+        await asyncio.sleep(0.001)
+    answers = [(await task)[0].status for task in (first, second, third)]
+    assert answers == ([200, 200, 504] if fields else [200, 200, 200])
