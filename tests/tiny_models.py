@@ -16,6 +16,8 @@ from transformers import (
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -119,6 +121,18 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     ),
     "glm": (GlmForCausalLM, GlmConfig(**SHAPE, head_dim=16, pad_token_id=1)),
     "glm4": (Glm4ForCausalLM, Glm4Config(**SHAPE, head_dim=32, attention_bias=False, pad_token_id=1)),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig(
+            **SHAPE,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.1,
+            logits_scaling=6.0,
+            tie_word_embeddings=True,
+            pad_token_id=1,
+        ),
+    ),
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),

@@ -82,7 +82,10 @@ def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream, tap: LayerTap
 
 def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
     """The product that ends a mixer, to the stream."""
-    if sublayer.behind is None:
+    if sublayer.behind is None and sublayer.factor == 1.0:
         last.add_to(stream, x)
-    else:
-        stream.add(stream.ops.norm(last(x), sublayer.behind, None, None))
+        return
+    given = last(x)
+    if sublayer.behind is not None:
+        given = stream.ops.norm(given, sublayer.behind, None, None)
+    stream.add(given if sublayer.factor == 1.0 else given.mul_(sublayer.factor))

@@ -1,7 +1,8 @@
 """A layer as data: which norms stand where, what mixes tokens or features, with which weights.
 
 A layer is a row of sublayers over a residual stream [T, H]. A sublayer reads the stream (through its norm `before`),
-makes something of it, and adds that (through its norm `behind`) to the stream (which its norm `after` may norm again).
+makes something of it, and adds that (through its norm `behind`, times a factor) to the stream (which its norm `after`
+may norm again).
 A family fills these in (engine.models.families); a backend compiles them (engine.layers.program).
 """
 
@@ -66,6 +67,7 @@ class Sublayer:
     before: Norm | None = None  # of what the mixer reads; the stream stays as it is
     behind: Norm | None = None  # of what the mixer gives, before it is added
     after: Norm | None = None  # of the stream, when it has been added: this is then the stream
+    factor: float = 1.0  # of what is added
 
 
 @dataclass(frozen=True, slots=True)

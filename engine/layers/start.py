@@ -20,9 +20,12 @@ class StartRows:
     last_tokens: Tensor | None = None  # as in Table.rows
     positions: Tensor | None = None  # [T] int32, where there is a table for them
     position_table: Table | None = None  # [P, H]
+    factor: float = 1.0  # of the rows by token
 
     def stream(self, ops: Ops) -> Stream:
         rows = self.table.rows(self.ids, self.last_tokens)
+        if self.factor != 1.0:
+            rows = rows.mul_(self.factor)
         if self.positions is not None and self.position_table is not None:
             rows = rows.add_(self.position_table.rows(self.positions))
         return Stream(ops, rows)

@@ -4,6 +4,7 @@ No torch here: a start checks its model's config before it waits for torch (look
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,6 +68,10 @@ class DecoderConfig:
     qk_norm: bool = False
     norms_behind: bool = False  # what a sublayer adds is normed too
     tie_word_embeddings: bool = False
+    embedding_factor: float = 1.0  # of what the layers begin with
+    residual_factor: float = 1.0  # of what a sublayer adds
+    logits_divisor: float = 1.0
+    score_scale: float | None = None  # of attention; None: by the size of a head
     unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
@@ -77,6 +82,9 @@ class DecoderConfig:
             given = len(getattr(self.rope, name))
             if self.rope.kind == "longrope" and given != pairs:
                 raise ModelError(f"{self.architecture}: rope {name} are {given} numbers, not {pairs}")
+        for name in ("embedding_factor", "residual_factor", "logits_divisor", "attention_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ModelError(f"{self.architecture}: {name} must be a positive number, not {getattr(self, name)}")
 
     def _check_sizes(self) -> None:
         sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
@@ -109,6 +117,8 @@ class DecoderConfig:
 
     @property
     def attention_scale(self) -> float:
+        if self.score_scale is not None:
+            return self.score_scale
         return float((self.head_dim - self.head_padding) ** -0.5)
 
     @property

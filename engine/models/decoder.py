@@ -27,6 +27,8 @@ class DecoderParts:
     layers: list[LayerSpec]
     norm: Norm
     output: Weight  # [V, H]; may be the table
+    start_factor: float = 1.0  # of the table's rows
+    logits_divisor: float = 1.0
 
 
 class Decoder:
@@ -40,14 +42,17 @@ class Decoder:
 
         Writes K and V of every token to the cache, and hidden states to where `batch.tap` says.
         """
-        stream = self._stack.run_from(StartRows(batch.input_ids, self._parts.table, batch.last_tokens), batch)
+        parts = self._parts
+        start = StartRows(batch.input_ids, parts.table, batch.last_tokens, factor=parts.start_factor)
+        stream = self._stack.run_from(start, batch)
         if batch.read is not None:
             stream.narrow(batch.read.rows)
         return stream.normed(self._parts.norm, batch.tap_of_result(self.config.num_layers))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V]"""
-        return self._parts.output(hidden)
+        logits = self._parts.output(hidden)
+        return logits if self._parts.logits_divisor == 1.0 else logits.div_(self._parts.logits_divisor)
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

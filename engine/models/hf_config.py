@@ -23,10 +23,6 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "query_pre_attn_scalar": (),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1,),
-    "residual_multiplier": (1,),
-    "logits_scaling": (1,),
     "logit_scale": (1,),
     "num_experts": (0,),
     "num_local_experts": (0,),
@@ -39,6 +35,14 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "rope_interleaved": (False,),
 }
 
+# The same of variants without multipliers.
+_MULTIPLIERS: Mapping[str, tuple[object, ...]] = {
+    "attention_multiplier": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+}
+
 
 def parse_hf_config(
     values: Mapping[str, object], source: str = "config.json", *, others: Collection[str] = ()
@@ -46,7 +50,7 @@ def parse_hf_config(
     """`others` are the architectures that somebody else parses; an error names them too."""
     fields = Fields(values, source)
     architecture, variant = find_hf_variant([str(name) for name in fields.list_of("architectures")], others)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, variant)
     if not variant.skips_rope and fields.raw("no_rope_layers", None):
         raise ModelError(f"{source} asks for what {architecture} has not: no_rope_layers")
 
@@ -79,6 +83,10 @@ def parse_hf_config(
         qk_norm=variant.qk_norm,
         norms_behind=variant.norms_behind,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", variant.default_tied),
+        embedding_factor=fields.number("embedding_multiplier", 1.0),
+        residual_factor=fields.number("residual_multiplier", 1.0),
+        logits_divisor=fields.number("logits_scaling", 1.0),
+        score_scale=fields.number("attention_multiplier", 1.0) if variant.multipliers else None,
         unrotated_layers=unrotated,
     )
 
@@ -195,10 +203,11 @@ def _sliding_windows(fields: Fields, variant: HFVariant, unrotated: frozenset[in
     return tuple(window_of[kind] for kind in types)
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
+    refused = UNSUPPORTED_FIELDS if variant.multipliers else {**UNSUPPORTED_FIELDS, **_MULTIPLIERS}
     found = [
         f"{name} = {fields.raw(name)!r}"
-        for name, harmless in UNSUPPORTED_FIELDS.items()
+        for name, harmless in refused.items()
         if fields.has(name) and fields.raw(name) not in harmless
     ]
     if found:

@@ -25,6 +25,7 @@ class HFVariant:
     norms_behind: bool = False  # norms around sublayers, not only before them
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     interleaved_rope: bool = False  # rotation pairs neighbours, not halves
+    multipliers: bool = False  # config.json has some for embedding, attention, residual and logits
     skips_rope: bool = False  # in the layers that `no_rope_layers` or `no_rope_layer_interval` says
 
 
@@ -61,6 +62,7 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         default_tied=True,
         skips_rope=True,
     ),
+    "GraniteForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never", multipliers=True),
     "Phi3ForCausalLM": HFVariant(  # Phi-4's too
         "never", "never", qk_norm=False, sliding_window="all_layers", joined=("qkv_proj", "gate_up_proj")
     ),

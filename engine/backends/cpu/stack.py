@@ -28,7 +28,9 @@ class StackCompiler:
 
     def refusal(self, layer: LayerSpec) -> str | None:
         others = {type(weight).__name__ for weight in layer.weights if type(weight) is not CpuWeight}
-        return f"a weight is a {', '.join(sorted(others))}" if others else None
+        if others:
+            return f"a weight is a {', '.join(sorted(others))}"
+        return "what it adds has a factor" if any(sublayer.factor != 1.0 for sublayer in layer.sublayers) else None
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> StackProgram:
         return StackProgram(layers, self._ops, ends=ends)
@@ -53,7 +55,8 @@ class StackProgram:
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         table, positions = start.table, start.position_table
         # A weight with something of its own, as an adapter has, looks its rows up itself.
-        if type(table) is not CpuWeight or not (positions is None or type(positions) is CpuRows):
+        is_scaled = start.factor != 1.0
+        if type(table) is not CpuWeight or not (positions is None or type(positions) is CpuRows) or is_scaled:
             stream = start.stream(self._ops)
             self.run(stream, step)
             return stream

@@ -40,6 +40,8 @@ class ChainCompiler:
                 return "not an attention and a gated feed-forward layer"
         if not all(_is_chained_norm(sublayer) for sublayer in layer.sublayers):
             return "norms other than root-mean-square ones before each sublayer"
+        if any(sublayer.factor != 1.0 for sublayer in layer.sublayers):
+            return "what it adds has a factor"
         if not cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features):
             return "no kernel for these sizes"
         return None

@@ -1,4 +1,4 @@
-"""The dense decoders: Llama, Mistral, Qwen2, Qwen3, SmolLM3, Phi-3 and 4, GLM-4 and what shares their shape."""
+"""The dense decoders: Llama, Mistral, Qwen, SmolLM3, Phi-3 and 4, GLM-4, Granite and what shares their shape."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def describe(config: DecoderConfig, read: Reader, num_positions: int) -> Decoder
         read.each(partial(_layer, config, read, rope), config.num_layers),
         read.norm("model.norm", hidden, config.rms_norm_eps),
         table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden),
+        start_factor=config.embedding_factor,
+        logits_divisor=config.logits_divisor,
     )
 
 
@@ -38,11 +40,13 @@ def _layer(config: DecoderConfig, read: Reader, rope: Tensor, index: int) -> Lay
         before=at.norm("input_layernorm", hidden, eps),
         mixer=_attention(config, at.under("self_attn."), rope, index),
         behind=behind["post_self_attn_layernorm"],
+        factor=config.residual_factor,
     )
     mlp = Sublayer(
         before=at.norm("post_attention_layernorm", hidden, eps),
         mixer=_mlp(config, at.under("mlp.")),
         behind=behind["post_mlp_layernorm"],
+        factor=config.residual_factor,
     )
     return LayerSpec(index, (attention, mlp))
 
