@@ -166,7 +166,8 @@ def serve(answer: Callable[[Any], Any]) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server decides when this ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, or of systemd to all: the server drains first
+        signal.signal(number, signal.SIG_IGN)
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))  # it writes no file
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
