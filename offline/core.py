@@ -126,7 +126,8 @@ class Core:
 
     async def embeddings(self, requests: Sequence[Fields], progress: bool | None) -> npt.NDArray[np.float32]:
         """[inputs, H]"""
-        return np.stack(await self._each(requests, self._embedding, progress))
+        found = await self._each(requests, self._embedding, progress)
+        return np.stack(found) if found else np.empty((0, self.context.engine.info.hidden_size), np.float32)
 
     async def states(self, requests: Sequence[Fields], progress: bool | None) -> list[States]:
         return await self._each(requests, self._states, progress)

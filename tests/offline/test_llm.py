@@ -288,7 +288,8 @@ def test_embeddings_and_hidden_states(llm: LLM) -> None:
     size = llm.info.hidden_size
     vectors = llm.embed(["the cat", "a dog"])
     assert vectors.shape == (2, size) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    assert np.array_equal(llm.embed("the cat"), vectors[0])
+    assert np.array_equal(llm.embed("the cat"), vectors[0]) and llm.embed([]).shape == (0, size)
+    assert llm.embed("the cat", dimensions=5).shape == (5,)
     states = llm.hidden_states("the cat", layers=[0, -1], positions="all")
     count = len(llm.tokenizer.encode("the cat"))
     assert states.values.shape == (2, count, size) and states.values.dtype == np.float32
