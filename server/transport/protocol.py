@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -26,13 +28,15 @@ _log = logging.getLogger("bequest.server")
 _PROBE_AFTER, _PROBE_EVERY, _UNREAD = 60, 10, 120
 _PROBES = 3
 _SILENT = 2.0  # seconds without a byte, after which one that was told to stop sending has stopped
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_LOOK, _LAST_LOOK = 0.005, 0.25  # seconds between looks whether a client is there that sends no more
 _MOST_HEAD = 8190  # bytes of a line of the head: aiohttp's own limit
 
 
 class JsonProtocol(RequestHandler):
     """REQUIRES: aiohttp's handler has `_messages` (parsed, not begun) and `_current_request`; it tells of neither."""
 
-    __slots__ = ("_client_timeout", "_head_began", "_head_timer", "_silence_timer")
+    __slots__ = ("_client_timeout", "_head_began", "_head_timer", "_looking", "_silence_timer")
 
     def __init__(self, manager: web.Server, *, client_timeout: float, **options: Any) -> None:
         super().__init__(manager, **options)
@@ -40,6 +44,7 @@ class JsonProtocol(RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_began = False
         self._silence_timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None  # whether one that sends no more is still there
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -63,8 +68,44 @@ class JsonProtocol(RequestHandler):
         unsent = self.transport is not None and self.transport.get_write_buffer_size() > 0
         return self._current_request is not None or unsent
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # the library's never keeps a connection open
+        """The client sends no more: it has left, or it closed its side alone and waits for the answer.
+
+        Both look the same until something is sent. So it is sent an interim answer, which every client of HTTP/1.1 must
+        take; the system of one that has left resets the connection. True: the connection stays open for the answer.
+        """
+        if self.transport is None or not self._awaits_answer:
+            return False
+        self.transport.write(_INTERIM)
+        self.close()  # behind the answer
+        self._look(_FIRST_LOOK)
+        return True
+
+    @property
+    def _awaits_answer(self) -> bool:
+        """A request came whole, and nothing of its answer was sent."""
+        request = self._current_request
+        if request is not None:
+            whole, version, begun = request.content.is_eof(), request.version, request.writer.output_size > 0
+        else:
+            message, content = self._messages[-1] if self._messages else (None, None)
+            if content is None or not isinstance(message, RawRequestMessage):
+                return False
+            whole, version, begun = content.is_eof(), message.version, False
+        return whole and version >= HttpVersion11 and not begun
+
+    def _look(self, seconds: float) -> None:
+        if self.transport is None:
+            return
+        if _is_reset(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+            return
+        self._looking = self._loop.call_later(seconds, self._look, min(2 * seconds, _LAST_LOOK))
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_waiting()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         super().connection_lost(exc)
@@ -163,6 +204,14 @@ def _malformed(exc: BaseException | None) -> ApiError:
     told = exc.message if isinstance(exc, BadHttpMessage) else ""
     reason = told.partition("\n")[0].strip().rstrip(":.")
     return ApiError(400, "invalid_value", f"The request is not valid HTTP/1.1{': ' * bool(reason)}{reason[:100]}.")
+
+
+def _is_reset(connection: socket.socket | None) -> bool:
+    if connection is None:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)  # errors and hang-ups are told unasked
+    return bool(poll.poll(0))
 
 
 def _bound_silence(connection: socket.socket | None) -> None:

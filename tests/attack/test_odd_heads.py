@@ -59,3 +59,16 @@ def test_a_line_of_the_log_is_one_line(formatter: TextFormatter | JsonFormatter)
     text = "refused\n12:00:00 I forged \x1b[31m\u2028\udcff"
     line = formatter.format(logging.makeLogRecord({"msg": "%s", "args": (text,), "levelname": "INFO"}))
     assert len(line.splitlines()) == 1 and "\x1b" not in line
+
+
+async def test_a_client_that_closes_its_side_at_once(fake: Victim) -> None:
+    """On the product's own event loop, which tells of the end of a stream in its own way."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", fake.server.port)
+    body = b'{"prompt":"a","max_tokens":1}'
+    head = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n" + head + body)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    assert b"HTTP/1.1 200 OK" in answer and b'"finish_reason"' in answer
+    writer.close()

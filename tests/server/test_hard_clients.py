@@ -475,3 +475,33 @@ def test_sigkill_in_mid_stream_cannot_be_taken_for_an_end() -> None:
     rest = talker.rest()
     assert rest.startswith(b"cut off") and b"[DONE]" not in rest
     assert talker.end() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_closes_its_side_gets_its_answer(front: Front, stream: bool) -> None:
+    front.engine.held = True
+    reader, writer = await _asking(front, {"prompt": "a", "max_tokens": 1, "stream": stream})
+    writer.write_eof()
+    await asyncio.sleep(0.1)
+    assert len(front.engine.runs) == 1
+    await front.until(lambda: not front.engine.advance())
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n"), "and the connection ends"
+    writer.close()
+
+
+async def test_a_client_that_left_is_told_from_one_that_closed_its_side(front: Front) -> None:
+    front.engine.held = True
+    _, writer = await _asking(front, {"prompt": "a", "max_tokens": 1})
+    writer.close()
+    await front.until(lambda: not front.engine.runs)
+
+
+async def _asking(front: Front, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    data = orjson.dumps(body)
+    head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + data)
+    await front.until(lambda: len(front.engine.runs) == 1)
+    return reader, writer
