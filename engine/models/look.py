@@ -39,7 +39,7 @@ def look_at(path: Path, *, max_model_len: int | None = None, dummy: bool = False
 
 def check_length(config: ModelConfig, max_model_len: int | None) -> None:
     if max_model_len is not None and max_model_len > config.max_position:
-        raise ModelError(f"max_model_len {max_model_len} is more than the model's own {config.max_position} positions")
+        raise ModelError(f"max_model_len={max_model_len} is more than the model's own {config.max_position} positions")
 
 
 def _look_at(path: Path, dummy: bool) -> Look:

@@ -385,7 +385,7 @@ def _max_encoder_len(config: EngineConfig, loaded: LoadedModel) -> int:
         return 0
     most = loaded.config.encoder.max_len
     if config.max_encoder_len is not None and config.max_encoder_len > most:
-        raise ModelError(f"max_encoder_len {config.max_encoder_len} is more than the model's own {most} positions")
+        raise ModelError(f"max_encoder_len={config.max_encoder_len} is more than the model's own {most} positions")
     return config.max_encoder_len or most
 
 

@@ -169,7 +169,7 @@ def test_spoilt_config(directory: Path, text: str) -> None:
 def test_max_model_len(directory: Path) -> None:
     assert load_model(directory).max_model_len == 256
     assert load_model(directory, max_model_len=100).max_model_len == 100
-    with pytest.raises(ModelError, match="max_model_len 257 is more than the model's own 256 positions"):
+    with pytest.raises(ModelError, match="max_model_len=257 is more than the model's own 256 positions"):
         load_model(directory, max_model_len=257)
 
 

@@ -67,7 +67,7 @@ def test_other_files(tmp_path: Path) -> None:
 
 
 def test_lengths_and_dummies(directory: Path) -> None:
-    with pytest.raises(ModelError, match="max_model_len 257 is more than the model's own 256"):
+    with pytest.raises(ModelError, match="max_model_len=257 is more than the model's own 256"):
         look_at(directory, max_model_len=257)
     (directory / "model.safetensors").unlink()
     assert look_at(directory, dummy=True).config is not None
