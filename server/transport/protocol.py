@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
@@ -36,7 +36,7 @@ _MOST_HEAD = 8190  # bytes of a line of the head: aiohttp's own limit
 class JsonProtocol(RequestHandler):
     """REQUIRES: aiohttp's handler has `_messages` (parsed, not begun) and `_current_request`; it tells of neither."""
 
-    __slots__ = ("_client_timeout", "_head_began", "_head_timer", "_looking", "_silence_timer")
+    __slots__ = ("_client_timeout", "_head_began", "_head_timer", "_looking", "_silence_timer", "_unanswered")
 
     def __init__(self, manager: web.Server, *, client_timeout: float, **options: Any) -> None:
         super().__init__(manager, **options)
@@ -44,6 +44,7 @@ class JsonProtocol(RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_began = False
         self._silence_timer: asyncio.TimerHandle | None = None
+        self._unanswered: tuple[Any, StreamReader] | None = None  # the latest request, while nothing answers it
         self._looking: asyncio.TimerHandle | None = None  # whether one that sends no more is still there
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -53,6 +54,8 @@ class JsonProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._messages:
+            self._unanswered = self._messages[-1]
         if self._silence_timer is not None:
             self._await_silence()
         elif self._messages or self._current_request is not None:
@@ -84,15 +87,12 @@ class JsonProtocol(RequestHandler):
     @property
     def _awaits_answer(self) -> bool:
         """A request came whole, and nothing of its answer was sent."""
-        request = self._current_request
-        if request is not None:
-            whole, version, begun = request.content.is_eof(), request.version, request.writer.output_size > 0
-        else:
-            message, content = self._messages[-1] if self._messages else (None, None)
-            if content is None or not isinstance(message, RawRequestMessage):
-                return False
-            whole, version, begun = content.is_eof(), message.version, False
-        return whole and version >= HttpVersion11 and not begun
+        if self._unanswered is None:
+            return False
+        message, content = self._unanswered
+        begun = self._current_request is not None and self._current_request.writer.output_size > 0
+        known = isinstance(message, RawRequestMessage) and message.version >= HttpVersion11
+        return known and content.is_eof() and not begun
 
     def _look(self, seconds: float) -> None:
         if self.transport is None:
@@ -115,6 +115,8 @@ class JsonProtocol(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """An answer that ends the connection before its request was read: the client sees the end at once, and what it
         still sends is thrown away for a while, because a socket that is closed on it would take the answer back."""
+        if not self._messages:
+            self._unanswered = None
         with _counted(request, resp):
             result = await super().finish_response(request, resp, start_time)
         transport = self.transport
