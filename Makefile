@@ -54,8 +54,8 @@ $(CLIENTS)/%/.installed:
 SANITIZED := build/sanitize
 LIBRARIES  = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 WATCHED    = LD_PRELOAD="$(LIBRARIES)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-             UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=tests/sanitized:. BEQUEST_CORE=$(SANITIZED)/core \
-             OMP_NUM_THREADS=1
+             UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
+             PYTHONPATH=$(CURDIR)/tests/sanitized:$(CURDIR) BEQUEST_CORE=$(CURDIR)/$(SANITIZED)/core
 FUZZ      ?= --requests 2000
 sanitize: setup $(VENV)/.test $(SANITIZED)/.built
 	$(WATCHED) $(BIN)/python -m pytest tests/cache tests/kernels tests/test_bindings.py --timeout 1200 $(ARGS)

@@ -45,7 +45,7 @@ class Gun:
             async with asyncio.timeout(shot.leaves_after or PATIENCE):
                 return self._judged(shot, *await self._exchange(shot))
         except TimeoutError:
-            if shot.leaves_after is not None or self.may_wait:
+            if shot.leaves_after is not None or self.may_wait or _yields(shot):
                 return Answer(0, "left", "")
             return Answer(0, "", f"no answer in {PATIENCE:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -85,6 +85,12 @@ class Gun:
                 self.harvest.keep(self.tenant, name, "named")
             if shot.operation == "POST /v1/catalogues" and isinstance(name := shot.body.get("name"), str):
                 self.harvest.keep(self.tenant, name, "catalogue")
+
+
+def _yields(shot: Shot) -> bool:
+    """Whether it asks to be served behind everybody who does not, for as long as there are any."""
+    priority = shot.body.get("priority") if isinstance(shot.body, dict) else None
+    return isinstance(priority, int) and priority > 0
 
 
 def _judged_stream(gun: Gun, content: bytes) -> Answer:

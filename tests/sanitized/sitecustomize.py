@@ -25,4 +25,6 @@ class _OtherCore(MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file)
 
 
-sys.meta_path.insert(0, _OtherCore())
+# Processes that are started with little of the environment are not watched, and take the usual core.
+if "BEQUEST_CORE" in os.environ:
+    sys.meta_path.insert(0, _OtherCore())
