@@ -64,7 +64,7 @@ def _rename(draw: random.Random, holder: Any, key: Any) -> None:
 
 def _nest(draw: random.Random, holder: Any, key: Any) -> None:
     value = holder[key]
-    for _ in range(draw.choice([3, 60, 400])):
+    for _ in range(draw.choice([3, 20, 80])):
         value = draw.choice([[value], {"properties": value}])
     holder[key] = value
 
