@@ -96,8 +96,10 @@ def _yields(shot: Shot) -> bool:
 def _judged_stream(gun: Gun, content: bytes) -> Answer:
     gun.harvest.take(gun.tenant, content)
     if found := _IN_STREAM.search(content):
-        code = str((_error_of(found[1]) or {}).get("code"))
-        fault = "" if code in _ASKED_FOR or code == "continuation_parent_failed" else f"in a stream: {code}"
+        error = _error_of(found[1]) or {"code": "an error without its object", "type": "server_error"}
+        code = str(error["code"])
+        at_fault = error["type"] == "server_error" and code not in _ASKED_FOR
+        fault = f"in a stream: {code}" if at_fault else ""
         return Answer(200, code, fault, content)
     ended = content.endswith(b"data: [DONE]\n\n") or re.search(rb"event: response\.(completed|incomplete)\n", content)
     return Answer(200, "", "" if ended else "a stream without its end", content)
