@@ -14,10 +14,10 @@ from tests.server.fakes import FakeEngine
 
 
 class Broken(FakeEngine):
-    """Falls over whenever three choices are asked for."""
+    """Falls over whenever seventeen tokens are asked for."""
 
     def submit(self, request: Request, sink: Sink) -> None:
-        if request.params.n == 3:
+        if request.params.max_tokens == 17:
             raise ZeroDivisionError
         super().submit(request, sink)
 
@@ -40,7 +40,7 @@ async def test_what_is_broken_is_found_and_made_small(serve: Serve) -> None:
     found = [fault for fault in report.faults.values() if fault.what == "500 internal_error" and fault.body]
     assert found, report.faults
     for fault in found:
-        assert fault.body.get("n") == 3 and len(fault.body) <= 3, fault.body
+        assert 17 in fault.body.values() and len(fault.body) <= 3, fault.body
 
 
 async def test_the_smallest_body_that_breaks_is_what_is_left() -> None:
