@@ -69,7 +69,10 @@ class Campaign:
                 tenant, hostile = self._tenant_of(number)
                 values = Values(random.Random(f"{self.seed} {number}"), self.harvest, tenant, vocabulary)
                 gun = Gun(session, self.url, self.keys[tenant], tenant, self.harvest, may_wait=hostile)
-                running.append(self._client(Maker(operations, values, self.chances, hostile), gun))
+                maker = Maker(operations, values, self.chances, hostile)
+                if number == 0:
+                    maker.unasked = list(operations)  # however few requests there are, every route is asked
+                running.append(self._client(maker, gun))
             await asyncio.gather(*running)
             telling.cancel()
 

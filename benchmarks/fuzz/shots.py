@@ -140,9 +140,12 @@ class Maker:
         self.operations, self.values, self.chances, self.hostile = operations, values, chances, hostile
         self.draw: random.Random = values.draw
         self._weights = [_weight(operation) for operation in operations]
+        self.unasked: list[Operation] = []  # come first, each once
 
     def shot(self) -> Shot:
         [operation] = self.draw.choices(self.operations, self._weights)
+        if self.unasked:
+            operation = self.unasked.pop()
         shot = self._valid(operation)
         if self.draw.random() < 0.25:
             shot = self._spoilt(shot, operation)
