@@ -113,8 +113,13 @@ class FairPool:
         loop, task = asyncio.get_running_loop(), _Task(tenant)
         running = loop.run_in_executor(self._threads, work)
         task.timer = loop.call_later(self._patience, self._overrun, task)
-        running.add_done_callback(lambda _: self._leave(task))
+        running.add_done_callback(lambda done: self._end(task, done))
         return await asyncio.shield(running)  # the thread works on if the caller leaves: its place is not free before
+
+    def _end(self, task: _Task, done: asyncio.Future[_Result]) -> None:
+        if not done.cancelled():
+            done.exception()  # else one that nobody waits for any more is logged, with what a client wrote in it
+        self._leave(task)
 
     def shutdown(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
