@@ -76,7 +76,7 @@ models: setup
 wheel: setup $(VENV)/.wheel
 	rm -rf dist/raw && mkdir -p dist/raw
 	BEQUEST_CUDA=off $(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/raw .
-	$(BIN)/auditwheel repair -w dist dist/raw/*.whl || cp dist/raw/*.whl dist/
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w dist dist/raw/*.whl || cp dist/raw/*.whl dist/
 	rm -rf dist/raw
 	@if command -v nvcc >/dev/null && test "$(CUDA_WHEEL)" = on; then \
 	  BEQUEST_CUDA=on $(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/cuda .; \
