@@ -12,7 +12,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
-from bequest.engine.models.weights import WeightSource
+from bequest.engine.models.weights import SourceOver, WeightSource
 
 Config = TypeVar("Config", bound=DecoderConfig | EncoderDecoderConfig)
 
@@ -40,21 +39,13 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
     return replace(config, head_dim=padded, head_padding=padding), heads
 
 
-class PaddedHeads:
+class PaddedHeads(SourceOver):
     """A WeightSource over another whose heads are smaller."""
 
     def __init__(self, source: WeightSource, head_dim: int, padded: int) -> None:
-        self._source = source
+        super().__init__(source)
         self._head_dim = head_dim
         self._padded = padded
-
-    @property
-    def description(self) -> str:
-        return self._source.description
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._source.dtype
 
     def names(self) -> Collection[str]:
         return self._source.names()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.rope import pair_halves
-from bequest.engine.models.weights import WeightSource
+from bequest.engine.models.weights import SourceOver, WeightSource
 
 
 def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
@@ -28,7 +27,7 @@ _JOINED = {
 }
 
 
-class RespelledSource:
+class RespelledSource(SourceOver):
     """A WeightSource over another.
 
     `joined`: matrices that hold others one below the other, and the rows of each; `turned`: matrices of so many heads
@@ -42,20 +41,12 @@ class RespelledSource:
         turned: Mapping[str, int],
         rotary_dim: int,
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._turned = turned
         self._rotary_dim = rotary_dim
         self._places: dict[str, tuple[str, slice | None]] = {}  # name → the stored one, and which rows of it
         for stored in source.names():
             self._places |= _parts_of(stored, joined)
-
-    @property
-    def description(self) -> str:
-        return self._source.description
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._source.dtype
 
     def names(self) -> Collection[str]:
         return self._places.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -41,37 +40,44 @@ class WeightSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixedSource:
-    """A WeightSource whose `bare` names get a prefix."""
+class SourceOver:
+    """What a WeightSource that makes something of another has in common with it."""
 
-    source: WeightSource
-    prefix: str
-    bare: frozenset[str]
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
 
     @property
     def description(self) -> str:
-        return self.source.description
+        return self._source.description
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.source.dtype
+        return self._source.dtype
+
+
+class PrefixedSource(SourceOver):
+    """A WeightSource whose `bare` names get a prefix."""
+
+    def __init__(self, source: WeightSource, prefix: str, bare: frozenset[str]) -> None:
+        super().__init__(source)
+        self._prefix = prefix
+        self._bare = bare
 
     def names(self) -> Collection[str]:
-        return {self.prefix + name if name in self.bare else name for name in self.source.names()}
+        return {self._prefix + name if name in self._bare else name for name in self._source.names()}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.source.shape(self._own(name))
+        return self._source.shape(self._own(name))
 
     def load(self, name: str) -> Tensor:
-        return self.source.load(self._own(name))
+        return self._source.load(self._own(name))
 
     def load_codes(self, name: str) -> QuantisedRows | None:
-        return self.source.load_codes(self._own(name))
+        return self._source.load_codes(self._own(name))
 
     def _own(self, name: str) -> str:
-        bare = name.removeprefix(self.prefix)
-        return bare if bare in self.bare else name
+        bare = name.removeprefix(self._prefix)
+        return bare if bare in self._bare else name
 
 
 def check_shapes(

@@ -74,7 +74,7 @@ class StepBuffers:
     def write_lists(self, batch: StepBatch | None) -> WorkCounts:
         """Writes the attention work of the next step, or of one without tokens; what all the lists hold."""
         arrays = self.staging.arrays()
-        total = WorkCounts(0, 0, 0)
+        total: WorkCounts | None = None
         for window, workspace in self.workspaces.items():
             if batch is None:
                 starts, lens, tables = _NO_STARTS, _NO_LENS, _NO_TABLES
@@ -83,7 +83,9 @@ class StepBuffers:
                 starts, lens, tables = batch.query_start, batch.cross_lens, batch.cross_tables
             else:
                 starts, lens, tables = batch.query_start, batch.seq_lens, batch.block_tables
-            total += workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
+            counts = workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
+            total = counts if total is None else total + counts
+        assert total is not None, "a model has attention"
         return total
 
     def write_tables(self, batch: StepBatch) -> None:

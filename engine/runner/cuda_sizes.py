@@ -10,7 +10,7 @@ from bequest.engine.types import MAX_BEAM_WIDTH
 # Steps of more tokens run eagerly: their kernels are long enough to hide the launches.
 MOST_GRAPH_TOKENS = 2048
 # Decode graphs up to this size come with and without the merge of cut tiles. Short contexts are not cut, and a launch
-# that finds nothing takes 1.1 µs of each layer, 3 % of the shortest steps; larger steps hardly notice.
+# that finds nothing takes 1.1 µs of each layer: of the 28 layers of a 0.6B model 31 µs, where a step of 32 has 1.04 ms.
 _MOST_WITHOUT_MERGES = 64
 # Of steps with more samples than sequences may run otherwise: those of beams.
 _BEAM_DECODE = [384, 512, 768, 1024]
