@@ -75,7 +75,7 @@ class Cut:
 def on_its_way(call: Call[_Continuing]) -> AbstractContextManager[None]:
     """While a request that continues another is worked on, it can be continued by the name that its client gave it."""
     body = call.body
-    return call.context.coming.waiting(call.tenant, body.request_id if body.continuation_of else None)
+    return call.context.coming.waiting(call.tenant, body.request_id, body.continuation_of)
 
 
 def text_inheriting(body: CompletionBody | HiddenStatesBody, source: TextSource) -> Inheriting | None:

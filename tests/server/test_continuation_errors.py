@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from bequest.engine.errors import InsufficientRetention, NameInUse, ParentFailed, RetentionTooLarge
+from bequest.server.stores.coming import Coming
 from tests.server.conftest import Starter
 from tests.server.front import Front
 
@@ -290,3 +292,18 @@ async def test_another_tenants_records_are_unknown(start: Starter) -> None:
     assert answer.status == 200, "names are one tenant's"
     answer, _ = await front.post(COMPLETIONS, {"prompt": "x", "continuation_of": made["id"]}, headers=ours)
     assert answer.status == 200
+
+
+async def test_a_request_that_continues_itself_does_not_wait_for_its_own_end(front: Front) -> None:
+    body = {"prompt": "x", "request_id": "me", "continuation_of": "me"}
+    async with asyncio.timeout(10):
+        error = await refused(front, COMPLETIONS, body, 404)
+    assert error["code"] == "continuation_parent_not_found"
+
+
+async def test_requests_in_a_circle_do_not_wait_for_each_other() -> None:
+    coming = Coming()
+    with coming.waiting("a", "one", "two"), coming.waiting("a", "two", "three"), coming.waiting("a", "three", "one"):
+        assert not await coming.ended("a", "one", None)
+        assert not await coming.ended("b", "one", None)
+    assert not await coming.ended("a", "one", None)
