@@ -21,6 +21,9 @@ from aiohttp.http_writer import StreamWriter
 from msgspec import structs
 
 from bequest.engine.types import ChoiceDelta, Delta, TokenLogprob
+from bequest.server.access.in_flight import Held
+from bequest.server.access.marks import TENANT
+from bequest.server.context import CONTEXT
 from bequest.server.transport.noting import note_error
 from bequest.server.transport.opening import KEEP_ALIVE, begin, log_failure
 from bequest.server.transport.pieces import Piece, release
@@ -30,6 +33,8 @@ from bequest.server.wire.errors import ApiError, from_engine, internal
 _log = logging.getLogger("bequest.server")
 
 _DONE = b"data: [DONE]\n\n"
+# What Python keeps of a token and of a log-probability, about, while they are held.
+_TOKEN_BYTES, _LOGPROB_BYTES = 32, 256
 
 
 class ChunkFormat(Protocol):
@@ -93,6 +98,11 @@ class _Held:
         )
 
 
+def _num_bytes(choice: ChoiceDelta) -> int:
+    alternatives = sum(1 + len(logprob.top) for logprob in choice.logprobs or ())
+    return len(choice.text) + _TOKEN_BYTES * len(choice.token_ids) + _LOGPROB_BYTES * alternatives
+
+
 class Source:
     """The sink of one engine request in a stream."""
 
@@ -103,6 +113,7 @@ class Source:
         self._opening: Delta | None = None  # the first delivery, until its event is written
         self._ending: Delta | None = None  # the last one, likewise
         self._begun = False  # the first event has been written
+        self._num_bytes = 0  # of what is held
         self.finished = False
 
     def __call__(self, delta: Delta) -> None:
@@ -139,6 +150,11 @@ class Source:
             if held is None:
                 held = self._held[choice.index] = _Held()
             held.add(choice)
+        self._account(sum(map(_num_bytes, delta.choices)))
+
+    def _account(self, more: int) -> None:
+        self._num_bytes += more
+        self._stream.account(more)
 
     @property
     def holds(self) -> bool:
@@ -150,6 +166,7 @@ class Source:
             return b""
         choices = [held.merged() for _, held in sorted(self._held.items())]
         self._held.clear()
+        self._account(-self._num_bytes)
         opening, self._opening = self._opening, None
         ending, self._ending = self._ending, None
         self._begun = True
@@ -174,6 +191,9 @@ class _Connection:
     @property
     def closing(self) -> bool:
         return self._transport.is_closing()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def write(self, event: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self.chunked else event)
@@ -208,6 +228,7 @@ class EventStream:
         self._writes_states = False  # the event with hidden states is under way
         self._wrote = False  # since the last look of the keep-alive clock
         self._closed = False  # the last byte has been handed to the transport
+        self._held: Held | None = None  # of what the sources hold for a client that lags
 
     def add_source(self, chunks: ChunkFormat) -> Source:
         source = Source(self, chunks)
@@ -227,6 +248,17 @@ class EventStream:
         if event and self._connection is not None:
             self._wrote = True
             self._connection.write(event)
+
+    def account(self, num_bytes: int) -> None:
+        """A source holds so much more, or less. A client that does not read is cut off where there is no room for it:
+        it can be told nothing."""
+        if self._held is None or self._connection is None:
+            return
+        try:
+            self._held.grow(num_bytes)
+        except ApiError as full:
+            _log.info("a client that does not read its stream is dropped: %s", full.message)
+            self._connection.abort()
 
     def finish(self, ending: Delta) -> None:
         self._endings.append(ending)
@@ -261,6 +293,13 @@ class EventStream:
 
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Sends everything until the end. Cancelled when the client goes away."""
+        self._held = request.app[CONTEXT].in_flight.held_by(request[TENANT])
+        try:
+            return await self._run(request, headers)
+        finally:
+            self._held.release()
+
+    async def _run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         response = begin(request, headers)
         writer = await response.prepare(request)
         assert isinstance(writer, StreamWriter)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
+import threading
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
 
+_ROOT = Path(__file__).parent.parent.parent
 _HUNG = """
 import sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +38,29 @@ print("fine")
 def test_a_worker_that_hangs_does_not_hold_the_end_up() -> None:
     ended = subprocess.run([sys.executable, "-c", _HUNG], timeout=60, check=False)
     assert ended.returncode == 0
+
+
+def test_a_whole_server_ends_while_its_workers_are_stuck() -> None:
+    """A text that is an hour from its tokens, a request that waits for it, and SIGTERM."""
+    command = [sys.executable, "-m", "tests.server.fake_process", "--stuck", "--drain-timeout", "1"]
+    with subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        url = next(line for line in lines if "ready on" in line).split("ready on ")[1].split()[0]
+        body = json.dumps({"prompt": "word " * 100_000}).encode()
+
+        def ask() -> None:
+            with suppress(OSError):
+                urllib.request.urlopen(
+                    urllib.request.Request(f"{url}/tokenize", body, {"Content-Type": "application/json"})
+                )
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert next(line for line in lines if "stuck" in line)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, "the drain timeout is a second"
+        asking.join()
 
 
 def test_a_start_without_stderr() -> None:

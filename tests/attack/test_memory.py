@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import orjson
 import pytest
 
 from bequest.engine.audio.resample import Resampler
+from bequest.engine.types import ChoiceDelta, Delta, Request
 from bequest.server.access.in_flight import InFlight
 from bequest.server.wire.errors import ApiError
 from tests.attack.conftest import Serve, Victim
+from tests.server.fakes import FakeEngine
 
 _MIB = 1 << 20
 _HEAD = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -57,6 +61,33 @@ async def test_a_text_is_charged_for_what_the_tokenizer_needs(serve: Serve) -> N
     statuses = sorted(answer.status for answer, _ in answers)
     assert statuses[0] == 200 and set(statuses) <= {200, 503}
     assert await _used(victim) == 0
+
+
+def _verbose(request: Request) -> Iterator[Delta]:
+    for number in itertools.count():
+        yield Delta(request.id, (ChoiceDelta(0, "word " * 20_000, (1,)),), first=number == 0)
+
+
+async def test_a_stream_that_nobody_reads_is_counted_and_cut_off(serve: Serve) -> None:
+    """Each stream would hold all of its text for its client."""
+    victim = serve(max_in_flight_mb=1, engine=lambda: FakeEngine(_verbose))
+    engine = victim.front.engine
+    engine.held = True
+    _, writer = await asyncio.open_connection("127.0.0.1", victim.server.port, limit=1 << 12)
+    body = orjson.dumps({"prompt": "a", "stream": True, "max_tokens": 400})
+    writer.write(_HEAD % (b"/v1/completions", len(body)) + body)
+    await victim.front.until(lambda: len(engine.runs) == 1)
+    most = 0
+    for _ in range(1000):
+        if not engine.runs:
+            break
+        await victim.server.on_loop(engine.advance)
+        most = max(most, await _used(victim))
+        await asyncio.sleep(0.001)
+    assert 0 < most <= _MIB, "it is counted, and the limit holds"
+    await victim.front.until(lambda: not engine.runs)
+    assert await _used(victim) == 0
+    writer.close()
 
 
 def test_tenants_have_half_each() -> None:

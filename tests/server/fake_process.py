@@ -1,10 +1,14 @@
-"""A server process with a fake engine that says a word every 20 ms, for tests that signal it: prints its address."""
+"""A server process with a fake engine that says a word every 20 ms, for tests that signal it: prints its address.
+
+With `--drain-timeout S` it drains for so long; with `--stuck` a long text never ends in the tokenizer's threads."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +18,7 @@ from bequest.server.operation.logs import configure_logging
 from bequest.server.operation.metrics import Metrics
 from bequest.server.process.serve import serve
 from bequest.server.stores.leases import LeaseTimes
-from tests.server.fakes import FakeEngine, FakeText
+from tests.server.fakes import ByteTokenizer, FakeEngine, FakeText
 
 
 def words(request: Request) -> Iterator[Delta]:
@@ -30,16 +34,30 @@ async def talk(engine: FakeEngine) -> None:
         engine.advance()
 
 
+class StuckTokenizer(ByteTokenizer):
+    """Long texts are encoded in a worker thread, which never comes back."""
+
+    def encode(self, text: str, *args: Any, **options: Any) -> Any:
+        if len(text) > 100_000:
+            print("stuck", file=sys.stderr, flush=True)
+            time.sleep(300)
+        return super().encode(text, *args, **options)
+
+
 async def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--drain-timeout", type=float, default=20.0)
+    parser.add_argument("--stuck", action="store_true")
+    options = parser.parse_args()
     talking: list[asyncio.Task[None]] = []
 
     async def load(metrics: Metrics) -> Any:
         engine = FakeEngine(words)
         engine.held = True
         talking.append(asyncio.create_task(talk(engine)))
-        return engine, FakeText()
+        return engine, FakeText(StuckTokenizer() if options.stuck else ByteTokenizer())
 
-    return await serve(ServerConfig(port=0, drain_timeout=20), LeaseTimes(300, 600), load)
+    return await serve(ServerConfig(port=0, drain_timeout=options.drain_timeout), LeaseTimes(300, 600), load)
 
 
 if __name__ == "__main__":
