@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.program import Stack
 from bequest.engine.layers.spec import LayerSpec
@@ -32,6 +33,13 @@ class Backend(Protocol):
 
     def quantised_weight(self, matrices: Sequence[QuantisedRows], bias: Tensor | None) -> Weight | None:
         """The same of matrices in codes of the same width; None where it multiplies none of these."""
+        ...
+
+    def expert_weights(
+        self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
+    ) -> ExpertWeights:
+        """One expert after another: its matrices [N_i, K], stacked along N. All experts together need not fit into
+        memory a second time. The bias is [E, N] float32 on the host."""
         ...
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:

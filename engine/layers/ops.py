@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from bequest.engine.kernels.hidden_tap import LayerTap
-from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.parts import Activation, Chosen, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
 
 
@@ -40,4 +40,12 @@ class Ops(Protocol):
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
         """Stores k, v [T, NKV, D] (views of a fused row are fine) at slots [T] int64; -1 is nowhere."""
+        ...
+
+    def route(self, logits: Tensor, routing: Routing) -> Chosen:
+        """The experts of each token by its logits [T, E]."""
+        ...
+
+    def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
+        """total + sigmoid(gates) * added, [T, H] with gates [T, 1], in place of total; returns it."""
         ...

@@ -1,4 +1,4 @@
-"""What layers are made of beside weights: activations, norms, the geometry of attention."""
+"""What layers are made of beside weights: activations, norms, the geometry of attention, the choice of experts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
 from bequest.engine.types.activation import Activation as Activation
+from bequest.engine.types.scoring import Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,33 @@ class Heads:
     rope: Tensor | None = None  # [P, R] float32: R / 2 cosines, then sines; None: positions turn nothing
     bias: Tensor | None = None  # [NQ, 2 R + 1] float32 on the scores: by key position less query's, within [-R, R]
     kv_scales: KvScales = UNSCALED  # of an fp8 cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Which experts a token goes to, and what each counts there.
+
+    A score is the softmax of a token's E logits, or the sigmoid of each. A token takes the experts of the `top_k` best
+    scores, by rank; of two that are equal the smaller number comes first. NaN is worse than everything else.
+    """
+
+    top_k: int
+    scoring: Scoring = "softmax"
+    bias: Tensor | None = None  # [E] float32, on scores while experts are chosen; what they count is without it
+    num_groups: int = 1  # of E / num_groups experts that follow each other
+    top_groups: int = 1  # only experts of the best groups can be chosen
+    group_best: int = 1  # so many of a group's best scores, with the bias, add up to the group's
+    renormalises: bool = False  # what a token's experts count is divided by its sum
+    factor: float = 1.0  # of what they count, at last
+
+    def __post_init__(self) -> None:
+        assert self.top_k >= 1 and 1 <= self.top_groups <= self.num_groups, self
+        assert self.group_best in (1, 2), self
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The experts of T tokens, best first, on the device."""
+
+    ids: Tensor  # [T, K] int32
+    weights: Tensor  # [T, K] float32

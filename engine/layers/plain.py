@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.ops import Ops
-from bequest.engine.layers.spec import Attention, CrossAttention, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import Attention, CrossAttention, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
@@ -19,7 +19,9 @@ def narrows(layer: LayerSpec) -> bool:
     """Whether rows that nobody reads can end in its attention, if no layer follows: no other attention does, and no
     norm that stores hidden states of them."""
     kinds = [type(sublayer.mixer) for sublayer in layer.sublayers]
-    return kinds[0] is Attention and set(kinds[1:]) == {FeedForward} and layer.sublayers[-1].after is None
+    others = set(kinds[1:])
+    is_narrow = kinds[0] is Attention and others and others <= {FeedForward, Experts}
+    return bool(is_narrow) and layer.sublayers[-1].after is None
 
 
 class PlainProgram:
@@ -68,6 +70,9 @@ def apply(sublayer: Sublayer, stream: Stream, step: LayerStep, tap: LayerTap | N
             _add(sublayer, mixer.output, stream, ops.attend_cross(q, heads, step))
         case FeedForward():
             _add(sublayer, mixer.down, stream, _inner(sublayer, mixer, stream, tap))
+        case Experts():
+            x = stream.state() if sublayer.before is None else stream.normed(sublayer.before, tap)
+            _add_given(sublayer, stream, _of_experts(mixer, x, ops))
 
 
 def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream, tap: LayerTap | None) -> Tensor:
@@ -84,8 +89,23 @@ def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
     """The product that ends a mixer, to the stream."""
     if sublayer.behind is None and sublayer.factor == 1.0:
         last.add_to(stream, x)
-        return
-    given = last(x)
+    else:
+        _add_given(sublayer, stream, last(x))
+
+
+def _of_experts(mixer: Experts, x: Tensor, ops: Ops) -> Tensor:
+    """[T, H] → [T, H]"""
+    chosen = ops.route(mixer.router(x), mixer.routing)
+    total = mixer.down.summed(mixer.up.gated(x, chosen, mixer.activation), chosen)
+    if mixer.shared is None:
+        return total
+    shared = mixer.shared
+    inner = shared.up.gated(x, shared.activation) if shared.gated else shared.up.activated(x, shared.activation)
+    added = shared.down(inner)
+    return total.add_(added) if mixer.shared_gate is None else ops.add_weighed(total, added, mixer.shared_gate(x))
+
+
+def _add_given(sublayer: Sublayer, stream: Stream, given: Tensor) -> None:
     if sublayer.behind is not None:
         given = stream.ops.norm(given, sublayer.behind, None, None)
     stream.add(given if sublayer.factor == 1.0 else given.mul_(sublayer.factor))

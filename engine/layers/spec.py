@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bequest.engine.kernels.kv_format import UNSCALED
-from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.expert_weights import ExpertWeights
+from bequest.engine.layers.parts import Activation, Heads, Norm, Routing
 from bequest.engine.layers.weight import Weight
 
 
@@ -58,7 +59,26 @@ class FeedForward:
         return (self.up, self.down)
 
 
-Mixer = Attention | CrossAttention | FeedForward
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Gated feed-forward layers of which each token takes a few, and perhaps one that all tokens take."""
+
+    router: Weight  # [E, H]
+    routing: Routing
+    up: ExpertWeights  # gate and up, [E, 2 I, H]
+    activation: Activation
+    down: ExpertWeights  # [E, H, I]
+    shared: FeedForward | None = None
+    shared_gate: Weight | None = None  # [1, H]: its sigmoid is what the shared one counts; None: it counts whole
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Those that all tokens take."""
+        shared = () if self.shared is None else self.shared.weights
+        return (self.router, *shared, *(() if self.shared_gate is None else (self.shared_gate,)))
+
+
+Mixer = Attention | CrossAttention | FeedForward | Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

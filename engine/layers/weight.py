@@ -17,8 +17,8 @@ from bequest.engine.layers.parts import Activation, Norm
 from bequest.engine.layers.stream import Stream
 
 
-class Table(ABC):
-    """Rows [N, K] by number."""
+class Stored(ABC):
+    """What takes memory on a device."""
 
     @property
     @abstractmethod
@@ -28,6 +28,10 @@ class Table(ABC):
     @abstractmethod
     def format(self) -> str:
         """What its values are kept in, for people."""
+
+
+class Table(Stored):
+    """Rows [N, K] by number."""
 
     @abstractmethod
     def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bequest.engine.errors import ModelError
+from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.types.activation import Activation as Activation
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -72,6 +73,7 @@ class DecoderConfig:
     residual_factor: float = 1.0  # of what a sublayer adds
     logits_divisor: float = 1.0
     score_scale: float | None = None  # of attention; None: by the size of a head
+    experts: ExpertsConfig | None = None  # in place of some layers' MLP; None: no layer has any
     unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 

@@ -14,6 +14,7 @@ from bequest.engine.models.config import (
     parse_rope_kind,
 )
 from bequest.engine.models.fields import Fields
+from bequest.engine.models.hf_experts import COUNT_NAMES, parse_hf_experts
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
 _OLD_ROPE_KINDS = {"su": "longrope"}
@@ -24,9 +25,6 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "final_logit_softcapping": (0,),
     "query_pre_attn_scalar": (),
     "logit_scale": (1,),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
-    "n_routed_experts": (0,),
     "attention_chunk_size": (),
     "use_qk_norm": (False,),
     "qk_layernorm": (False,),
@@ -42,6 +40,10 @@ _MULTIPLIERS: Mapping[str, tuple[object, ...]] = {
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
 }
+
+
+# The same of variants without experts.
+_EXPERTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(COUNT_NAMES, (0,))
 
 
 def parse_hf_config(
@@ -63,6 +65,7 @@ def parse_hf_config(
     unrotated = _unrotated_layers(fields) if variant.skips_rope else frozenset()
     biased = fields.boolean("attention_bias", False) and variant.attention_bias == "as_config"
     qkv_biased = variant.attention_bias == "qkv_as_config" and fields.boolean("attention_bias", True)
+    qkv_biased |= variant.attention_bias == "qkv_bias" and fields.boolean("qkv_bias", True)
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -88,6 +91,7 @@ def parse_hf_config(
         logits_divisor=fields.number("logits_scaling", 1.0),
         score_scale=fields.number("attention_multiplier", 1.0) if variant.multipliers else None,
         unrotated_layers=unrotated,
+        experts=None if variant.experts is None else parse_hf_experts(fields, variant.experts),
     )
 
 
@@ -191,10 +195,14 @@ def _sliding_windows(fields: Fields, variant: HFVariant, unrotated: frozenset[in
         return (window,) * num_layers
     if not fields.boolean("use_sliding_window", False):
         return full
+    if variant.sliding_window == "all_if_used":
+        return (window,) * num_layers
     if not fields.has("layer_types") and variant.skips_rope:
         return tuple(window if layer in unrotated else 0 for layer in range(num_layers))
     if not fields.has("layer_types"):
         first = fields.integer("max_window_layers", 28)
+        if variant.sliding_window == "every_other":
+            return tuple(window if layer < first and layer % 2 == 0 else 0 for layer in range(num_layers))
         return tuple(window if layer >= first else 0 for layer in range(num_layers))
     window_of = {"full_attention": 0, "sliding_attention": window}
     types = [str(kind) for kind in fields.list_of("layer_types")]
@@ -204,7 +212,9 @@ def _sliding_windows(fields: Fields, variant: HFVariant, unrotated: frozenset[in
 
 
 def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
-    refused = UNSUPPORTED_FIELDS if variant.multipliers else {**UNSUPPORTED_FIELDS, **_MULTIPLIERS}
+    refused = dict(UNSUPPORTED_FIELDS)
+    refused |= {} if variant.multipliers else _MULTIPLIERS
+    refused |= {} if variant.experts else _EXPERTS
     found = [
         f"{name} = {fields.raw(name)!r}"
         for name, harmless in refused.items()

@@ -13,6 +13,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
+from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.any_config import ModelConfig, parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
@@ -21,6 +22,7 @@ from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, re
 from bequest.engine.models.dummy import DummySource
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.expert_names import ExpertNames
 from bequest.engine.models.families import dense
 from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.fields import Fields
@@ -94,7 +96,7 @@ def load_model(
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
-        formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight)})),
+        formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)})),
         notes=model.notes,
         kv_dtype=kv_dtype,
         max_model_len=length,
@@ -134,8 +136,10 @@ def _open_directory(directory: Path) -> Checkpoint:
     config = parse_config(values, source)
     generation = hf_generation_defaults(directory, Fields(values, source))
     files = SafetensorsSource(directory)
-    tensors = respelled(files, config) if isinstance(config, DecoderConfig) else files
-    return Checkpoint(config, tensors, generation)
+    if not isinstance(config, DecoderConfig):
+        return Checkpoint(config, files, generation)
+    named = files if config.experts is None else ExpertNames(files)
+    return Checkpoint(config, respelled(named, config), generation)
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

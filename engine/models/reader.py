@@ -18,8 +18,9 @@ from torch import Tensor
 
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
 from bequest.engine.layers.backend import Backend
-from bequest.engine.layers.parts import Norm
-from bequest.engine.layers.weight import Table, Weight
+from bequest.engine.layers.expert_weights import ExpertWeights
+from bequest.engine.layers.parts import Activation, Chosen, Norm
+from bequest.engine.layers.weight import Stored, Table, Weight
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
 from bequest.engine.models.weights import WeightSource
@@ -51,6 +52,12 @@ class Reader(ABC):
     @abstractmethod
     def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int, has_bias: Sequence[bool]) -> Weight:
         """Several matrices that read the same rows. One without a bias beside others that have one gets zeros."""
+
+    @abstractmethod
+    def experts(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int, *, has_bias: bool = False
+    ) -> ExpertWeights:
+        """The same of each expert, whose number stands before the names."""
 
     @abstractmethod
     def vector(self, name: str, size: int) -> Tensor:
@@ -98,6 +105,13 @@ class Lister(Reader):
             if biased:
                 self.tensor(f"{name}.bias", (count,))
         return Unread(sum(rows), columns)
+
+    def experts(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int, *, has_bias: bool = False
+    ) -> ExpertWeights:
+        for number in range(num_experts):
+            self.under(f"{number}.").stacked(names, rows, columns, [has_bias] * len(names))
+        return UnreadExperts(num_experts, sum(rows), columns)
 
     def vector(self, name: str, size: int) -> Tensor:
         return self.tensor(name, (size,))
@@ -152,13 +166,29 @@ class Unread(Weight):
         return self
 
 
+class UnreadExperts(ExpertWeights):
+    """Has a shape alone."""
+
+    format, nbytes = "nothing", 0
+    num_experts, out_features, in_features = 0, 0, 0
+
+    def __init__(self, num_experts: int, out_features: int, in_features: int) -> None:
+        self.num_experts, self.out_features, self.in_features = num_experts, out_features, in_features
+
+    def gated(self, x: Tensor, chosen: Chosen, activation: Activation) -> Tensor:
+        raise AssertionError("these weights were listed, not loaded")
+
+    def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
+        raise AssertionError("these weights were listed, not loaded")
+
+
 class Loader(Reader):
     """Brings tensors of a checkpoint to a backend, in the dtype that they are kept in there."""
 
     def __init__(self, source: WeightSource, backend: Backend, dtype: torch.dtype, *, scales_kv: bool = False) -> None:
         """`scales_kv`: the cache is fp8."""
         super().__init__()
-        self.tables: list[Table] = []  # all that were made; norms and biases are too small to count
+        self.tables: list[Stored] = []  # all that were made; norms and biases are too small to count
         self._source = source
         self._backend = backend
         self._dtype = dtype
@@ -188,6 +218,20 @@ class Loader(Reader):
         if len(parts) < len(names) or len({part.bits for part in parts}) > 1:
             return None
         return self._backend.quantised_weight(parts, bias)
+
+    def experts(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int, *, has_bias: bool = False
+    ) -> ExpertWeights:
+        def of_expert(number: int, kind: str) -> list[Tensor]:
+            return [self._load(f"{number}.{name}.{kind}") for name in names]
+
+        bias = None
+        if has_bias:
+            bias = torch.stack([torch.cat(of_expert(number, "bias")) for number in range(num_experts)]).float()
+        matrices = (of_expert(number, "weight") for number in range(num_experts))  # read when their turn comes
+        made = self._backend.expert_weights(matrices, num_experts, bias, self._dtype)
+        assert (made.num_experts, made.out_features, made.in_features) == (num_experts, sum(rows), columns), names
+        return self._kept(made)
 
     def vector(self, name: str, size: int) -> Tensor:
         return self._backend.vector(self._load(name), self._dtype)
@@ -226,4 +270,4 @@ class Loader(Reader):
         return table
 
 
-AnyTable = TypeVar("AnyTable", bound=Table)
+AnyTable = TypeVar("AnyTable", bound=Stored)

@@ -7,6 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bequest.engine.errors import ModelError
+from bequest.engine.types.scoring import Scoring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HFExperts:
+    """What the name implies for experts. Sizes are those of the transformers library where config.json has none."""
+
+    num_experts: int
+    top_k: int
+    inner_size: int = 0  # 0: `intermediate_size` is the experts'; else they have a field of their own
+    renormalises: Literal["always", "if_config", "unless_config"] = "if_config"
+    scoring: Scoring = "softmax"
+    choice_bias: bool = False
+    grouped: bool = False  # config.json has groups and a factor
+    shared: Literal["none", "gated", "counted"] = "none"  # gated: of a size of its own; counted: so many experts' size
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +30,11 @@ class HFVariant:
     """What the name of a Hugging Face architecture implies beyond its config.json."""
 
     # as_config: Q, K, V and the output, if `attention_bias`; qkv_as_config: the former alone, unless it is false
-    attention_bias: Literal["never", "qkv", "as_config", "qkv_as_config"]
+    # qkv_bias: the former alone, unless `qkv_bias` is false
+    attention_bias: Literal["never", "qkv", "as_config", "qkv_as_config", "qkv_bias"]
     mlp_bias: Literal["never", "as_config"]
     qk_norm: bool
-    sliding_window: Literal["never", "all_layers", "by_layer"]
+    sliding_window: Literal["never", "all_layers", "all_if_used", "by_layer", "every_other"]
     default_head_dim: int | None = None  # None: hidden size / heads
     default_theta: float = 10000.0  # of the rotary embedding
     default_tied: bool = False  # the output matrix is the embedding
@@ -26,6 +43,7 @@ class HFVariant:
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     interleaved_rope: bool = False  # rotation pairs neighbours, not halves
     multipliers: bool = False  # config.json has some for embedding, attention, residual and logits
+    experts: HFExperts | None = None  # in place of MLPs
     skips_rope: bool = False  # in the layers that `no_rope_layers` or `no_rope_layer_interval` says
 
 
@@ -68,6 +86,28 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     ),
     "GlmForCausalLM": _GLM,
     "Glm4ForCausalLM": replace(_GLM, norms_behind=True),
+    "MixtralForCausalLM": HFVariant(
+        "never",
+        "never",
+        qk_norm=False,
+        sliding_window="all_layers",
+        default_theta=1000000.0,
+        experts=HFExperts(num_experts=8, top_k=2, renormalises="always"),
+    ),
+    "Qwen2MoeForCausalLM": HFVariant(
+        "qkv_bias",
+        "never",
+        qk_norm=False,
+        sliding_window="every_other",
+        experts=HFExperts(num_experts=60, top_k=4, inner_size=1408, shared="gated", shared_size=5632),
+    ),
+    "Qwen3MoeForCausalLM": HFVariant(
+        "as_config",
+        "never",
+        qk_norm=True,
+        sliding_window="all_if_used",
+        experts=HFExperts(num_experts=128, top_k=8, inner_size=768),
+    ),
 }
 
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {

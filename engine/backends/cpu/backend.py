@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cpu.experts import CpuExperts
 from bequest.engine.backends.cpu.ops import CpuOps
 from bequest.engine.backends.cpu.stack import StackCompiler
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
 from bequest.engine.kernels import cpu as kernels
+from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Table, Weight
@@ -32,6 +34,13 @@ class CpuBackend:
 
     def quantised_weight(self, matrices: Sequence[kernels.QuantisedRows], bias: Tensor | None) -> Weight | None:
         return CpuWeight(kernels.pack_quantised(matrices), bias, self.ops)
+
+    def expert_weights(
+        self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
+    ) -> ExpertWeights:
+        packed = [kernels.pack_weights(of_expert, dtype) for of_expert in matrices]
+        assert len(packed) == num_experts, (len(packed), num_experts)
+        return CpuExperts(packed, bias, self.ops)
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return CpuRows(rows, dtype)

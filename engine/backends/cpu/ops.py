@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from bequest.engine.backends.cpu.route import route
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.hidden_tap import LayerTap
-from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.parts import Activation, Chosen, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
 
 
@@ -38,6 +39,12 @@ class CpuOps:
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
         kernels.write_kv(k, v, kv_cache, layer, slots)
+
+    def route(self, logits: Tensor, routing: Routing) -> Chosen:
+        return route(logits, routing)
+
+    def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
+        return total.addcmul_(gates.double().sigmoid().float(), added)
 
 
 def plan_of(work: AttentionWork) -> kernels.AttentionPlan:

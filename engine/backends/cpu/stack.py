@@ -11,7 +11,7 @@ from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Heads, Norm
 from bequest.engine.layers.plain import narrows
-from bequest.engine.layers.spec import Attention, CrossAttention, FeedForward, LayerSpec, Mixer, Sublayer
+from bequest.engine.layers.spec import Attention, CrossAttention, Experts, FeedForward, LayerSpec, Mixer, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
@@ -27,6 +27,8 @@ class StackCompiler:
         self._ops = ops
 
     def refusal(self, layer: LayerSpec) -> str | None:
+        if any(isinstance(sublayer.mixer, Experts) for sublayer in layer.sublayers):
+            return "it has experts"
         others = {type(weight).__name__ for weight in layer.weights if type(weight) is not CpuWeight}
         if others:
             return f"a weight is a {', '.join(sorted(others))}"
@@ -87,6 +89,8 @@ class StackProgram:
                 return cpu_stack.StackCross(_product(q), self._heads(heads, is_cross=True), _product(output))
             case FeedForward(up, activation, down, gated):
                 return cpu_stack.StackFeedForward(_product(up), ACTIVATION_CODES[activation], _product(down), gated)
+            case Experts():
+                raise AssertionError("refused")
 
     def _heads(self, heads: Heads, *, is_cross: bool = False) -> cpu_stack.StackHeads:
         plan = 0 if is_cross else self._windows.index(heads.window)

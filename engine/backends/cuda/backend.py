@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch import Tensor
 from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.backends.cuda.weights import DenseWeight
+from bequest.engine.errors import ModelError
 from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Table, Weight
@@ -39,6 +41,11 @@ class CudaBackend:
 
     def quantised_weight(self, matrices: Sequence[QuantisedRows], bias: Tensor | None) -> Weight | None:
         return None
+
+    def expert_weights(
+        self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
+    ) -> ExpertWeights:
+        raise ModelError("models with experts run on the CPU only; start with --device cpu")
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return self.weight([rows], None, dtype)

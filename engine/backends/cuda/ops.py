@@ -7,7 +7,7 @@ from torch import Tensor
 from bequest.engine.kernels import cuda, cuda_attention
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.hidden_tap import LayerTap
-from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.parts import Activation, Chosen, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
 
 
@@ -41,6 +41,12 @@ class CudaOps:
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
         cuda.write_kv(k, v, kv_cache, layer, slots)
+
+    def route(self, logits: Tensor, routing: Routing) -> Chosen:
+        raise AssertionError("the backend has no experts")
+
+    def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
+        return total.addcmul_(gates.sigmoid(), added)
 
 
 def _plan(work: AttentionWork) -> cuda_attention.CudaAttentionPlan:

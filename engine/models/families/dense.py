@@ -1,4 +1,4 @@
-"""The dense decoders: Llama, Mistral, Qwen, SmolLM3, Phi-3 and 4, GLM-4, Granite and what shares their shape."""
+"""Llama, Mistral, Qwen, SmolLM3, Phi-3 and 4, GLM-4, Granite and what shares their shape, with experts or without."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import partial
 from torch import Tensor
 
 from bequest.engine.layers.parts import HeadNorm, Heads
-from bequest.engine.layers.spec import Attention, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import Attention, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import DecoderParts
+from bequest.engine.models.families.experts import describe_experts
 from bequest.engine.models.reader import Lister, Reader, Shape
 from bequest.engine.models.rope import cos_sin_table
 from bequest.engine.models.weights import WeightSource, check_shapes
@@ -44,7 +45,7 @@ def _layer(config: DecoderConfig, read: Reader, rope: Tensor, index: int) -> Lay
     )
     mlp = Sublayer(
         before=at.norm("post_attention_layernorm", hidden, eps),
-        mixer=_mlp(config, at.under("mlp.")),
+        mixer=_mlp(config, at.under("mlp."), index),
         behind=behind["post_mlp_layernorm"],
         factor=config.residual_factor,
     )
@@ -74,7 +75,9 @@ def _head_norm(config: DecoderConfig, at: Reader) -> HeadNorm:
     return HeadNorm(q_weight, k_weight, config.head_norm_eps)
 
 
-def _mlp(config: DecoderConfig, at: Reader) -> FeedForward:
+def _mlp(config: DecoderConfig, at: Reader, index: int) -> FeedForward | Experts:
+    if config.experts is not None and index in config.experts.layers:
+        return describe_experts(config, config.experts, at)
     hidden, inner, biased = config.hidden_size, config.intermediate_size, config.mlp_bias
     return FeedForward(
         at.stacked(["gate_proj", "up_proj"], [inner, inner], hidden, [biased, biased]),

@@ -1,0 +1,71 @@
+"""Checkpoints that name experts otherwise than Qwen's, or keep all experts of a layer in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.weights import SourceOver, WeightSource
+
+_RENAMED = {
+    ".block_sparse_moe.": ".mlp.",  # Mixtral's
+    ".w1.weight": ".gate_proj.weight",
+    ".w3.weight": ".up_proj.weight",
+    ".w2.weight": ".down_proj.weight",
+    ".mlp.shared_experts.": ".mlp.shared_expert.",  # GLM's
+}
+# Tensors [E, rows, columns] that newer checkpoints have, and what their rows are.
+_FUSED = {".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), ".mlp.experts.down_proj": ("down_proj",)}
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies: all of a stored one, or rows [begin, end) of one expert's part of it."""
+
+    stored: str
+    expert: int | None = None
+    begin: int = 0
+    end: int = 0
+
+
+class ExpertNames(SourceOver):
+    """A WeightSource over another: each matrix of each expert has a name."""
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(source)
+        self._places = {name: place for stored in source.names() for name, place in _places(source, stored)}
+
+    def names(self) -> Collection[str]:
+        return self._places.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        place = self._places[name]
+        shape = self._source.shape(place.stored)
+        return shape if place.expert is None else (place.end - place.begin, *shape[2:])
+
+    def load(self, name: str) -> Tensor:
+        """Of one expert a view, where the source has views: the whole tensor is not copied for each."""
+        place = self._places[name]
+        tensor = self._source.load(place.stored)
+        return tensor if place.expert is None else tensor[place.expert, place.begin : place.end]
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        place = self._places[name]
+        return self._source.load_codes(place.stored) if place.expert is None else None
+
+
+def _places(source: WeightSource, stored: str) -> Iterator[tuple[str, _Place]]:
+    name = stored
+    for theirs, ours in _RENAMED.items():
+        name = name.replace(theirs, ours)
+    ending = next((ending for ending in _FUSED if name.endswith(ending)), None)
+    if ending is None:
+        yield name, _Place(stored)
+        return
+    layer, (num_experts, num_rows, *_), parts = name.removesuffix(ending), source.shape(stored), _FUSED[ending]
+    for expert in range(num_experts):
+        for number, part in enumerate(parts):
+            begin, end = num_rows * number // len(parts), num_rows * (number + 1) // len(parts)
+            yield f"{layer}.mlp.experts.{expert}.{part}.weight", _Place(stored, expert, begin, end)
