@@ -32,10 +32,16 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -81,6 +87,20 @@ LONG = {
     "original_max_position_embeddings": 16,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+# Sizes of recurrent layers that no vector divides, with keys that value heads share.
+LINEAR_LAYERS = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
 # name → (model class, its configuration)
@@ -166,6 +186,37 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             decoder_sparse_step=2,
         ),
     ),
+    "qwen3.5": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig(**SHAPE | LINEAR_LAYERS, head_dim=32, tie_word_embeddings=True, pad_token_id=1),
+    ),
+    # The last layer has an attention, of which some rows are read; the sizes of published models.
+    "qwen3.5-wide": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig(
+            **SHAPE
+            | {
+                "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+                "linear_num_key_heads": 1,
+                "linear_num_value_heads": 2,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+                "attention_bias": True,
+            },
+            head_dim=64,
+            pad_token_id=1,
+        ),
+    ),
+    "qwen3-next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig(
+            **SHAPE | LINEAR_LAYERS | EXPERTS, head_dim=64, mlp_only_layers=[0], norm_topk_prob=False, pad_token_id=1
+        ),
+    ),
+    "qwen3.5-moe": (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig(**SHAPE | LINEAR_LAYERS | EXPERTS, head_dim=32, pad_token_id=1),
+    ),
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
@@ -184,7 +235,9 @@ def make_reference(name: str) -> PreTrainedModel:
         for parameter_name, parameter in model.named_parameters():
             # Wide enough that a mistake anywhere shows in the logits; norms and biases are not left at 1 and 0.
             centre = 1.0 if "norm" in parameter_name else 0.0
-            parameter.copy_(centre + scale * torch.randn(parameter.shape, generator=random))
+            # Keys are made out of a convolution and scaled to length one: small ones would be nothing but rounding.
+            width = 4.0 * scale if "conv1d" in parameter_name else scale
+            parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
     return model.eval()
 
 

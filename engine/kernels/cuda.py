@@ -26,7 +26,7 @@ from bequest.engine.kernels.kv_view import view_of
 from bequest.engine.kernels.streams import current_stream as _stream
 from bequest.engine.types import IntArray
 
-_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 
 
 def address_of(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -77,7 +77,7 @@ def embedding(ids: Tensor, weight: Tensor, last_tokens: Tensor | None = None, ou
             _check_optional(last_tokens, torch.int32, num_rows),
             num_rows,
         ),
-        (address_of(weight, weight.dtype, vocab_size, hidden), vocab_size, hidden, _DTYPE_CODES[weight.dtype]),
+        (address_of(weight, weight.dtype, vocab_size, hidden), vocab_size, hidden, DTYPE_CODES[weight.dtype]),
         out.data_ptr(),
         _stream(),
     )
@@ -100,7 +100,7 @@ def rms_norm(
     dtype = x.dtype
     out = _result(out, x, num_tokens, hidden)
     _C.cuda_rms_norm(
-        (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, _DTYPE_CODES[dtype]),
+        (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, DTYPE_CODES[dtype]),
         (address_of(weight, dtype, hidden), 0, eps),
         _check_optional(residual, dtype, num_tokens, hidden),
         out.data_ptr(),
@@ -118,7 +118,7 @@ def layer_norm(
     dtype = x.dtype
     out = torch.empty_like(x)
     _C.cuda_layer_norm(
-        (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, _DTYPE_CODES[dtype]),
+        (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, DTYPE_CODES[dtype]),
         (address_of(weight, dtype, hidden), address_of(bias, dtype, hidden), eps),
         _check_optional(residual, dtype, num_tokens, hidden),
         out.data_ptr(),
@@ -143,7 +143,7 @@ def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None
     num_tokens, doubled = gate_up.shape
     assert doubled % 2 == 0, doubled
     out = _result(out, gate_up, num_tokens, doubled // 2)
-    rows = (address_of(gate_up, gate_up.dtype, num_tokens, doubled), num_tokens, doubled, _DTYPE_CODES[gate_up.dtype])
+    rows = (address_of(gate_up, gate_up.dtype, num_tokens, doubled), num_tokens, doubled, DTYPE_CODES[gate_up.dtype])
     _C.cuda_gated_activation(rows, out.data_ptr(), ACTIVATION_CODES[activation], _stream())
     return out
 
@@ -151,7 +151,7 @@ def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None
 def activate(x: Tensor, activation: str) -> Tensor:
     """f(x) in place, any shape; returns x."""
     _C.cuda_activate(
-        address_of(x, x.dtype, *x.shape), _DTYPE_CODES[x.dtype], x.numel(), ACTIVATION_CODES[activation], _stream()
+        address_of(x, x.dtype, *x.shape), DTYPE_CODES[x.dtype], x.numel(), ACTIVATION_CODES[activation], _stream()
     )
     return x
 
@@ -263,7 +263,7 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor | None, steps: Preparation) -> None
     assert k_heads[1] == q_heads[1] and k_heads[3] == q_heads[3], (q.shape, k.shape)
     v_heads = None if v is None else _heads(v, dtype)
     assert steps[3] is None or (v_heads is not None and v_heads[1:4] == k_heads[1:4])
-    _C.cuda_prepare_qkv(q_heads, k_heads, v_heads, _DTYPE_CODES[dtype], steps, _stream())
+    _C.cuda_prepare_qkv(q_heads, k_heads, v_heads, DTYPE_CODES[dtype], steps, _stream())
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def logit_rows(logits: Tensor) -> tuple[int, int, int, int, int]:
     num, vocab_size = logits.shape
     distance, stride = logits.stride()
     assert logits.is_cuda and stride == 1, logits.stride()
-    return logits.data_ptr(), num, vocab_size, distance, _DTYPE_CODES[logits.dtype]
+    return logits.data_ptr(), num, vocab_size, distance, DTYPE_CODES[logits.dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from bequest.engine.kernels.hidden_tap import LayerTap
-from bequest.engine.layers.parts import Activation, Chosen, Heads, Norm, Routing
+from bequest.engine.layers.parts import Activation, Chosen, DeltaRule, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
 
 
@@ -36,6 +36,14 @@ class Ops(Protocol):
 
     def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         """Queries [T, NQ D] over the cross tables → [T, NQ D]"""
+        ...
+
+    def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
+        """Rows [T, C + HV DV + 2 HV] as DeltaNet has them → [T, HV DV]. States move on as `step.recurrent` says."""
+        ...
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times the logistic function of the gate, [T, N] both, in place; returns x."""
         ...
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bequest.engine.kernels.delta_net import DeltaRule as DeltaRule
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
 from bequest.engine.types.activation import Activation as Activation
 from bequest.engine.types.scoring import Scoring

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.ops import Ops
-from bequest.engine.layers.spec import Attention, CrossAttention, Experts, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import Attention, CrossAttention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
@@ -57,22 +57,44 @@ def apply(sublayer: Sublayer, stream: Stream, step: LayerStep, tap: LayerTap | N
     """All of a sublayer but its norm `after`; the tap is for its norm `before`."""
     mixer, ops = sublayer.mixer, stream.ops
     match mixer:
-        case Attention(qkv=weight, heads=heads):
-            qkv = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
-            if narrow and step.read is not None:
-                gathered = ops.attend_read(qkv, heads, step)
-                stream.keep(step.read.rows)
-            else:
-                gathered = ops.attend(qkv, heads, step)
-            _add(sublayer, mixer.output, stream, gathered)
+        case Attention():
+            _add(sublayer, mixer.output, stream, _attended(sublayer, mixer, stream, step, tap, narrow=narrow))
         case CrossAttention(q=weight, heads=heads):
             q = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
             _add(sublayer, mixer.output, stream, ops.attend_cross(q, heads, step))
+        case DeltaNet(rows=weight, rule=rule):
+            rows = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
+            _add(sublayer, mixer.output, stream, ops.delta_net(rows, rule, step))
         case FeedForward():
             _add(sublayer, mixer.down, stream, _inner(sublayer, mixer, stream, tap))
         case Experts():
             x = stream.state() if sublayer.before is None else stream.normed(sublayer.before, tap)
             _add_given(sublayer, stream, _of_experts(mixer, x, ops))
+
+
+def _attended(
+    sublayer: Sublayer, mixer: Attention, stream: Stream, step: LayerStep, tap: LayerTap | None, *, narrow: bool
+) -> Tensor:
+    """[T, NQ D], or [R, NQ D] where the stream goes on with the rows that are read."""
+    qkv, gate = _projected(sublayer, mixer, stream, tap)
+    if narrow and step.read is not None:
+        gathered = stream.ops.attend_read(qkv, mixer.heads, step)
+        stream.keep(step.read.rows)
+        gate = None if gate is None else gate[step.read.rows]
+    else:
+        gathered = stream.ops.attend(qkv, mixer.heads, step)
+    return gathered if gate is None else stream.ops.sigmoid_gate(gathered, gate)
+
+
+def _projected(
+    sublayer: Sublayer, mixer: Attention, stream: Stream, tap: LayerTap | None
+) -> tuple[Tensor, Tensor | None]:
+    """Queries, keys and values [T, (NQ + 2 NKV) D], and the gate [T, NQ D] where there is one."""
+    norm, weight, gate = sublayer.before, mixer.qkv, mixer.gate
+    if gate is None:
+        return weight(stream.state()) if norm is None else weight.normed(stream, norm, tap), None
+    x = stream.state() if norm is None else stream.normed(norm, tap)
+    return weight(x), gate(x)
 
 
 def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream, tap: LayerTap | None) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bequest.engine.kernels.kv_format import UNSCALED
 from bequest.engine.layers.expert_weights import ExpertWeights
-from bequest.engine.layers.parts import Activation, Heads, Norm, Routing
+from bequest.engine.layers.parts import Activation, DeltaRule, Heads, Norm, Routing
 from bequest.engine.layers.weight import Weight
 
 
@@ -24,10 +24,11 @@ class Attention:
     qkv: Weight  # [(NQ + 2 NKV) D, H]
     heads: Heads
     output: Weight  # [H, NQ D]
+    gate: Weight | None = None  # [NQ D, H]: what queries gather is multiplied by the logistic function of it
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        return (self.qkv, self.output)
+        return (self.qkv, self.output) if self.gate is None else (self.qkv, self.gate, self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,20 @@ class Experts:
         return (self.router, *shared, *(() if self.shared_gate is None else (self.shared_gate,)))
 
 
-Mixer = Attention | CrossAttention | FeedForward | Experts
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Of a token and all before it, of which a state of fixed size is left."""
+
+    rows: Weight  # [C + HV DV + 2 HV, H]: queries, keys and values; z; b, a
+    rule: DeltaRule
+    output: Weight  # [H, HV DV]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (self.rows, self.output)
+
+
+Mixer = Attention | CrossAttention | DeltaNet | FeedForward | Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 
 
@@ -29,6 +30,7 @@ class LayerStep:
     attention: Mapping[int, AttentionWork]  # one for each window of the layers
     read: ReadRows | None = None  # None: every row is
     cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
+    recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     tap: HiddenTap | None = None  # None: nobody wants hidden states
 
     def tap_of_state(self, layer: int) -> LayerTap | None:

@@ -11,6 +11,7 @@ from typing import Literal
 from bequest.engine.errors import ModelError
 from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.types.activation import Activation as Activation
+from bequest.engine.types.recurrent import DeltaSizes
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -47,6 +48,14 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Layers that keep a state of fixed size in place of keys and values."""
+
+    sizes: DeltaSizes
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder with RMS norms before its sublayers, or around them, rotary attention and a gated MLP."""
 
@@ -75,6 +84,8 @@ class DecoderConfig:
     score_scale: float | None = None  # of attention; None: by the size of a head
     experts: ExpertsConfig | None = None  # in place of some layers' MLP; None: no layer has any
     unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
+    attention_gate: bool = False  # what an attention gathers is multiplied by a gate
+    recurrent: RecurrentConfig | None = None  # None: every layer has an attention
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
     def __post_init__(self) -> None:
@@ -100,6 +111,8 @@ class DecoderConfig:
             raise ModelError(
                 f"{self.architecture}: cannot rotate {self.rotary_dim} of {self.head_dim} dimensions of a head"
             )
+        if self.recurrent is not None and self.cache_layer(self.num_layers) == 0:
+            raise ModelError(f"{self.architecture}: at least one layer must have an attention")
         if len(self.sliding_windows) != self.num_layers:
             raise ModelError(
                 f"{self.architecture}: {len(self.sliding_windows)} layer types for {self.num_layers} layers"
@@ -133,9 +146,22 @@ class DecoderConfig:
         """The distinct windows of the layers: one attention plan each."""
         return frozenset(self.sliding_windows)
 
+    def cache_layer(self, layer: int) -> int:
+        """Which of the cache's layers has the keys and values of an attention."""
+        return layer if self.recurrent is None else layer - self.state_layer(layer)
+
+    def state_layer(self, layer: int) -> int:
+        """Which of the states' layers a recurrent layer has: how many are before it."""
+        return 0 if self.recurrent is None else sum(other < layer for other in self.recurrent.layers)
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """[LR, E]: the state of a sequence in its recurrent layers; without any, nothing."""
+        return (0, 0) if self.recurrent is None else (len(self.recurrent.layers), self.recurrent.sizes.state_size)
+
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
-        """[L, 2, NKV, BS, D]: one block of the cache."""
-        return (self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim)
+        """[L, 2, NKV, BS, D]: one block of the cache; L are the layers with an attention."""
+        return (self.cache_layer(self.num_layers), 2, self.num_kv_heads, block_size, self.head_dim)
 
 
 def parse_activation(name: str, source: str) -> Activation:

@@ -15,6 +15,7 @@ from bequest.engine.models.config import (
 )
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.hf_experts import COUNT_NAMES, parse_hf_experts
+from bequest.engine.models.hf_recurrent import parse_recurrent, text_part
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
 _OLD_ROPE_KINDS = {"su": "longrope"}
@@ -52,6 +53,8 @@ def parse_hf_config(
     """`others` are the architectures that somebody else parses; an error names them too."""
     fields = Fields(values, source)
     architecture, variant = find_hf_variant([str(name) for name in fields.list_of("architectures")], others)
+    if variant.recurrent:
+        fields = text_part(values, source)
     _refuse_unsupported(fields, variant)
     if not variant.skips_rope and fields.raw("no_rope_layers", None):
         raise ModelError(f"{source} asks for what {architecture} has not: no_rope_layers")
@@ -73,7 +76,8 @@ def parse_hf_config(
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=fields.integer("head_dim", variant.default_head_dim or hidden_size // num_heads),
-        intermediate_size=fields.integer("intermediate_size"),
+        # A model all of whose layers have experts may say nothing of others.
+        intermediate_size=fields.integer("intermediate_size", fields.integer("moe_intermediate_size", 0) or None),
         vocab_size=fields.integer("vocab_size"),
         max_position=extended_max_position(max_position, rope),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
@@ -92,6 +96,8 @@ def parse_hf_config(
         score_scale=fields.number("attention_multiplier", 1.0) if variant.multipliers else None,
         unrotated_layers=unrotated,
         experts=None if variant.experts is None else parse_hf_experts(fields, variant.experts),
+        attention_gate=variant.recurrent,
+        recurrent=parse_recurrent(fields) if variant.recurrent else None,
     )
 
 

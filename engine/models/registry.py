@@ -44,6 +44,7 @@ class HFVariant:
     interleaved_rope: bool = False  # rotation pairs neighbours, not halves
     multipliers: bool = False  # config.json has some for embedding, attention, residual and logits
     experts: HFExperts | None = None  # in place of MLPs
+    recurrent: bool = False  # `layer_types` has linear ones, attention a gate, and norms are stored less one
     skips_rope: bool = False  # in the layers that `no_rope_layers` or `no_rope_layer_interval` says
 
 
@@ -65,6 +66,21 @@ _GLM = HFVariant(
     joined=("gate_up_proj",),
     interleaved_rope=True,
 )
+
+_HYBRID = HFVariant(
+    "as_config",
+    "never",
+    qk_norm=True,
+    sliding_window="never",
+    default_head_dim=256,
+    default_partial=0.25,
+    recurrent=True,
+)
+
+_HYBRID_EXPERTS = HFExperts(
+    num_experts=512, top_k=10, inner_size=512, renormalises="unless_config", shared="gated", shared_size=512
+)
+_ALWAYS_NORMED = replace(_HYBRID_EXPERTS, num_experts=256, top_k=8, renormalises="always")
 
 HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "LlamaForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never"),
@@ -108,6 +124,11 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         sliding_window="all_if_used",
         experts=HFExperts(num_experts=128, top_k=8, inner_size=768),
     ),
+    "Qwen3NextForCausalLM": replace(_HYBRID, experts=_HYBRID_EXPERTS),
+    "Qwen3_5ForCausalLM": _HYBRID,
+    "Qwen3_5ForConditionalGeneration": _HYBRID,  # its text alone
+    "Qwen3_5MoeForCausalLM": replace(_HYBRID, experts=_ALWAYS_NORMED),
+    "Qwen3_5MoeForConditionalGeneration": replace(_HYBRID, experts=_ALWAYS_NORMED),  # its text alone
 }
 
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {

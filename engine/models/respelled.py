@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.hybrid_names import HybridNames
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.weights import SourceOver, WeightSource
@@ -16,6 +17,8 @@ from bequest.engine.models.weights import SourceOver, WeightSource
 def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
     """The tensors of a Hugging Face checkpoint as the dense decoders name and order them."""
     variant = HF_ARCHITECTURES[config.architecture]
+    if variant.recurrent:
+        return HybridNames(source, config)
     joined = {name: _JOINED[name](config) for name in variant.joined}
     turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.interleaved_rope else {}
     return RespelledSource(source, joined, turned, config.rotary_dim) if joined or turned else source

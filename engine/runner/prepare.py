@@ -23,6 +23,7 @@ from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.models.embedded import SAMPLING
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.generation import check_sampling
 from bequest.engine.models.load import LoadedModel, load_model
@@ -304,6 +305,8 @@ def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
+    if isinstance(loaded.config, DecoderConfig) and loaded.config.recurrent is not None:
+        raise ModelError(f"{loaded.config.architecture}: recurrent layers can be computed, but are not served yet")
     return CacheWish(
         block_bytes=math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize,
         block_size=config.block_size,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cpu import AttentionPlan
+from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 
@@ -22,8 +23,9 @@ class PagedSequences:
         self.model = model
         blocks_each = -(-max_len // BLOCK_SIZE)
         num_blocks = 1 + num_sequences * blocks_each
-        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self.kv_cache = torch.full(shape, torch.nan, dtype=dtype)
+        self.kv_cache = torch.full((num_blocks, *config.kv_shape(BLOCK_SIZE)), torch.nan, dtype=dtype)
+        self.states = torch.full((2 * num_sequences, *config.state_shape), torch.nan)  # two slots for each
+        self._slots = [2 * sequence for sequence in range(num_sequences)]
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
         self.block_tables = order.reshape(num_sequences, blocks_each).int()  # [sequences, MB]
         self.lens = [0] * num_sequences
@@ -42,6 +44,7 @@ class PagedSequences:
             self.block_tables[s][at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
             for s, at in zip(sequences, positions, strict=True)
         ]
+        recurrent = self._recurrent(sequences, counts)
         for sequence, count in zip(sequences, counts, strict=True):
             self.lens[sequence] += count
         query_start = torch.tensor([0, *counts]).cumsum(0).int()
@@ -64,9 +67,21 @@ class PagedSequences:
                 window: self._attention(query_start, seq_lens, tables, window) for window in self.model.config.windows
             },
             read=rows_wanted,
+            recurrent=recurrent,
         )
         logits = self.model.logits(self.model.forward(batch))
         return dict(zip(sequences, logits.split(counts if read is None else wanted), strict=True))
+
+    def _recurrent(self, sequences: Sequence[int], counts: Sequence[int]) -> RecurrentStep:
+        """States go from one of a sequence's slots to the other."""
+        starts = [self._slots[s] if self.lens[s] else -1 for s in sequences]
+        slots = torch.full((sum(counts),), -1, dtype=torch.int32)
+        query_start = torch.tensor([0, *counts]).cumsum(0).int()
+        for sequence, count, end in zip(sequences, counts, query_start[1:].tolist(), strict=True):
+            if count:
+                self._slots[sequence] ^= 1
+                slots[end - 1] = self._slots[sequence]
+        return RecurrentStep(self.states, query_start, torch.tensor(starts, dtype=torch.int32), slots)
 
     def _attention(self, query_start: Tensor, seq_lens: Tensor, tables: Tensor, window: int) -> AttentionPlan:
         config = self.model.config

@@ -108,7 +108,8 @@ def test_bfloat16_weights_and_cache(
         assert_near(actual, expected, relative=0.05)
     else:  # where two experts score nearly alike, a rounding chooses the other one
         near = (actual - expected).abs().amax(1) < 0.05 * expected.abs().max()
-        assert near.float().mean() > 0.8
+        # Recurrent layers remember that in all tokens behind it.
+        assert near.float().mean() > (0.8 if loaded.config.recurrent is None else 0.3)
 
 
 def test_facts(name: str, loaded: LoadedModel) -> None:

@@ -11,7 +11,16 @@ from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Heads, Norm
 from bequest.engine.layers.plain import narrows
-from bequest.engine.layers.spec import Attention, CrossAttention, Experts, FeedForward, LayerSpec, Mixer, Sublayer
+from bequest.engine.layers.spec import (
+    Attention,
+    CrossAttention,
+    DeltaNet,
+    Experts,
+    FeedForward,
+    LayerSpec,
+    Mixer,
+    Sublayer,
+)
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
@@ -32,6 +41,11 @@ class StackCompiler:
         others = {type(weight).__name__ for weight in layer.weights if type(weight) is not CpuWeight}
         if others:
             return f"a weight is a {', '.join(sorted(others))}"
+        mixers = [sublayer.mixer for sublayer in layer.sublayers]
+        if any(isinstance(mixer, DeltaNet) for mixer in mixers):
+            return "a recurrent layer"
+        if any(isinstance(mixer, Attention) and mixer.gate is not None for mixer in mixers):
+            return "an attention with a gate"
         return "what it adds has a factor" if any(sublayer.factor != 1.0 for sublayer in layer.sublayers) else None
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> StackProgram:
@@ -83,14 +97,14 @@ class StackProgram:
 
     def _mixer(self, mixer: Mixer) -> cpu_stack.StackAttention | cpu_stack.StackCross | cpu_stack.StackFeedForward:
         match mixer:
-            case Attention(qkv, heads, output):
+            case Attention(qkv, heads, output, None):
                 return cpu_stack.StackAttention(_product(qkv), self._heads(heads), _product(output))
             case CrossAttention(q, _, heads, output):
                 return cpu_stack.StackCross(_product(q), self._heads(heads, is_cross=True), _product(output))
             case FeedForward(up, activation, down, gated):
                 return cpu_stack.StackFeedForward(_product(up), ACTIVATION_CODES[activation], _product(down), gated)
-            case Experts():
-                raise AssertionError("refused")
+            case _:
+                raise AssertionError(f"refused: {mixer}")
 
     def _heads(self, heads: Heads, *, is_cross: bool = False) -> cpu_stack.StackHeads:
         plan = 0 if is_cross else self._windows.index(heads.window)

@@ -34,6 +34,8 @@ class ChainCompiler:
         if others := {weight.format for weight in layer.weights if not _is_bfloat16(weight)}:
             return f"weights in {', '.join(sorted(others))}"
         match layer.sublayers:
+            case (Sublayer(mixer=Attention(gate=Weight())), *_):
+                return "an attention with a gate"
             case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=FeedForward(gated=True, down=down))):
                 pass
             case _:

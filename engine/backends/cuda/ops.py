@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bequest.engine.kernels import cuda, cuda_attention
+from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.hidden_tap import LayerTap
-from bequest.engine.layers.parts import Activation, Chosen, Heads, Norm, Routing
+from bequest.engine.layers.parts import Activation, Chosen, DeltaRule, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
 
 
@@ -38,6 +38,13 @@ class CudaOps:
     def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         assert step.cross is not None
         return _attend(q.view(q.shape[0], heads.num_heads, -1), heads, step, _plan(step.cross))
+
+    def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
+        assert step.recurrent is not None, "the runner of a model with recurrent layers says where states lie"
+        return cuda_delta_net.delta_net(rows, rule, step.recurrent)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        return cuda_delta_net.sigmoid_gate(x, gate)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
         cuda.write_kv(k, v, kv_cache, layer, slots)

@@ -7,9 +7,10 @@ from functools import partial
 from torch import Tensor
 
 from bequest.engine.layers.parts import HeadNorm, Heads
-from bequest.engine.layers.spec import Attention, Experts, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import Attention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import DecoderParts
+from bequest.engine.models.families.delta_net import describe_delta_net
 from bequest.engine.models.families.experts import describe_experts
 from bequest.engine.models.reader import Lister, Reader, Shape
 from bequest.engine.models.rope import cos_sin_table
@@ -39,7 +40,7 @@ def _layer(config: DecoderConfig, read: Reader, rope: Tensor, index: int) -> Lay
     }
     attention = Sublayer(
         before=at.norm("input_layernorm", hidden, eps),
-        mixer=_attention(config, at.under("self_attn."), rope, index),
+        mixer=_token_mixer(config, at, rope, index),
         behind=behind["post_self_attn_layernorm"],
         factor=config.residual_factor,
     )
@@ -52,21 +53,31 @@ def _layer(config: DecoderConfig, read: Reader, rope: Tensor, index: int) -> Lay
     return LayerSpec(index, (attention, mlp))
 
 
+def _token_mixer(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> Attention | DeltaNet:
+    recurrent, hidden = config.recurrent, config.hidden_size
+    if recurrent is None or index not in recurrent.layers:
+        return _attention(config, at.under("self_attn."), rope, index)
+    place = config.state_layer(index)
+    return describe_delta_net(recurrent.sizes, at.under("linear_attn."), hidden, config.rms_norm_eps, place)
+
+
 def _attention(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> Attention:
     rows = [config.q_size, config.kv_size, config.kv_size]
     heads = Heads(
         num_heads=config.num_heads,
         scale=config.attention_scale,
-        cache_layer=index,
+        cache_layer=config.cache_layer(index),
         window=config.sliding_windows[index],
         norm=_head_norm(config, at) if config.qk_norm else None,
         rope=None if index in config.unrotated_layers else rope,
         kv_scales=at.kv_scales(),
     )
+    hidden, biased = config.hidden_size, config.attention_bias
     return Attention(
-        at.stacked(["q_proj", "k_proj", "v_proj"], rows, config.hidden_size, [config.attention_bias] * 3),
+        at.stacked(["q_proj", "k_proj", "v_proj"], rows, hidden, [biased] * 3),
         heads,
-        at.weight("o_proj", config.hidden_size, config.q_size, has_bias=config.attention_output_bias),
+        at.weight("o_proj", hidden, config.q_size, has_bias=config.attention_output_bias),
+        at.weight("gate_proj", config.q_size, hidden, has_bias=biased) if config.attention_gate else None,
     )
 
 

@@ -1,0 +1,110 @@
+"""Checkpoints of Qwen3-Next and Qwen3.5 as the decoders name and order their tensors.
+
+Queries of an attention come with their gates, head by head. Qwen3-Next joins what a recurrent layer projects, key head
+by key head. Norms are stored less one. A model that sees pictures, too, has its decoder one level deeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.weights import SourceOver, WeightSource
+from bequest.engine.types.recurrent import DeltaSizes
+
+# Parts of a checkpoint that are not loaded: a head that drafts tokens, and the tower of a model that sees pictures.
+LEFT_OUT = ("mtp.", "model.visual.")
+_DEEPER = "model.language_model."
+_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
+_FINAL_NORM = "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of ours, as some rows of a stored one."""
+
+    stored: str
+    num_rows: int | None = None  # None: all
+    make: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+class HybridNames(SourceOver):
+    """A WeightSource over a checkpoint of these families."""
+
+    def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
+        super().__init__(source)
+        assert config.recurrent is not None
+        self._parts: dict[str, _Part] = {}
+        for stored in source.names():
+            if not stored.startswith(LEFT_OUT):
+                name = "model." + stored.removeprefix(_DEEPER) if stored.startswith(_DEEPER) else stored
+                self._parts |= _parts_of(name, stored, config, config.recurrent.sizes)
+
+    def names(self) -> Collection[str]:
+        return self._parts.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        part = self._parts[name]
+        count, *others = self._source.shape(part.stored)
+        return (count if part.num_rows is None else part.num_rows, *others)
+
+    def load(self, name: str) -> Tensor:
+        part = self._parts[name]
+        return part.make(self._source.load(part.stored))
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        return None
+
+
+def _parts_of(name: str, stored: str, config: DecoderConfig, sizes: DeltaSizes) -> dict[str, _Part]:
+    prefix, matrix, kind = ("", "", *name.rsplit(".", 2))[-3:]
+    if name.endswith(_NORMS) or name == _FINAL_NORM:
+        return {name: _Part(stored, make=lambda tensor: tensor.float() + 1.0)}
+    if matrix == "q_proj":
+        counts = {"q_proj": config.head_dim, "gate_proj": config.head_dim}
+        num_groups = config.num_heads
+    elif matrix == "in_proj_qkvz":
+        values = sizes.value_size // sizes.key_heads
+        counts = {"q": sizes.key_dim, "k": sizes.key_dim, "v": values, "in_proj_z": values}
+        num_groups = sizes.key_heads
+    elif matrix == "in_proj_ba":
+        shared = sizes.value_heads // sizes.key_heads
+        counts = {"in_proj_b": shared, "in_proj_a": shared}
+        num_groups = sizes.key_heads
+    else:
+        return {name: _Part(stored)}
+    ranges = _ranges(counts)
+    found = {
+        f"{prefix}.{part}.{kind}": _Part(stored, num_groups * len(rows), _rows_of_groups(num_groups, [rows]))
+        for part, rows in ranges.items()
+        if part not in ("q", "k", "v")
+    }
+    if matrix == "in_proj_qkvz":
+        mixed = [ranges[part] for part in ("q", "k", "v")]
+        count = num_groups * sum(map(len, mixed))
+        found[f"{prefix}.in_proj_qkv.{kind}"] = _Part(stored, count, _rows_of_groups(num_groups, mixed))
+    return found
+
+
+def _ranges(counts: dict[str, int]) -> dict[str, range]:
+    """Rows of each part in a group of so many."""
+    found, begin = {}, 0
+    for name, count in counts.items():
+        found[name] = range(begin, begin + count)
+        begin += count
+    return found
+
+
+def _rows_of_groups(num_groups: int, ranges: list[range]) -> Callable[[Tensor], Tensor]:
+    """Of a tensor whose rows are so many groups: these rows of every group, then those, …"""
+
+    def take(tensor: Tensor) -> Tensor:
+        groups = tensor.unflatten(0, (num_groups, -1))
+        return torch.cat([groups[:, rows.start : rows.stop].flatten(0, 1) for rows in ranges])
+
+    return take
