@@ -22,8 +22,8 @@ from bequest.engine.errors import ModelError
 from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.generation import check_sampling
 from bequest.engine.models.load import LoadedModel, load_model
