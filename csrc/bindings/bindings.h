@@ -22,6 +22,8 @@ void bind_cuda_attention(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
 void bind_stack(pybind11::module_& m);
 void bind_beams(pybind11::module_& m);
-void bind_cuda_ops(pybind11::module_& m);  // only with BEQUEST_WITH_CUDA
+// Only with BEQUEST_WITH_CUDA.
+void bind_cuda_ops(pybind11::module_& m);
+void bind_cuda_experts(pybind11::module_& m);
 
 }  // namespace bequest

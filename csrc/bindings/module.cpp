@@ -35,5 +35,6 @@ PYBIND11_MODULE(_C, m) {
   bind_stack(m);
 #ifdef BEQUEST_WITH_CUDA
   bind_cuda_ops(m);
+  bind_cuda_experts(m);
 #endif
 }

@@ -68,6 +68,12 @@ __device__ __forceinline__ void wait_products(float (&c)[kCount]) {
   pin(c);
 }
 
+// The same where the accumulator goes on: the groups that are done have read their operands.
+template <int kPending>
+__device__ __forceinline__ void wait_operands() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
 // Accumulators c[64, N] of a warpgroup: warp w and lane l hold rows w * 16 + l / 4 + {0, 8} and of every 8
 // columns l % 4 * 2 + {0, 1}; c[n * 4 + half * 2 + e] is column n * 8 + l % 4 * 2 + e of row half.
 
@@ -113,6 +119,35 @@ __device__ __forceinline__ void multiply(float (&c)[32], uint64_t a, uint64_t b,
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
         "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
         "+f"(c[30]), "+f"(c[31])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+}
+template <class Operands = Bf16Operands>
+__device__ __forceinline__ void multiply(float (&c)[16], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.%19.%19 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+      "%12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, 0, 0;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+}
+template <class Operands = Bf16Operands>
+__device__ __forceinline__ void multiply(float (&c)[8], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.%11.%11 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, p, 1, 1, 0, 0;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+}
+template <class Operands = Bf16Operands>
+__device__ __forceinline__ void multiply(float (&c)[4], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.%7.%7 {%0, %1, %2, %3}, "
+      "%4, %5, p, 1, 1, 0, 0;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
 }
 

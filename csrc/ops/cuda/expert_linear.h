@@ -1,0 +1,54 @@
+// Products of experts: each row with the matrix of its own expert, for any number of rows.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "device/stream.h"
+#include "ops/activation.h"
+#include "ops/cuda/expert_plan.h"
+
+namespace bequest::cuda {
+
+// W of all experts.
+struct ExpertMatrices {
+  const void* weight;    // [E, N, D], contiguous
+  const float* bias;     // [E, N], or null
+  int64_t out_features;  // N
+  int64_t in_features;   // D
+  DType dtype;           // of the weight and of rows
+};
+
+// What route_experts has made.
+struct ExpertChoice {
+  const int32_t* ids;    // [T, K]
+  const float* weights;  // [T, K]
+  void* plan;
+  ExpertSizes sizes;
+};
+
+struct ExpertGatedParams {
+  const void* x;            // [T, D], contiguous
+  ExpertMatrices matrices;  // of each expert the rows of the gate and then those of up
+  ExpertChoice choice;
+  Activation activation;
+  void* out;  // [T * K, N / 2]: f(gate) * up of each pair
+};
+
+// A row's result depends on the row and its expert alone, to the bit. REQUIRES: sizes as in route_experts;
+// where they are multiples of 8, bfloat16 is aligned to 16 bytes.
+void expert_gated(const ExpertGatedParams& p, Stream stream);
+
+struct ExpertSummedParams {
+  const void* x;  // [T * K, D], contiguous
+  ExpertMatrices matrices;
+  ExpertChoice choice;
+  void* products;  // [T * K, N], for the products
+  void* out;       // [T, N]: the products of a token times what they count, added by rank
+};
+
+// The same; products are rounded to their dtype, their sum is float32. Reads the plan, and weights by it,
+// before the kernel ahead has ended: the plan is of an earlier one.
+void expert_summed(const ExpertSummedParams& p, Stream stream);
+
+}  // namespace bequest::cuda

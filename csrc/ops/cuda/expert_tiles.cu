@@ -1,0 +1,329 @@
+// Tiles of rows of one expert by blocks of its matrix, through tensor cores: bfloat16 on Hopper.
+//
+// Weights are most of the work where experts get few rows, as in all steps of a large model but the longest.
+// So the 64 rows of a warpgroup's product are rows of W, and its columns are tokens, 8 to 128 of them: few
+// tokens waste nothing. The copy engine brings weights by a map of all experts; rows of x lie anywhere and
+// are copied by threads. A tile's columns without a token are never written and never stored: what becomes of
+// a column depends on no other.
+//
+// Of gate and up a tile has 8 rows of one and the same 8 of the other in turn. So one thread has both sums of
+// an output, and multiplies them where they are.
+//
+// Results turn in shared memory, because a thread has neighbours along W and a row of the result is a
+// token's.
+#include "device/copies.cuh"
+#include "device/current_device.cuh"
+#include "device/launch.cuh"
+#include "device/shared_memory.cuh"
+#include "device/tensor_map.cuh"
+#include "device/vectors.cuh"
+#include "ops/cuda/activation.cuh"
+#include "ops/cuda/expert_linear.cuh"
+#include "ops/cuda/expert_tiles.cuh"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr int kEight = 8;  // rows of W that follow each other in a tile, and elements of 16 bytes
+
+// --- what is copied -------------------------------------------------------------------------------------
+
+// W of all experts as blocks of tiles: {k, 8 rows, gate and up, eights of rows}. An expert's last block may
+// reach into the next expert, whose products nobody stores, and behind the last one there are zeros.
+CUtensorMap expert_map(const ExpertMatrices& w, int64_t num_experts, bool gated, int tile_rows) {
+  const auto k = static_cast<cuuint64_t>(w.in_features), halves = cuuint64_t{gated ? 2u : 1u};
+  const cuuint64_t half_rows = static_cast<cuuint64_t>(w.out_features) / halves;
+  const cuuint64_t rows = static_cast<cuuint64_t>(num_experts * w.out_features) - (halves - 1) * half_rows;
+  const cuuint64_t sizes[] = {k, kEight, halves, rows / kEight};
+  const cuuint64_t strides[] = {k * 2, half_rows * k * 2, kEight * k * 2};
+  const cuuint32_t box[] = {kPanelColumns, kEight, static_cast<cuuint32_t>(halves),
+                            static_cast<cuuint32_t>(static_cast<cuuint64_t>(tile_rows) / kEight / halves)};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(w.weight), sizes,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "the driver refused the tensor map of the experts");
+  return map;
+}
+
+// By one warp.
+template <class S, bool kGated>
+__device__ __forceinline__ void load_weights(const TileArgs& a, const CUtensorMap& map,
+                                             TileBuffers<S>& buffers) {
+  const uint64_t policy = read_once_policy();
+  const int eights = static_cast<int>(a.outputs) / kEight;  // of gate, or of all
+  constexpr int kBlockEights = S::kRows / kEight / (kGated ? 2 : 1);
+  Cursor<S::kStages> at;
+  for (ItemWalk<S> walk(a); !walk.done();) {
+    const TileItem item = walk.take();
+    const int row = item.expert * eights * (kGated ? 2 : 1) + item.block * kBlockEights;
+    for (int k = 0; k < a.in_features; k += S::kDepth) {
+      PhaseBarrier& full = buffers.full[at.index];
+      buffers.empty[at.index].wait(at.parity ^ 1);
+      if (is_elected()) {
+        full.arrive_expecting(S::kPanels * S::kWeightPanelBytes);
+#pragma unroll
+        for (int panel = 0; panel < S::kPanels; ++panel)
+          copy_box(map, shared_address(buffers.weights[at.index]) + panel * S::kWeightPanelBytes, full,
+                   {k + panel * kPanelColumns, 0, 0, row}, policy);
+      }
+      __syncwarp();
+      at.advance();
+    }
+  }
+}
+
+// A lane's rows of x: one 16-byte chunk of each along the depth of a stage.
+template <class S>
+class RowLoader {
+ public:
+  __device__ RowLoader(const TileArgs& a, TileBuffers<S>& buffers, int thread)
+      : a_(a), buffers_(buffers), chunk_(thread % kChunks), first_(thread / kChunks) {}
+
+  __device__ __forceinline__ void run() {
+    ItemWalk<S> walk(a_);
+    if (walk.done()) return;
+    TileItem next = walk.take();
+    bool has_next = true;
+    int32_t pairs[kMine];
+    ask(next, pairs);
+    while (has_next) {
+      int32_t rows[kMine];
+#pragma unroll
+      for (int i = 0; i < kMine; ++i)
+        rows[i] = first_ + i * kStep < next.count ? pairs[i] / a_.pairs_of_row : -1;
+      has_next = !walk.done();
+      if (has_next) {
+        next = walk.take();
+        ask(next, pairs);  // while the rows of this one are copied
+      }
+      for (int k = 0; k < a_.in_features; k += S::kDepth) copy(rows, k);
+    }
+    commit_copies();
+    wait_copies<0>();
+  }
+
+ private:
+  static constexpr int kChunks = S::kDepth / kEight;
+  static constexpr int kStep = S::kRowWarps * kWarp / kChunks;
+  static constexpr int kMine = S::kTokens / kStep;
+
+  __device__ __forceinline__ void ask(const TileItem& item, int32_t (&pairs)[kMine]) const {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i)
+      pairs[i] =
+          first_ + i * kStep < item.count ? __ldcg(a_.plan.order + item.first + first_ + i * kStep) : 0;
+  }
+
+  __device__ __forceinline__ void copy(const int32_t (&rows)[kMine], int k) {
+    buffers_.empty[at_.index].wait(at_.parity ^ 1);
+    const int column = k + chunk_ * kEight;
+    const bool exists = column < a_.in_features;
+    const BFloat16* source = static_cast<const BFloat16*>(a_.x) + (exists ? column : 0);
+    const uint32_t panel = shared_address(buffers_.tokens[at_.index]) + chunk_ / 8 * S::kTokenPanelBytes;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i)
+      if (rows[i] >= 0)
+        copy_16_async(panel + panel_offset(first_ + i * kStep, chunk_ % 8), source + rows[i] * a_.in_features,
+                      exists);
+    buffers_.full[at_.index].arrive_behind_copies();
+    at_.advance();
+  }
+
+  const TileArgs& a_;
+  TileBuffers<S>& buffers_;
+  const int chunk_, first_;
+  Cursor<S::kStages> at_;
+};
+
+// --- what is multiplied ---------------------------------------------------------------------------------
+
+// A thread of a multiplying warpgroup: its part of the sums of an item.
+template <class S, bool kGated>
+class Multiplier {
+ public:
+  __device__ Multiplier(const TileArgs& a, TileBuffers<S>& buffers)
+      : a_(a),
+        buffers_(buffers),
+        group_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)),
+        warp_(static_cast<int>(threadIdx.x) / kWarp % 4),
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+  __device__ __forceinline__ void run() {
+    for (ItemWalk<S> walk(a_); !walk.done();) {
+      const TileItem item = walk.take();
+      float sums[S::kTokens / 2];
+      multiply_all(sums);
+      sync();  // the results before these have been stored
+      if constexpr (kGated)
+        leave_gated(item, sums);
+      else
+        leave(item, sums);
+      sync();
+      store(item);
+    }
+  }
+
+ private:
+  static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
+
+  __device__ __forceinline__ void multiply_all(float (&sums)[S::kTokens / 2]) {
+    int before = -1;  // the stage whose products may be under way
+    for (int k = 0; k < a_.in_features; k += S::kDepth) {
+      buffers_.full[at_.index].wait(at_.parity);
+      fence_async_proxy();  // rows of x were not written by the copy engine
+      const uint64_t w = operand(shared_address(buffers_.weights[at_.index]) + group_ * (64 * kPanelRowBytes),
+                                 kSwizzleBytes);
+      const uint64_t x = operand(shared_address(buffers_.tokens[at_.index]), kSwizzleBytes);
+      begin_products();
+#pragma unroll
+      for (int i = 0; i < S::kDepth / 16; ++i)
+        multiply(sums, advance(w, i / 4 * S::kWeightPanelBytes + i % 4 * 32),
+                 advance(x, i / 4 * S::kTokenPanelBytes + i % 4 * 32), k > 0 || i > 0);
+      commit_products();
+      wait_operands<1>();
+      if (before >= 0) release(before);
+      before = at_.index;
+      at_.advance();
+    }
+    wait_products<0>(sums);
+    release(before);
+  }
+  __device__ __forceinline__ void release(int stage) {
+    if (lane_ == 0) buffers_.empty[stage].arrive();
+  }
+
+  // Sums [n * 4 + half * 2 + e] are of token n * 8 + lane % 4 * 2 + e.
+  __device__ __forceinline__ void leave(const TileItem& item, const float (&sums)[S::kTokens / 2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int place = group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4;
+      const float bias = bias_of(item, item.block * kOutputs + place, 0);
+#pragma unroll
+      for (int i = 0; i < S::kTokens / 4; ++i)
+        result(i, place) = narrow<BFloat16>(sums[i / 2 * 4 + half * 2 + i % 2] + bias);
+    }
+  }
+  // Half 0 is the gate, half 1 is up.
+  __device__ __forceinline__ void leave_gated(const TileItem& item, const float (&sums)[S::kTokens / 2]) {
+    const int place = group_ * 32 + warp_ * 8 + lane_ / 4, output = item.block * kOutputs + place;
+    const float gate_bias = bias_of(item, output, 0), up_bias = bias_of(item, output, 1);
+#pragma unroll
+    for (int i = 0; i < S::kTokens / 4; ++i) {
+      const float gate = rounded<BFloat16>(sums[i / 2 * 4 + i % 2] + gate_bias);
+      const float up = rounded<BFloat16>(sums[i / 2 * 4 + 2 + i % 2] + up_bias);
+      result(i, place) = narrow<BFloat16>(activate(a_.activation, gate) * up);
+    }
+  }
+  __device__ __forceinline__ float bias_of(const TileItem& item, int output, int half) const {
+    if (a_.bias == nullptr || output >= a_.outputs) return 0;
+    return __ldg(a_.bias + (int64_t{item.expert} * (kGated ? 2 : 1) + half) * a_.outputs + output);
+  }
+  __device__ __forceinline__ BFloat16& result(int i, int place) {
+    return buffers_.results[i / 2 * 8 + lane_ % 4 * 2 + i % 2][place];
+  }
+
+  __device__ __forceinline__ void store(const TileItem& item) const {
+    constexpr int kChunks = kOutputs / kEight;
+    for (int i = static_cast<int>(threadIdx.x); i < item.count * kChunks; i += S::kMultipliers) {
+      const int token = i / kChunks, place = i % kChunks * kEight, output = item.block * kOutputs + place;
+      if (output >= a_.outputs) continue;
+      const int64_t pair = __ldcg(a_.plan.order + item.first + token);
+      *reinterpret_cast<uint4*>(static_cast<BFloat16*>(a_.out) + pair * a_.outputs + output) =
+          *reinterpret_cast<const uint4*>(&buffers_.results[token][place]);
+    }
+  }
+
+  __device__ __forceinline__ static void sync() { sync_threads<1, S::kMultipliers>(); }
+
+  const TileArgs& a_;
+  TileBuffers<S>& buffers_;
+  const int group_, warp_, lane_;
+  Cursor<S::kStages> at_;
+};
+
+// --- the kernel -----------------------------------------------------------------------------------------
+
+// The plan of a gated product is of the kernel ahead. That of the other one is older, so weights are asked
+// for while the gated product still runs.
+template <class S, bool kGated>
+__global__ __launch_bounds__(S::kThreads,
+                             S::kBlocks) void expert_tile_kernel(const __grid_constant__ TileArgs a,
+                                                                 const __grid_constant__ CUtensorMap map) {
+  if constexpr (kIsHopper) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    auto& buffers = *reinterpret_cast<TileBuffers<S>*>(shared);
+    if (threadIdx.x == 0) {
+      prefetch_map(map);
+      buffers.init();
+    }
+    if constexpr (kGated) wait_for_previous();
+    let_next_start();  // not before: whoever comes in then finds all that is older complete
+    __syncthreads();
+    const int thread = static_cast<int>(threadIdx.x) - S::kMultipliers;
+    if (thread < 0) {
+      wait_for_previous();
+      Multiplier<S, kGated>(a, buffers).run();
+    } else if (thread < kWarp) {
+      load_weights<S, kGated>(a, map, buffers);
+    } else {
+      wait_for_previous();
+      RowLoader<S>(a, buffers, thread - kWarp).run();
+    }
+  }
+}
+
+template <class S, bool kGated>
+void launch_tiles(const TileArgs& a, const ExpertMatrices& w, const ExpertSizes& sizes, Stream stream) {
+  TileArgs args = a;
+  args.blocks = static_cast<int>(ceil_div(a.outputs, kGated ? S::kRows / 2 : S::kRows));
+  const int64_t most_items = int64_t{args.most_tiles} * args.blocks;
+  const LaunchShape shape{
+      .grid = static_cast<unsigned>(std::min<int64_t>(most_items, multiprocessors() * S::kBlocks)),
+      .block = S::kThreads,
+      .shared_bytes = sizeof(TileBuffers<S>),
+      .overlaps_previous = true};
+  launch(expert_tile_kernel<S, kGated>, shape, stream, args,
+         expert_map(w, sizes.num_experts, kGated, S::kRows));
+}
+
+template <bool kGated>
+void launch_sizes(const TileArgs& a, const ExpertMatrices& w, const ExpertSizes& sizes, Stream stream) {
+  switch (sizes.tile_rows()) {
+    case 8:
+      return launch_tiles<TileShape<8, 1>, kGated>(a, w, sizes, stream);
+    case 16:
+      return launch_tiles<TileShape<16, 1>, kGated>(a, w, sizes, stream);
+    case 32:
+      return launch_tiles<TileShape<32, 2>, kGated>(a, w, sizes, stream);
+    case 64:
+      return launch_tiles<TileShape<64, 2>, kGated>(a, w, sizes, stream);
+    case 128:
+      return launch_tiles<TileShape<128, 2>, kGated>(a, w, sizes, stream);
+  }
+  fail("expert products: no tile of this size");
+}
+
+}  // namespace
+
+void multiply_tiles(const ExpertProduct& p, Stream stream) {
+  check(is_aligned(p.x, 16) && is_aligned(p.matrices.weight, 16) && is_aligned(p.out, 16),
+        "expert products: rows and weights are aligned to 16 bytes");
+  check(is_aligned(p.choice.plan, 16), "expert products: the plan is aligned to 16 bytes");
+  const TileArgs a{.x = p.x,
+                   .bias = p.matrices.bias,
+                   .out = p.out,
+                   .plan = expert_plan_at(p.choice.plan, p.choice.sizes),
+                   .in_features = p.matrices.in_features,
+                   .outputs = p.outputs(),
+                   .most_tiles = static_cast<int>(p.choice.sizes.most_tiles()),
+                   .blocks = 0,
+                   .pairs_of_row = static_cast<int>(p.gated ? p.choice.sizes.num_chosen : 1),
+                   .activation = p.activation};
+  p.gated ? launch_sizes<true>(a, p.matrices, p.choice.sizes, stream)
+          : launch_sizes<false>(a, p.matrices, p.choice.sizes, stream);
+}
+
+}  // namespace bequest::cuda

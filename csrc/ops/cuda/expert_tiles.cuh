@@ -1,0 +1,105 @@
+// The sizes of expert_tiles.cu, its arguments, its shared memory, and the items that its CTAs walk through.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/dtype.h"
+#include "device/barriers.cuh"
+#include "device/reductions.cuh"
+#include "device/warpgroup.cuh"
+#include "ops/activation.h"
+#include "ops/cuda/expert_plan.h"
+
+namespace bequest::cuda {
+
+struct TileArgs {
+  const void* x;  // rows of in_features bfloat16
+  const float* bias;
+  void* out;  // [T * K, outputs] bfloat16
+  ExpertPlan plan;
+  int64_t in_features;
+  int64_t outputs;  // of a pair: out_features, or half of them
+  int most_tiles;
+  int blocks;        // of outputs, per tile
+  int pairs_of_row;  // pairs that share a row of x: 1, or those of a token
+  Activation activation;
+};
+
+// `Tokens` rows of x by 64 rows of W for each of `Groups` warpgroups that multiply.
+template <int Tokens, int Groups>
+struct TileShape {
+  static constexpr int kTokens = Tokens, kGroups = Groups;
+  static constexpr int kRows = Groups * 64;  // of W
+  static constexpr int kPanels = 2;          // of a stage
+  static constexpr int kDepth = kPanels * kPanelColumns;
+  static constexpr int kWeightPanelBytes = kRows * kPanelRowBytes;
+  static constexpr int kTokenPanelBytes = Tokens * kPanelRowBytes;
+  static constexpr int kStages = Tokens == 128 ? 3 : 4;
+  static constexpr int kMultipliers = Groups * 128;  // threads
+  static constexpr int kRowWarps = Tokens <= 16 ? 1 : Tokens == 32 ? 2 : 4;
+  static constexpr int kThreads = kMultipliers + kWarp + kRowWarps * kWarp;
+  static constexpr int kResultPitch = kRows + 8;  // tokens that are stored at once lie in different banks
+  // A narrow tile leaves room for one of the kernel behind it.
+  static constexpr int kBlocks = Groups == 1 ? 2 : 1;  // per multiprocessor
+};
+
+template <class S>
+struct TileBuffers {
+  alignas(1024) uint8_t weights[S::kStages][S::kPanels * S::kWeightPanelBytes];
+  alignas(1024) uint8_t tokens[S::kStages][S::kPanels * S::kTokenPanelBytes];
+  alignas(16) BFloat16 results[S::kTokens][S::kResultPitch];
+  PhaseBarrier full[S::kStages];   // weights and rows are there
+  PhaseBarrier empty[S::kStages];  // they have been multiplied
+
+  __device__ void init() {
+    for (int i = 0; i < S::kStages; ++i) {
+      full[i].init(1 + S::kRowWarps * kWarp);
+      empty[i].init(S::kMultipliers / kWarp);
+    }
+    publish_barriers();
+  }
+};
+
+// A tile of pairs by a block of outputs.
+struct TileItem {
+  int expert;
+  int first, count;  // of its pairs, in the plan's order
+  int block;
+};
+
+// The items of a CTA. Those of one expert and one block of outputs follow each other, so that weights which
+// several tiles need are read by neighbours at about the same time.
+template <class S>
+class ItemWalk {
+ public:
+  __device__ explicit ItemWalk(const TileArgs& a) : a_(a), index_(static_cast<int>(blockIdx.x)) {
+    ask();
+    num_items_ = __ldcg(a.plan.num_tiles) * a.blocks;
+  }
+
+  __device__ bool done() const { return index_ >= num_items_; }
+
+  __device__ TileItem take() {
+    const int4 run = run_;
+    const int index = index_;
+    index_ += static_cast<int>(gridDim.x);
+    ask();
+    const int tiles = (run.z + S::kTokens - 1) / S::kTokens, place = index - run.w * a_.blocks;
+    const int begin = place % tiles * S::kTokens;
+    return {run.x, run.y + begin, min(S::kTokens, run.z - begin), place / tiles};
+  }
+
+ private:
+  // Ahead of its use, and before it is known whether there is such an item.
+  __device__ void ask() {
+    const int tile = min(index_ / a_.blocks, a_.most_tiles - 1);
+    run_ = __ldcg(reinterpret_cast<const int4*>(a_.plan.runs) + tile);
+  }
+
+  const TileArgs& a_;
+  int index_;
+  int num_items_;
+  int4 run_;  // an ExpertRun
+};
+
+}  // namespace bequest::cuda
