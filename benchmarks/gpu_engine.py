@@ -146,10 +146,10 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
 async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
     """Steps of 1 and 32 sequences, and a single stream."""
     figures = await replay_times(built)
-    weights = built.engine.info.num_parameters * 2
     kv_per_token = SHAPES[trial.shape].kv_bytes_per_token // (1 if trial.kv_cache_dtype == "auto" else 2)
     for batch in (1, 32):
         seconds = await decode_rate(built, batch, 1024, 64 if trial.quick else 256, f"decode{batch}")
+        weights = SHAPES[trial.shape].weight_bytes(built.engine.info.num_parameters, batch)
         floor = (weights + batch * (1024 + 64) * kv_per_token) / trial.bandwidth
         figures[f"decode_{batch}_ms"] = seconds * 1e3
         figures[f"decode_{batch}_over_floor"] = seconds / floor

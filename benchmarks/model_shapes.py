@@ -19,6 +19,16 @@ class Shape:
     def kv_bytes_per_token(self) -> int:
         return self.config["num_hidden_layers"] * 2 * self.config["num_key_value_heads"] * self.config["head_dim"] * 2
 
+    def weight_bytes(self, num_parameters: int, batch: int) -> float:
+        """What a decode step reads: of experts those that are used where each token takes any of them."""
+        config = self.config
+        experts = config.get("num_experts", config.get("num_local_experts", 0))
+        if experts == 0:
+            return 2 * num_parameters
+        inner = config.get("moe_intermediate_size", config["intermediate_size"])
+        all_experts = config["num_hidden_layers"] * experts * 3 * config["hidden_size"] * inner
+        return 2 * (num_parameters - all_experts * (1 - config["num_experts_per_tok"] / experts) ** batch)
+
 
 SHAPES = {
     "qwen3-0.6b": Shape(
@@ -111,6 +121,57 @@ SHAPES = {
             "eos_token_id": 0,
         },
         load=(256, 1000, 1000),
+    ),
+    "qwen3-30b-a3b": Shape(
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "max_position_embeddings": 40960,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "dtype": "bfloat16",
+            "eos_token_id": 0,
+        },
+        load=(256, 512, 128),
+    ),
+    "mixtral-8x7b": Shape(
+        {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 32000,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "dtype": "bfloat16",
+            "eos_token_id": 0,
+        },
+        load=(256, 512, 128),
     ),
 }
 

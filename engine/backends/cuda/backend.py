@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bequest.engine.backends.cuda.chain import ChainCompiler
+from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.backends.cuda.weights import DenseWeight
-from bequest.engine.errors import ModelError
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
@@ -45,7 +45,8 @@ class CudaBackend:
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
     ) -> ExpertWeights:
-        raise ModelError("models with experts run on the CPU only; start with --device cpu")
+        placed = place_experts(matrices, num_experts, dtype, self.device)
+        return DenseExperts(placed, None if bias is None else bias.to(self.device))
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return self.weight([rows], None, dtype)
@@ -54,4 +55,5 @@ class CudaBackend:
         return values.to(self.device, dtype)
 
     def compile(self, layers: Sequence[LayerSpec]) -> Stack:
+        check_experts(layers)
         return compile_layers(layers, self.ops, [self._chain])

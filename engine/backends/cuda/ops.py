@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from bequest.engine.backends.cuda import experts
 from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.hidden_tap import LayerTap
@@ -50,7 +51,7 @@ class CudaOps:
         cuda.write_kv(k, v, kv_cache, layer, slots)
 
     def route(self, logits: Tensor, routing: Routing) -> Chosen:
-        raise AssertionError("the backend has no experts")
+        return experts.route(logits, routing)
 
     def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
         return total.addcmul_(gates.sigmoid(), added)
