@@ -140,6 +140,11 @@ class RowLoader {
 
 // --- what is multiplied ---------------------------------------------------------------------------------
 
+// Out of the way of the code that is usual.
+__device__ __noinline__ float rarely_activate(Activation activation, float x) {
+  return activate(activation, x);
+}
+
 // A thread of a multiplying warpgroup: its part of the sums of an item.
 template <class S, bool kGated>
 class Multiplier {
@@ -157,10 +162,12 @@ class Multiplier {
       float sums[S::kTokens / 2];
       multiply_all(sums);
       sync();  // the results before these have been stored
-      if constexpr (kGated)
-        leave_gated(item, sums);
-      else
+      if constexpr (!kGated)
         leave(item, sums);
+      else if (a_.activation == Activation::kSilu)
+        leave_gated(item, sums, [](float x) { return activate<Activation::kSilu>(x); });
+      else
+        leave_gated(item, sums, [this](float x) { return rarely_activate(a_.activation, x); });
       sync();
       store(item);
     }
@@ -207,14 +214,16 @@ class Multiplier {
     }
   }
   // Half 0 is the gate, half 1 is up.
-  __device__ __forceinline__ void leave_gated(const TileItem& item, const float (&sums)[S::kTokens / 2]) {
+  template <class F>
+  __device__ __forceinline__ void leave_gated(const TileItem& item, const float (&sums)[S::kTokens / 2],
+                                              F&& activated) {
     const int place = group_ * 32 + warp_ * 8 + lane_ / 4, output = item.block * kOutputs + place;
     const float gate_bias = bias_of(item, output, 0), up_bias = bias_of(item, output, 1);
 #pragma unroll
     for (int i = 0; i < S::kTokens / 4; ++i) {
       const float gate = rounded<BFloat16>(sums[i / 2 * 4 + i % 2] + gate_bias);
       const float up = rounded<BFloat16>(sums[i / 2 * 4 + 2 + i % 2] + up_bias);
-      result(i, place) = narrow<BFloat16>(activate(a_.activation, gate) * up);
+      result(i, place) = narrow<BFloat16>(activated(gate) * up);
     }
   }
   __device__ __forceinline__ float bias_of(const TileItem& item, int output, int half) const {
