@@ -7,6 +7,57 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+# What --reasoning-parser and --tool-call-parser take (engine/dialects).
+ReasoningParser = Literal[
+    "auto",
+    "none",
+    "qwen3",
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "olmo3",
+    "minimax_m2",
+    "smollm3",
+    "nemotron_v3",
+    "kimi_k2",
+    "ernie45",
+    "step3",
+    "granite",
+    "mistral",
+    "cohere_command3",
+    "gemma4",
+    "seed_oss",
+    "openai_gptoss",
+]
+ToolCallParser = Literal[
+    "auto",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+    "granite",
+    "phi4_mini_json",
+    "cohere_command3",
+    "glm4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "qwen3_coder",
+    "glm45",
+    "minimax_m2",
+    "pythonic",
+    "lfm2",
+    "olmo3",
+    "gemma3",
+    "gemma4",
+    "openai",
+    "llama3",
+    "llama4_json",
+    "llama4_pythonic",
+    "granite4",
+    "qwen3_xml",
+    "glm47",
+]
+
 
 def option(default: Any, help: str) -> Any:
     """A field with a line of help."""
@@ -179,8 +230,11 @@ class ServerConfig:
     sse_keep_alive_interval: float = option(
         0.0, "seconds of silence in a stream, also before its first event, that a keep-alive comment ends; 0: none"
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral"] = option(
+    tool_call_parser: ToolCallParser = option(
         "auto", "how the model writes tool calls; auto: as its chat template does"
+    )
+    reasoning_parser: ReasoningParser = option(
+        "auto", "how the model marks its thoughts; auto: as its chat template does; none: thoughts are content"
     )
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")

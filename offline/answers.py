@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bequest.engine.text.tool_calls import Content, ToolCallReader, ToolEvent
+from bequest.engine.dialects.events import AnswerEvent, Content, Thought
+from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta, Inheritance, Retained, TokenLogprob, Usage
 from bequest.engine.types.states import StatesArray
+from bequest.server.answers.message import reason_with_calls, whole_message
 from bequest.server.answers.running import Collector
-from bequest.server.answers.tool_deltas import reason_with_calls, whole_message
 from bequest.server.asks.ask import Ask
-from bequest.server.asks.tool_use import Calls
+from bequest.server.asks.reading import Reading
 from bequest.server.transport.pieces import release
 
 
@@ -29,7 +30,8 @@ class Choice:
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if asked for
     cumulative_logprob: float | None = None
     beam_score: float | None = None
-    message: dict[str, Any] | None = None  # of a chat: to be sent back, with its tool calls
+    message: dict[str, Any] | None = None  # of a chat: to be sent back, with its thoughts and tool calls
+    reasoning: str = ""  # what a chat's model thought first; it is not in `text`
     hidden_states: StatesArray | None = None  # [layers, positions, H], if asked for
 
 
@@ -57,6 +59,11 @@ class Completion:
         return self.choices[0].message
 
     @property
+    def reasoning(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].reasoning
+
+    @property
     def tool_calls(self) -> list[dict[str, Any]]:
         """Of the first choice."""
         return list((self.message or {}).get("tool_calls", ()))
@@ -70,6 +77,7 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
+    reasoning: str = ""  # what it thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +103,14 @@ class States:
 class Growing:
     """Choices of an answer while their deltas come. Tool calls are taken out of the text."""
 
-    def __init__(self, ask: Ask, calls: Calls | None) -> None:
+    def __init__(self, ask: Ask, reading: Reading | None) -> None:
         self._ask = ask
-        self._is_chat = calls is not None
-        self._readers: list[ToolCallReader | None] = [None if calls is None else calls.reader() for _ in range(ask.n)]
-        self._events: list[list[ToolEvent]] = [[] for _ in range(ask.n)]
+        self._is_chat = reading is not None
+        self._readers: list[AnswerReader | None] = [
+            None if reading is None else reading.reader(ask.prompts[0]) for _ in range(ask.n)
+        ]
+        self._events: list[list[AnswerEvent]] = [[] for _ in range(ask.n)]
+        self._shows_thoughts = reading is not None and reading.shows_thoughts
         self._text = [""] * ask.n
         self._tokens: list[list[int]] = [[] for _ in range(ask.n)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(ask.n)]
@@ -131,15 +142,17 @@ class Growing:
 
     def _piece(self, choice: ChoiceDelta) -> Piece:
         index, reader, text = choice.index, self._readers[choice.index], choice.text
+        events: list[AnswerEvent] = []
         if reader is not None:
             events = [*reader.feed(text), *(reader.finish() if choice.finish_reason else ())]
             self._events[index] += events
-            text = "".join(event.text for event in events if isinstance(event, Content))
-        self._text[index] += choice.text
+            text = _said(events)
+        self._text[index] += text if self._shows_thoughts else choice.text
         self._tokens[index] += choice.token_ids
         self._logprobs[index] += choice.logprobs or ()
         self._last[index] = choice
-        return Piece(index, text, choice.token_ids, reason_with_calls(choice.finish_reason, reader))
+        reason = reason_with_calls(choice.finish_reason, reader)
+        return Piece(index, text, choice.token_ids, reason, _thought(events))
 
     def _choice(self, last: ChoiceDelta, states: StatesArray | None) -> Choice:
         index = last.index
@@ -153,6 +166,7 @@ class Growing:
             cumulative_logprob=last.cumulative_logprob,
             beam_score=last.beam_score,
             message=self._message(index) if self._is_chat else None,
+            reasoning=_thought(self._events[index]),
             hidden_states=states,
         )
 
@@ -162,9 +176,17 @@ class Growing:
         return {"role": "assistant", **whole_message(self._events[index])}
 
 
-def completion_of(ask: Ask, result: Collector, calls: Calls | None) -> Completion:
+def _said(events: Sequence[AnswerEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Content))
+
+
+def _thought(events: Sequence[AnswerEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Thought))
+
+
+def completion_of(ask: Ask, result: Collector, reading: Reading | None) -> Completion:
     """Of an answer that came whole."""
-    growing = Growing(ask, calls)
+    growing = Growing(ask, reading)
     growing.take(result.delivery)
     return growing.completion(result.delivery)
 

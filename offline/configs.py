@@ -11,7 +11,7 @@ from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.server.process.options import checked, options_of
 
 # Of the server's flags, those that mean something without HTTP.
-_SERVER_FLAGS = ("tool_call_parser", "max_audio_minutes", "catalogues_mb")
+_SERVER_FLAGS = ("tool_call_parser", "reasoning_parser", "max_audio_minutes", "catalogues_mb")
 
 
 def configs_of(model: str | os.PathLike[str] | None, flags: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:

@@ -27,7 +27,7 @@ from bequest.server.answers.running import Job, collect
 from bequest.server.app import close_context, make_context
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call
-from bequest.server.asks.tool_use import Calls
+from bequest.server.asks.reading import Reading
 from bequest.server.asks.tools import chat_tools
 from bequest.server.asks.wish import prompt_states
 from bequest.server.audio.form import TranscriptionBody
@@ -84,8 +84,8 @@ class Core:
         """Of a completion or a chat: pieces as they come, and the whole at the end."""
         with own_errors():
             streamed = {**request, "stream": True}
-            ask, calls = await (self._chat_ask(streamed) if "messages" in request else self._text_ask(streamed))
-            growing, sink = Growing(ask, calls), _Deltas()
+            ask, reading = await (self._chat_ask(streamed) if "messages" in request else self._text_ask(streamed))
+            growing, sink = Growing(ask, reading), _Deltas()
             async with self._places:
                 with Job(self.context.engine, ask.requests, [sink]):
                     async for delta in sink:
@@ -94,25 +94,25 @@ class Core:
             yield growing.completion(delta)
 
     async def _completion(self, request: Fields) -> Completion:
-        ask, calls = await self._text_ask(request)
-        return await self._whole(ask, calls)
+        ask, reading = await self._text_ask(request)
+        return await self._whole(ask, reading)
 
     async def _chat(self, request: Fields) -> Completion:
-        ask, calls = await self._chat_ask(request)
-        return await self._whole(ask, calls)
+        ask, reading = await self._chat_ask(request)
+        return await self._whole(ask, reading)
 
-    async def _text_ask(self, request: Fields) -> tuple[Ask, Calls | None]:
+    async def _text_ask(self, request: Fields) -> tuple[Ask, Reading | None]:
         return await completion_ask(self._call(request, CompletionBody, "cmpl-")), None
 
-    async def _chat_ask(self, request: Fields) -> tuple[Ask, Calls | None]:
+    async def _chat_ask(self, request: Fields) -> tuple[Ask, Reading | None]:
         call = self._call(request, ChatBody, "chatcmpl-")
         tools = chat_tools(call.body.tools, call.body.tool_choice, call.body.parallel_tool_calls)
-        calls = Calls(self.context, tools, call.body.chat_template)
-        return await chat_ask(call, calls), calls
+        reading = Reading(self.context, tools, call.body.chat_template)
+        return await chat_ask(call, reading), reading
 
-    async def _whole(self, ask: Ask, calls: Calls | None) -> Completion:
+    async def _whole(self, ask: Ask, reading: Reading | None) -> Completion:
         [result] = await collect(self.context.engine, ask.requests)
-        return completion_of(ask, result, calls)
+        return completion_of(ask, result, reading)
 
     # --- numbers -------------------------------------------------------------------------------------------------
 

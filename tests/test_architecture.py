@@ -34,6 +34,8 @@ FORBIDDEN = {
         "engine.engine",
         "server",
     ],
+    # Strings in, events out.
+    "engine.dialects": ["torch", "asyncio", "engine.text", "engine.models", "engine.types", "engine.engine", "server"],
     # A format knows nothing of those who read it.
     "engine.formats": ["asyncio", "engine.models", "engine.text", "engine.kernels", "engine.engine", "server"],
     "engine.audio": ["torch", "asyncio", "engine.models", "engine.engine", "server"],

@@ -7,6 +7,7 @@ where the answer is complete, and nowhere else.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -56,6 +57,13 @@ class GrammarSource:
     # Of a JSON schema: a pattern for the whitespace between its tokens; None: at most one space after "," and ":", so
     # that no answer can go on in blanks for ever.
     whitespace: str | None = None
+    # What comes before an answer of this grammar: Lark with a rule `lead`, whose names begin with it. "": nothing.
+    lead: str = ""
+
+    @property
+    def spelling(self) -> str:
+        """All of its text."""
+        return self.lead + self.text
 
 
 class GrammarError(Exception):
@@ -86,7 +94,7 @@ class Vocabulary:
     def handle_for(self, source: GrammarSource) -> llguidance.LLTokenizer:
         """The one that tokenises by itself, without the interpreter lock; but it takes the spelling of a special token
         for that token, so that a grammar with one in it needs ours."""
-        if self._quick is not None and not any(text and text in source.text for text in self._special_texts):
+        if self._quick is not None and not any(text and text in source.spelling for text in self._special_texts):
             return self._quick
         if self._careful is None:
             self._careful = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._face))
@@ -283,15 +291,36 @@ def mask_threads() -> int:
 
 def _serialised(source: GrammarSource) -> str:
     assert source.kind != "any", "it is made Lark first"
+    if source.lead:
+        return llguidance.LLMatcher.grammar_from_lark(f"start: lead answer\n{source.lead}\nanswer: {_nested(source)}\n")
     if source.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source.text)
     if source.kind == "lark":
         return llguidance.LLMatcher.grammar_from_lark(source.text)
+    return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=_json_options(source))
+
+
+def _json_options(source: GrammarSource) -> JsonCompileOptions:
     if source.whitespace is None:
-        options: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-    else:
-        options = {"whitespace_flexible": True, "whitespace_pattern": source.whitespace}
-    return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=options)
+        return {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    return {"whitespace_flexible": True, "whitespace_pattern": source.whitespace}
+
+
+def _nested(source: GrammarSource) -> str:
+    """A grammar as a part of another."""
+    if source.kind == "lark":
+        return f"%lark {{\n{source.text}\n}}"
+    if source.kind == "regex":
+        return f"/{_lark_regex(source.text)}/"
+    schema = json.loads(source.text)
+    options = _json_options(source)
+    return "%json " + json.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema)
+
+
+def _lark_regex(pattern: str) -> str:
+    """A regular expression between slashes: those in it are escaped, unless they are."""
+    escaped = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern, flags=re.DOTALL)
+    return escaped.replace("\n", r"\n")
 
 
 # What llguidance says when no token continues what has been said.

@@ -37,7 +37,7 @@ class GrammarCheck:
     def check(self, source: GrammarSource) -> Checked:
         """Raises GrammarError."""
         try:
-            answer = self._children.ask([source.kind, source.text, source.whitespace])
+            answer = self._children.ask([source.kind, source.text, source.whitespace, source.lead])
         except TaskTooCostly:
             seconds = self._children.seconds
             message = f"it takes more than {seconds:g} seconds, or too much memory, to compile"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bequest.engine.text.tool_calls import FORMATS
+from bequest.engine.dialects.formats import FORMATS
 
-_FORMAT = FORMATS["hermes"]
+_LAYOUT = FORMATS["hermes"].layout
 _INTRODUCTION = """You may call functions to help with the request. They are described in JSON, one per line:
 <tools>
 {tools}
@@ -38,7 +38,7 @@ def _spelled_out(message: Mapping[str, Any]) -> Mapping[str, Any]:
         return message
     calls = [(call["function"]["name"], _json(call["function"].get("arguments"))) for call in message["tool_calls"]]
     said = _text(message.get("content"))
-    written = _FORMAT.written(calls)
+    written = _LAYOUT.written(calls)
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**rest, "content": f"{said}\n{written}" if said else written}
 

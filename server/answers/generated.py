@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from bequest.engine.types import Usage
 from bequest.server.answers.generated_states import GeneratedStates, generated_states
 from bequest.server.answers.report import Report, report_of
 from bequest.server.answers.running import Collector, collect
@@ -33,6 +35,10 @@ class Shape(Protocol):
     def extras(self, results: Sequence[Collector]) -> dict[str, Any]:
         """What stands beside them."""
 
+    @property
+    def thought_tokens(self) -> int | None:
+        """Of all choices, once they are made; None: the model shows no thoughts."""
+
 
 async def answered(call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Shape) -> web.StreamResponse:
     """Runs what is asked for and sends what comes of it."""
@@ -44,9 +50,10 @@ async def answered(call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Sha
     def answer() -> dict[str, Any]:
         # Only a single prompt may have a parent or a lease.
         report, delivery = report_of(ask), results[0].delivery
-        usage = usage_object([result.usage for result in results if result.usage is not None])
+        choices = shape.choices(results)
+        usage = usage_object([result.usage for result in results if result.usage is not None], shape.thought_tokens)
         beside = {**shape.extras(results), **report.continuation(delivery), **report.retained(delivery)}
-        return {**head, "choices": shape.choices(results), "usage": usage, **beside}
+        return {**head, "choices": choices, "usage": usage, **beside}
 
     if states is not None:
         return await states.send_whole(call.http, answer(), [result.delivery for result in results], call.headers)
@@ -56,6 +63,11 @@ async def answered(call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Sha
 async def _streamed(
     call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Shape, states: GeneratedStates | None
 ) -> web.StreamResponse:
-    stream, chunk_head, report = open_stream(call.context, call.body, head, report_of(ask), states)
+    usage = partial(_usage, shape)
+    stream, chunk_head, report = open_stream(call.context, call.body, head, report_of(ask), states, usage)
     sources = [stream.add_source(shape.chunks(chunk_head, index, report)) for index in range(len(ask.requests))]
     return await send_stream(call.context.engine, call.http, ask.requests, sources, stream, call.headers)
+
+
+def _usage(shape: Shape, usages: Sequence[Usage]) -> dict[str, Any]:
+    return usage_object(usages, shape.thought_tokens)

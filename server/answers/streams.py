@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from bequest.engine.types import Delta, Request
+from bequest.engine.types import Delta, Request, Usage
 from bequest.server.answers.chunks import usage_event
 from bequest.server.answers.generated_states import GeneratedStates
 from bequest.server.answers.report import Report
@@ -22,7 +22,12 @@ from bequest.server.wire.bodies import SampledBody
 
 
 def open_stream(
-    context: Context, body: SampledBody, head: dict[str, Any], report: Report, states: GeneratedStates | None
+    context: Context,
+    body: SampledBody,
+    head: dict[str, Any],
+    report: Report,
+    states: GeneratedStates | None,
+    usage: Callable[[Sequence[Usage]], dict[str, Any]] = usage_object,
 ) -> tuple[EventStream, dict[str, Any], Report]:
     """A stream, the head of its chunks, and what they report.
 
@@ -39,7 +44,7 @@ def open_stream(
 
     def last_event(endings: Sequence[Delta]) -> bytes:
         usages = [ending.usage for ending in endings if ending.usage is not None]
-        return usage_event(head, usage_object(usages), report.retained(endings[-1]))
+        return usage_event(head, usage(usages), report.retained(endings[-1]))
 
     chunk_head = {**head, "usage": None}
     chunk = None if states is None else partial(states.chunk, chunk_head, unleased)

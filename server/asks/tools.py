@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,11 @@ from typing import Any, Literal
 import orjson
 
 from bequest.engine.constraints.grammar import GrammarSource
-from bequest.engine.text.tool_calls import ToolCallReader, ToolFormat
+from bequest.engine.dialects.formats import CallFormat
+from bequest.engine.dialects.reader import CallTerms
 from bequest.server.asks.constraints import json_schema
 from bequest.server.asks.messages import string_at, wrong_type
+from bequest.server.asks.tool_grammars import CallGrammar, Specials, compact
 from bequest.server.stores.grammars import Constraint
 from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
 from bequest.server.wire.reading import shorten
@@ -61,17 +62,21 @@ class Tools:
     def for_template(self) -> list[dict[str, Any]] | None:
         return [function.as_tool() for function in self.functions] if self.active else None
 
-    def reader(self, format: ToolFormat) -> ToolCallReader | None:
-        """What reads the calls out of an answer; one for each choice."""
+    def call_terms(self) -> CallTerms | None:
+        """What an answer may call; None: nothing."""
         if not self.active:
             return None
-        return ToolCallReader(format, None if self.parallel else 1, only_calls=self.choice == "required")
+        functions = {function.name: function.parameters for function in self.functions}
+        return CallTerms(functions, None if self.parallel else 1, only_calls=self.choice == "required")
 
-    def constraint(self, format: ToolFormat, special: int | None, answer: Constraint | None) -> Constraint | None:
+    def constraint(
+        self, format: CallFormat, specials: Specials, answer: Constraint | None, content_head: str = ""
+    ) -> Constraint | None:
         """The grammar of an answer that must be calls, or whose calls must be well-formed; else `answer`, the one that
         the body asks for.
 
-        `special`: the mark that begins a call, where it is a special token, which text cannot spell.
+        `specials`: those of the format's marks that are special tokens. `content_head`: what a model writes before
+        content, as Lark, where it writes something.
         """
         if not self.active:
             return answer
@@ -81,19 +86,28 @@ class Tools:
         functions = [f for f in self.functions if self.forced is None or f.name == self.forced]
         for function in functions:
             _ = function.schema  # that of a function that is not held to it has to be one, too
-        mark = _text(format.begin) if special is None else f"<[{special}]>"
-        several = self.parallel and self.forced is None
-        if self.choice == "required":
-            grammar = f"start: calls\n{_calls(format, functions, mark, several)}"
-        elif answer is not None and answer.source.kind == "json_schema":
-            schema = _compact(orjson.loads(answer.source.text))
-            grammar = f"start: calls | answer\nanswer: %json {schema}\n{_calls(format, functions, mark, several)}"
-        elif answer is None and any(function.strict for function in functions):
-            grammar = _text_with_calls(format, functions, mark, lazy=special is None)
-        else:
+        called = [(function.name, function.parameters) for function in functions]
+        mark = next((mark for mark in format.begins if format.layout.before.startswith(mark)), "")
+        written = CallGrammar(format.layout, called, specials, mark)
+        grammar = self._grammar(written, answer, content_head, several=format.syntax is not None)
+        if grammar is None:
             return answer
         complaint = f"Invalid schema for function '{functions[0].name}'" if len(functions) == 1 else "Invalid `tools`"
         return Constraint(GrammarSource("lark", grammar), "tools", complaint)
+
+    def _grammar(self, written: CallGrammar, answer: Constraint | None, content_head: str, several: bool) -> str | None:
+        """`several`: an answer can hold more than one call. None: the calls need none."""
+        several = several and self.parallel and self.forced is None
+        if self.choice == "required":
+            return f"start: calls\n{written.calls(several)}"
+        if answer is not None and answer.source.kind == "json_schema":
+            schema = compact(orjson.loads(answer.source.text))
+            return f"start: calls | answer\nanswer: {content_head} %json {schema}\n{written.calls(several)}"
+        if answer is not None or not any(function.strict for function in self.functions):
+            return None
+        if content_head:
+            return f"start: calls | {content_head} TEXT\nTEXT: /(.|\\n)*/\n{written.calls(several)}"
+        return written.text_with_calls()
 
 
 def chat_tools(given: list[Any] | None, choice: Any, parallel: bool | None) -> Tools:
@@ -179,51 +193,3 @@ def _function(given: Mapping[str, Any], path: str) -> Function:
             param=f"{path}.parameters",
         )
     return Function(name, description, parameters, given.get("strict") is True, f"{path}.parameters")
-
-
-# --- grammars ----------------------------------------------------------------------------------------------------
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _compact(schema: Any) -> str:
-    """A schema for Lark, with the whitespace of other JSON answers."""
-    options = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-    return orjson.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema).decode()
-
-
-def _objects(format: ToolFormat, functions: Sequence[Function]) -> str:
-    """Rules `call` and one for each function: the JSON object of a call."""
-    rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
-    for index, function in enumerate(functions):
-        head = f'{{"name": "{function.name}", "{format.arguments_key}": '
-        rules.append(f'call_{index}: {_text(head)} args_{index} "}}"')
-        rules.append(f"args_{index}: %json {_compact(function.parameters)}")
-    return "\n".join(rules) + "\n"
-
-
-def _calls(format: ToolFormat, functions: Sequence[Function], mark: str, several: bool) -> str:
-    """The rule `calls`: calls and nothing else."""
-    more = f"({_text(format.separator)} call)*" if several else ""
-    if format.name == "hermes":
-        more = '("\\n" region)*' if several else ""
-        start = f'calls: region {more}\nregion: {mark} "\\n" call "\\n" {_text(format.end)}'
-    elif format.name == "mistral":
-        start = f'calls: {mark} " "? "[" call {more} "]"'
-    else:
-        start = f"calls: call {more}"
-    return f"{start}\n{_objects(format, functions)}"
-
-
-def _text_with_calls(format: ToolFormat, functions: Sequence[Function], mark: str, lazy: bool) -> str:
-    """Text, in which whatever begins a call is one: for functions that are `strict` and may be called."""
-    more = f"({_text(format.separator)} call)*"
-    if format.name == "llama3":
-        return f"start: TEXT | call {more}\nTEXT: /[^{{](.|\\n)*/\n{_objects(format, functions)}"
-    body = f'" "? "[" call {more} "]"' if format.name == "mistral" else f'"\\n" call "\\n" {_text(format.end)}'
-    return (
-        f"start: region* tail\ntail: TEXT\nTEXT: /(.|\\n)*/\nregion_head{'[lazy]' * lazy}: TEXT {mark}\n"
-        f"region: region_head {body}\n{_objects(format, functions)}"
-    )

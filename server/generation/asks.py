@@ -16,6 +16,7 @@ from bequest.server.asks.inheriting import chat_inheriting, text_inheriting
 from bequest.server.asks.lengths import Length, generation_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import TextSource
+from bequest.server.asks.reading import Reading
 from bequest.server.asks.sampling import (
     Chosen,
     Sampling,
@@ -25,7 +26,6 @@ from bequest.server.asks.sampling import (
     sampling_chars,
 )
 from bequest.server.asks.terms import AskTerms, record_terms
-from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.wish import StatesWish, completion_states
 from bequest.server.stores.catalogues import StoredCatalogue
 from bequest.server.stores.grammars import Constraint
@@ -85,8 +85,8 @@ async def completion_ask(call: Call[CompletionBody], waiting: Waiting = at_rest)
     return await apart(context, lambda: ask_of(context, call.id, prompts, sampling, terms, wish, output))
 
 
-async def chat_ask(call: Call[ChatBody], calls: Calls, waiting: Waiting = at_rest) -> Ask:
-    """`calls` are those that its answers may hold."""
+async def chat_ask(call: Call[ChatBody], reading: Reading, waiting: Waiting = at_rest) -> Ask:
+    """`reading` is how its answers are read."""
     body = call.body
     check_stream_options(body)
     catalogue = _catalogue(call)
@@ -102,16 +102,17 @@ async def chat_ask(call: Call[ChatBody], calls: Calls, waiting: Waiting = at_res
             logprobs=logprobs,
             prompt_logprobs=in_prompt,
             catalogue=catalogue,
-            shows_special=calls.shows_special,
+            shows_special=reading.shows_special,
         )
-        return chosen, calls.constraint(constraint_of(body))
+        return chosen, constraint_of(body)
 
-    chosen, constraint = await off_loop(call.context, sampling_chars(body), work)
-    grammar = await _grammar(call, constraint)
+    chosen, form = await off_loop(call.context, sampling_chars(body), work)
     length = generation_length(body, default_tokens(catalogue, None))
-    sampling = _sampling(body, chosen, length, grammar, copies=1)
     terms, wish = await _admitted(call, length)
-    prompt = await waiting(_chat_prompt(call, calls, terms, length))
+    prompt = await waiting(_chat_prompt(call, reading, terms, length))
+    # The grammar comes behind the prompt, which says whether thoughts come first.
+    grammar = await _grammar(call, await apart(call.context, lambda: reading.constraint(form, prompt)))
+    sampling = _sampling(body, chosen, length, grammar, copies=1)
     context, output = call.context, _output(body)
     return await apart(context, lambda: ask_of(context, call.id, [prompt], sampling, terms, wish, output))
 
@@ -161,15 +162,15 @@ async def _text_prompts(call: Call[CompletionBody], terms: AskTerms, length: Len
     return await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)
 
 
-async def _chat_prompt(call: Call[ChatBody], calls: Calls, terms: AskTerms, length: Length) -> Prompt:
+async def _chat_prompt(call: Call[ChatBody], reading: Reading, terms: AskTerms, length: Length) -> Prompt:
     body = call.body
     source = ChatSource(
         given=body.messages,
         template=body.chat_template,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=reading.template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
         opens=body.add_generation_prompt,
         continues=body.continue_final_message,
-        tools=None if body.tools is None else calls.tools,
+        tools=None if body.tools is None else reading.tools,
         special=bool(body.add_special_tokens),
         truncation=_truncation(body, length),
     )

@@ -9,18 +9,19 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from bequest.engine.text.tool_calls import ToolCallReader
+from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
 from bequest.server.answers.generated import Head, answered
 from bequest.server.answers.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
+from bequest.server.answers.message import DeltaMaker, reason_with_calls, whole_message
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
-from bequest.server.answers.tool_deltas import DeltaMaker, reason_with_calls, whole_message
+from bequest.server.answers.thought_tokens import ThoughtTokens
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
 from bequest.server.asks.inheriting import on_its_way
-from bequest.server.asks.tool_use import Calls
+from bequest.server.asks.reading import Reading
 from bequest.server.asks.tools import chat_tools
 from bequest.server.generation.asks import chat_ask, kept_open
 from bequest.server.transport.work import apart
@@ -33,36 +34,44 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     call = await begin(http, ChatBody, "chatcmpl-")
     body, created = call.body, int(time.time())
     tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
-    calls = Calls(call.context, tools, body.chat_template)
+    reading = Reading(call.context, tools, body.chat_template)
     with on_its_way(call):
-        ask = await chat_ask(call, calls, kept_open(call))
+        ask = await chat_ask(call, reading, kept_open(call))
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
         if body.service_tier in _SERVICE_TIERS:
             head["service_tier"] = body.service_tier
-        return await answered(call, ask, head, ChatShape(call, ask, calls))
+        return await answered(call, ask, head, ChatShape(call, ask, reading))
 
 
 class ChatShape:
     """What choices look like, whole or in chunks. A chat is one prompt."""
 
-    def __init__(self, call: Call[ChatBody], ask: Ask, calls: Calls) -> None:
+    def __init__(self, call: Call[ChatBody], ask: Ask, reading: Reading) -> None:
         self._body = call.body
-        self._calls = calls
+        self._reading = reading
         self._n = ask.n
         [self._prompt] = ask.prompts
         self._tokenizer = call.context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, call.body.return_tokens_as_token_ids)
+        self._thoughts = ThoughtTokens(self._tokenizer, not ask.params[0].skip_special_tokens)
+        self.with_thoughts = call.body.include_reasoning
 
     def chunks(self, head: Head, index: int, report: Report) -> ChatChunks:
-        kind = ToolChunks if self._calls.tools.active else ChatChunks
-        return kind(self, head, self._n, report)
+        readers = [reader for _ in range(self._n) if (reader := self.reader()) is not None]
+        if not readers:
+            return ChatChunks(self, head, self._n, report)
+        return ReadChunks(self, head, readers, report)
 
     def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]]:
         return [self.whole(choice) for _, choice in sorted(results[0].choices.items())]
 
     def extras(self, results: Sequence[Collector]) -> dict[str, Any]:
         return self.beside_choices(results[0].prompt_logprobs)
+
+    @property
+    def thought_tokens(self) -> int | None:
+        return self._thoughts.total if self._reading.shows_thoughts else None
 
     @property
     def detailed(self) -> bool:
@@ -73,12 +82,19 @@ class ChatShape:
         if reader is None:
             message = {"role": "assistant", "content": choice.text, "refusal": None}
             return {"index": choice.index, "message": message, **self.beside(choice, choice.finish_reason)}
-        message = {"role": "assistant", **whole_message([*reader.feed(choice.text), *reader.finish()]), "refusal": None}
+        said = whole_message([*reader.feed(choice.text), *reader.finish()], self.with_thoughts)
+        self.count_thoughts(choice, reader)
+        message = {"role": "assistant", **said, "refusal": None}
         reason = reason_with_calls(choice.finish_reason, reader)
         return {"index": choice.index, "message": message, **self.beside(choice, reason)}
 
-    def reader(self) -> ToolCallReader | None:
-        return self._calls.reader()
+    def reader(self) -> AnswerReader | None:
+        return self._reading.reader(self._prompt)
+
+    def count_thoughts(self, choice: ChoiceDelta, reader: AnswerReader) -> None:
+        """`reader` has read the choice, or what it gained."""
+        if self._reading.shows_thoughts:
+            self._thoughts.take(choice, reader)
 
     def chunk(self, choice: ChoiceDelta, first: bool) -> dict[str, Any]:
         """`role` comes once: clients concatenate the strings of deltas."""
@@ -129,12 +145,13 @@ class ChatChunks(Chunks):
         return self._shape.beside_choices(prompt_logprobs)
 
 
-class ToolChunks(ChatChunks):
-    """The events of answers that may hold calls. A call is told of in several deltas, each in an event of its own."""
+class ReadChunks(ChatChunks):
+    """The events of answers that hold more than content. A call is told of in several deltas, each in an event."""
 
-    def __init__(self, shape: ChatShape, head: dict[str, Any], n: int, report: Report) -> None:
-        super().__init__(shape, head, n, report)
-        self._deltas = [DeltaMaker(shape.reader()) for _ in range(n)]
+    def __init__(self, shape: ChatShape, head: dict[str, Any], readers: Sequence[AnswerReader], report: Report) -> None:
+        super().__init__(shape, head, len(readers), report)
+        self._readers = readers
+        self._deltas = [DeltaMaker(reader, shape.with_thoughts) for reader in readers]
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
         rows = [self._objects(choice, opening is not None) for choice in choices]
@@ -155,6 +172,7 @@ class ToolChunks(ChatChunks):
         """The choice once for each delta that its text gives; what else there is to tell comes with the last."""
         maker = self._deltas[choice.index]
         deltas = maker.deltas(choice.text, first, choice.finish_reason is not None)
+        self._shape.count_thoughts(choice, self._readers[choice.index])
         if not deltas:
             if choice.finish_reason is None and not (self._detailed and choice.token_ids):
                 return []

@@ -40,6 +40,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
 class CompletionShape:
     """The choices of all prompts, one prompt's after another's."""
 
+    thought_tokens = None  # no chat, no thoughts
+
     def __init__(self, call: Call[CompletionBody], ask: Ask) -> None:
         self._call = call
         self._ask = ask

@@ -136,6 +136,8 @@ def _check_room(context: Context, prompt: Prompt, suffixes: Suffixes) -> None:
 class ScoreShape:
     """A choice for each suffix."""
 
+    thought_tokens = None  # no chat, no thoughts
+
     def __init__(self, call: Call[CompletionBody]) -> None:
         self._body = call.body
         self._tokenizer = call.context.text.tokenizer

@@ -6,35 +6,39 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from bequest.engine.text.tool_calls import CallBegun, Content, ToolCallReader, ToolEvent
+from bequest.engine.dialects.events import AnswerEvent, CallArguments, CallBegun, Content
+from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta, FinishReason, StopReason
 from bequest.server.answers.logprobs import Spelling, chat_logprobs
 from bequest.server.answers.report import Report
+from bequest.server.answers.thought_tokens import ThoughtTokens
 from bequest.server.responses import document
-from bequest.server.responses.items import Item, output_call, output_message
+from bequest.server.responses.items import Item, output_call, output_message, output_reasoning
 from bequest.server.wire.names import new_id
+
+Kind = Literal["message", "reasoning", "call"]
+_PREFIXES: dict[Kind, str] = {"message": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
 class _Growing:
-    """An item: a message, or a call if it has a name."""
+    """An item. A call has a name."""
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, kind: Kind, name: str = "") -> None:
+        self.kind = kind
         self._name = name
-        self._id = new_id("msg_" if name is None else "fc_")
+        self._id = new_id(_PREFIXES[kind])
         self._call_id = new_id("call_")
         self.text: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
 
-    @property
-    def is_message(self) -> bool:
-        return self._name is None
-
     def shown(self, status: str) -> Item:
         text = "".join(self.text)
-        if self._name is None:
+        if self.kind == "message":
             return output_message(self._id, text, self.logprobs, status)
+        if self.kind == "reasoning":
+            return output_reasoning(self._id, text, status)
         return output_call(self._id, self._call_id, self._name, text, status)
 
 
@@ -49,15 +53,24 @@ class Change:
 
 
 class Answer:
-    """Gathers what the choice gains. Without a reader for calls it is one message, from the beginning."""
+    """Gathers what the choice gains. Without a reader it is one message, from the beginning."""
 
     def __init__(
-        self, head: dict[str, Any], report: Report, spelling: Spelling | None, reader: ToolCallReader | None = None
+        self,
+        head: dict[str, Any],
+        report: Report,
+        spelling: Spelling | None,
+        reader: AnswerReader | None = None,
+        thoughts: ThoughtTokens | None = None,
     ) -> None:
-        """`spelling`: how tokens are shown in log-probabilities; None if those were not asked for."""
+        """`spelling`: how tokens are shown in log-probabilities; None if those were not asked for.
+
+        `thoughts` counts tokens of the thoughts that the reader finds.
+        """
         self.head = head
         self._report = report
         self._reader = reader
+        self._thoughts = thoughts
         self.token_ids: list[int] = []
         self.pieces = array("I")  # characters and log-probabilities of each delta
         self._spelling = spelling
@@ -72,7 +85,7 @@ class Answer:
 
     def open_message(self) -> list[Change]:
         """The message that a stream begins with, if it cannot begin with anything else."""
-        return [] if self._reader is not None or self._items else [self._begin_item(_Growing())]
+        return [] if self._reader is not None or self._items else [self._begin_item(_Growing("message"))]
 
     def take(self, choice: ChoiceDelta) -> list[Change]:
         """What there is to show now."""
@@ -84,17 +97,28 @@ class Answer:
         changes: list[Change] = []
         for event in self._events(choice):
             if isinstance(event, CallBegun):
-                changes.append(self._begin_item(_Growing(event.name)))
+                changes.append(self._begin_item(_Growing("call", event.name)))
                 continue
-            if isinstance(event, Content) and not (self._items and self._items[-1].is_message):
-                changes.append(self._begin_item(_Growing()))
+            kind: Kind = "message" if isinstance(event, Content) else "reasoning"
+            if not isinstance(event, CallArguments) and self._last_kind != kind:
+                changes.append(self._begin_item(_Growing(kind)))
             changes.append(self._grow(event.text))
+        if self._reader is not None and self._thoughts is not None:
+            self._thoughts.take(choice, self._reader)
         if choice.finish_reason is not None:
-            if not self._items:
-                changes.append(self._begin_item(_Growing()))
-            if self._items[-1].is_message:  # its end token has no text
-                self._items[-1].logprobs += self._unsent
+            changes += self._end()
         return changes
+
+    def _end(self) -> list[Change]:
+        """An answer that ended without a word is an empty message."""
+        changes = [] if self._items else [self._begin_item(_Growing("message"))]
+        if self._last_kind == "message":  # its end token has no text
+            self._items[-1].logprobs += self._unsent
+        return changes
+
+    @property
+    def _last_kind(self) -> Kind | None:
+        return self._items[-1].kind if self._items else None
 
     def items(self, status: str) -> list[Item]:
         """The items as they stand; only the last one can be other than complete."""
@@ -105,10 +129,14 @@ class Answer:
         assert ending.usage is not None
         reason = self._finish_reason or "length"
         items = self.items("completed" if reason == "stop" else "incomplete")
-        response = document.finished(self.head, items, reason, ending.usage, int(time.time()))
+        response = document.finished(self.head, items, reason, ending.usage, int(time.time()), self._num_thoughts)
         return {**response, "stop_reason": self._stop_reason, **self._report.retained(ending)}
 
-    def _events(self, choice: ChoiceDelta) -> list[ToolEvent]:
+    @property
+    def _num_thoughts(self) -> int:
+        return 0 if self._thoughts is None else self._thoughts.total
+
+    def _events(self, choice: ChoiceDelta) -> list[AnswerEvent]:
         if self._reader is None:
             return [Content(choice.text)] if choice.text else []
         ended = choice.finish_reason is not None
@@ -121,8 +149,8 @@ class Answer:
 
     def _grow(self, text: str) -> Change:
         item = self._items[-1]
-        # Only a message shows log-probabilities; those of a call's tokens are nobody's.
-        sent, self._unsent = (self._unsent if item.is_message else []), []
+        # Only a message shows log-probabilities; those of a thought's and a call's tokens are nobody's.
+        sent, self._unsent = (self._unsent if item.kind == "message" else []), []
         item.text.append(text)
         item.logprobs += sent
         self.pieces.append(len(text))

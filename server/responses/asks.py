@@ -11,9 +11,9 @@ from bequest.engine.types import OutputMode
 from bequest.server.asks.ask import Ask, ask_of, check_stream_options
 from bequest.server.asks.call import HttpCall
 from bequest.server.asks.lengths import Length, length_of
+from bequest.server.asks.reading import Reading
 from bequest.server.asks.sampling import Sampling, chosen_by, sampling_chars
 from bequest.server.asks.terms import record_terms
-from bequest.server.asks.tool_use import Calls
 from bequest.server.responses import document
 from bequest.server.responses.body import logprobs_of, response_constraint
 from bequest.server.responses.events import failed_at_once
@@ -30,29 +30,32 @@ class ResponseAsk:
     head: dict[str, Any]  # the object as it stands before anything is known of the answer
 
 
-async def response_ask(call: HttpCall[ResponseBody], calls: Calls) -> ResponseAsk:
-    """`calls` are those that the answer may hold."""
+async def response_ask(call: HttpCall[ResponseBody], reading: Reading) -> ResponseAsk:
+    """`reading` is how the answer is read."""
     context, body = call.context, call.body
     check_stream_options(body)
     logprobs = logprobs_of(body)
-    chosen, constraint = await off_loop(
+    chosen, form = await off_loop(
         context,
         sampling_chars(body),
         lambda: (
-            chosen_by(context, body, logprobs=logprobs, shows_special=calls.shows_special),
-            calls.constraint(response_constraint(body)),
+            chosen_by(context, body, logprobs=logprobs, shows_special=reading.shows_special),
+            response_constraint(body),
         ),
     )
-    grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
-    sampling = Sampling(chosen=chosen, length=response_length(body), grammar=grammar)
-    terms = record_terms(call, sampling.length.open_ended)
-    head = document.in_progress(body, call.id, int(time.time()), call.model, chosen, calls.tools)
+    length = response_length(body)
+    terms = record_terms(call, length.open_ended)
+    head = document.in_progress(body, call.id, int(time.time()), call.model, chosen, reading.tools)
     context.engine.check_room(terms.tenant)
-    finding = response_prompt(context, terms.tenant, body, calls.tools, terms.deadline)
+    finding = response_prompt(context, terms.tenant, body, reading, terms.deadline)
     if body.stream and body.previous_response_id:
         interval = context.config.sse_keep_alive_interval
         finding = in_time(call.http, interval, call.headers, partial(failed_at_once, head), finding)
     prompt = await finding
+    # The grammar comes behind the prompt, which says whether thoughts come first.
+    constraint = await apart(context, lambda: reading.constraint(form, prompt.prompt))
+    grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
+    sampling = Sampling(chosen=chosen, length=length, grammar=grammar)
     output = OutputMode.DELTA if body.stream else OutputMode.FINAL
     ask = await apart(context, lambda: ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output))
     return ResponseAsk(ask, prompt, head)

@@ -60,7 +60,12 @@ def in_progress(
 
 
 def finished(
-    head: dict[str, Any], items: list[dict[str, Any]], reason: FinishReason, usage: Usage, now: int
+    head: dict[str, Any],
+    items: list[dict[str, Any]],
+    reason: FinishReason,
+    usage: Usage,
+    now: int,
+    thought_tokens: int = 0,
 ) -> dict[str, Any]:
     """The object at its end; `head` is what it was in progress."""
     whole = reason == "stop"
@@ -71,7 +76,7 @@ def finished(
         "completed_at": now if whole else None,
         "incomplete_details": None if whole else {"reason": "max_output_tokens"},
         "output": items,
-        "usage": _usage(usage),
+        "usage": _usage(usage, thought_tokens),
     }
 
 
@@ -99,13 +104,13 @@ def begun(response: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, thought_tokens: int) -> dict[str, Any]:
     written = usage.prompt_tokens - usage.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": written},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

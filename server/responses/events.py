@@ -4,6 +4,7 @@
     for each item: response.output_item.added, then
         of a message: response.content_part.added, response.output_text.delta …, response.output_text.done,
             response.content_part.done,
+        of a thought: the same with response.reasoning_text.delta and response.reasoning_text.done,
         of a call: response.function_call_arguments.delta …, response.function_call_arguments.done,
         response.output_item.done,
     response.completed | response.incomplete
@@ -44,16 +45,17 @@ class EventWriter:
         self._index += 1
         self._item = item
         added = [self._event("response.output_item.added", output_index=self._index, item=begun_item(item))]
-        if item["type"] != "message":
+        if item["type"] == "function_call":
             return added
-        kind = "response.output_text.delta"
-        place = orjson.dumps({"type": kind, **self._place, "logprobs": []})
+        kind = f"response.{_text_kind(item)}.delta"
+        without: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+        place = orjson.dumps({"type": kind, **self._place, **without})
         self._plain = f"event: {kind}\ndata: ".encode() + place[:-1] + b',"sequence_number":%d,"delta":%b}\n\n'
-        part = {**item["content"][0], "text": "", "logprobs": []}
+        part = {**item["content"][0], "text": "", **without}
         return [*added, self._event("response.content_part.added", **self._place, part=part)]
 
     def delta(self, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
-        if self._item["type"] != "message":
+        if self._item["type"] == "function_call":
             return self._event("response.function_call_arguments.delta", **self._place, delta=text)
         if logprobs:
             return self._event("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
@@ -63,13 +65,14 @@ class EventWriter:
     def end(self, item: Item) -> list[bytes]:
         """The item that was begun last is whole."""
         done = self._event
-        if item["type"] != "message":
+        if item["type"] == "function_call":
             told = {"arguments": item["arguments"], "name": item["name"]}
             events = [done("response.function_call_arguments.done", **self._place, **told)]
         else:
             part = item["content"][0]
+            told = {name: part[name] for name in ("text", "logprobs") if name in part}
             events = [
-                done("response.output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"]),
+                done(f"response.{_text_kind(item)}.done", **self._place, **told),
                 done("response.content_part.done", **self._place, part=part),
             ]
         return [*events, done("response.output_item.done", output_index=self._index, item=item)]
@@ -87,12 +90,16 @@ class EventWriter:
     @property
     def _place(self) -> dict[str, Any]:
         place = {"item_id": self._item["id"], "output_index": self._index}
-        return {**place, "content_index": 0} if self._item["type"] == "message" else place
+        return place if self._item["type"] == "function_call" else {**place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._next = self._next, self._next + 1
         data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _text_kind(item: Item) -> str:
+    return "reasoning_text" if item["type"] == "reasoning" else "output_text"
 
 
 class ResponseFormat:
@@ -156,11 +163,11 @@ def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
     lengths = list(zip(pieces[::2], pieces[1::2], strict=True))
     for item in response["output"]:
         events += writer.begin(item)
-        part = item["content"][0] if item["type"] == "message" else {"text": item["arguments"], "logprobs": []}
+        part = {"text": item["arguments"]} if item["type"] == "function_call" else item["content"][0]
         chars = tokens = 0
         while chars < len(part["text"]):
             text_len, num_logprobs = lengths.pop(0)
-            logprobs = part["logprobs"][tokens : tokens + num_logprobs]
+            logprobs = part.get("logprobs", [])[tokens : tokens + num_logprobs]
             events.append(writer.delta(part["text"][chars : chars + text_len], logprobs))
             chars, tokens = chars + text_len, tokens + num_logprobs
         events += writer.end(item)

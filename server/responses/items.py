@@ -37,6 +37,12 @@ def output_message(item_id: str, text: str, logprobs: Sequence[Any], status: str
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
+def output_reasoning(item_id: str, text: str, status: str) -> Item:
+    """What a response thinks."""
+    part = {"type": "reasoning_text", "text": text}
+    return {"id": item_id, "type": "reasoning", "summary": [], "status": status, "content": [part]}
+
+
 def output_call(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Item:
     """A function that a response calls."""
     call = {"call_id": call_id, "name": name, "arguments": arguments}
@@ -45,7 +51,7 @@ def output_call(item_id: str, call_id: str, name: str, arguments: str, status: s
 
 def begun_item(item: Item) -> Item:
     """What a whole item was when it began."""
-    empty: Item = {"content": []} if item["type"] == "message" else {"arguments": ""}
+    empty: Item = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, "status": "in_progress", **empty}
 
 

@@ -20,7 +20,7 @@ from bequest.server.asks.extension import Conversation, extend
 from bequest.server.asks.messages import MESSAGE_CHARS, text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import check_length
-from bequest.server.asks.tools import Tools
+from bequest.server.asks.reading import Reading
 from bequest.server.context import Context
 from bequest.server.responses.items import Item, input_items, messages_of
 from bequest.server.stores.responses import StoredResponse
@@ -42,7 +42,7 @@ class ResponsePrompt:
 
 
 async def response_prompt(
-    context: Context, tenant: str, body: ResponseBody, tools: Tools, deadline: float | None
+    context: Context, tenant: str, body: ResponseBody, reading: Reading, deadline: float | None
 ) -> ResponsePrompt:
     check_converses(context, "input")
     count = len(body.input) if isinstance(body.input, list) else 1
@@ -55,7 +55,7 @@ async def response_prompt(
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise missing("input", "`input` is missing: send a string, or a list of items.")
-    builder = _Builder(context, body, tools, parent)
+    builder = _Builder(context, body, reading, parent)
     try:
         chars = 0 if has_large_body() else text_length(messages, INLINE_CHARS)
         built = await off_loop(context, chars, lambda: builder.build(messages))
@@ -103,6 +103,16 @@ async def _previous(context: Context, tenant: str, reference: str, deadline: flo
     return stored
 
 
+def _effort(body: ResponseBody) -> tuple[str | None, dict[str, Any] | None, str]:
+    """`reasoning.effort`, or `reasoning_effort` as in chat."""
+    given = (body.reasoning or {}).get("effort")
+    if given is not None and not isinstance(given, str):
+        raise ApiError(400, "invalid_type", "`reasoning.effort` must be a string.", param="reasoning.effort")
+    if given is None:
+        return body.reasoning_effort, body.chat_template_kwargs, "reasoning_effort"
+    return given, body.chat_template_kwargs, "reasoning.effort"
+
+
 class _Built(NamedTuple):
     conversation: Conversation
     token_ids: tuple[int, ...]
@@ -112,13 +122,14 @@ class _Built(NamedTuple):
 class _Builder:
     """Messages → tokens, in a worker thread where they are long."""
 
-    def __init__(self, context: Context, body: ResponseBody, tools: Tools, parent: StoredResponse | None) -> None:
+    def __init__(self, context: Context, body: ResponseBody, reading: Reading, parent: StoredResponse | None) -> None:
         template = context.text.chat_template
         if template is None:
             raise invalid("This model has no chat template, which `input` needs; use /v1/completions.", "input")
-        kwargs = template_kwargs(body.chat_template_kwargs)
+        kwargs = template_kwargs(reading.template_kwargs(*_effort(body)))
+        tools = reading.tools.for_template()
         self._context = context
-        self._template = TemplateUse(template, None, kwargs, opened=True, continued=False, tools=tools.for_template())
+        self._template = TemplateUse(template, None, kwargs, opened=True, continued=False, tools=tools)
         self._parent = parent
         self._truncate = body.truncation == "auto"
         self._room = context.engine.info.max_model_len - max(body.max_output_tokens or 0, 1)

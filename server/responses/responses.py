@@ -16,9 +16,10 @@ from bequest.server.answers.logprobs import Spelling
 from bequest.server.answers.report import report_of
 from bequest.server.answers.running import Collector, Job
 from bequest.server.answers.streams import send_stream
+from bequest.server.answers.thought_tokens import ThoughtTokens
 from bequest.server.asks.call import HttpCall, begin
+from bequest.server.asks.reading import Reading
 from bequest.server.asks.terms import record_terms
-from bequest.server.asks.tool_use import Calls
 from bequest.server.asks.tools import Tools, response_tools
 from bequest.server.context import Context
 from bequest.server.responses.answer import Answer
@@ -38,11 +39,13 @@ async def create(http: web.Request) -> web.StreamResponse:
     call = await _begin(http, "resp_")
     body = call.body
     tools = await _tools(call)
-    calls = Calls(call.context, tools, template=None)
-    asked = await response_ask(call, calls)
+    reading = Reading(call.context, tools, template=None)
+    asked = await response_ask(call, reading)
     spelling = Spelling(call.context.text.tokenizer, body.return_tokens_as_token_ids)
     logprobs = asked.ask.params[0].logprobs is not None
-    answer = Answer(asked.head, report_of(asked.ask), spelling if logprobs else None, calls.reader())
+    thoughts = ThoughtTokens(call.context.text.tokenizer, reading.shows_special) if reading.shows_thoughts else None
+    reader = reading.reader(asked.prompt.prompt)
+    answer = Answer(asked.head, report_of(asked.ask), spelling if logprobs else None, reader, thoughts)
     making = _Making(call.context, asked.ask.requests[0], asked.prompt, answer, RunningResponse(call.id, asked.head))
     with making.registered():
         if body.stream:
@@ -54,9 +57,9 @@ async def input_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
     call = await _begin(http, "req-")
     body = call.body
-    tools = await _tools(call)
+    reading = Reading(call.context, await _tools(call), template=None)
     terms = record_terms(call, response_length(body).open_ended)
-    prompt = await response_prompt(call.context, terms.tenant, body, tools, terms.deadline)
+    prompt = await response_prompt(call.context, terms.tenant, body, reading, terms.deadline)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
     return json_response(count, call.headers)
 

@@ -148,6 +148,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     continuation_fallback: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    include_reasoning: bool = True
 
 
 class ResponseBody(SampledBody, frozen=True, kw_only=True):

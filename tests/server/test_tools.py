@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bequest.engine.text.tool_calls import FORMATS, Content
+from bequest.engine.dialects.events import Content
+from bequest.engine.dialects.reader import Dialect
 from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
 from bequest.server.asks.tools import chat_tools
 from tests.server.fakes import FakeEngine
@@ -26,17 +27,17 @@ TWO_CALLS = (
 )
 
 
-def saying(text: str, step: int, reason: Any = "stop") -> Callable[[Request], Iterator[Delta]]:
-    """A script of that text, `step` characters at a time, for every choice."""
+def saying(text: str, step: int, reason: Any = "stop", by_byte: bool = False) -> Callable[[Request], Iterator[Delta]]:
+    """A script of that text, `step` characters at a time, for every choice: a token each, or one for each byte."""
 
     def script(request: Request) -> Iterator[Delta]:
         cut = step if request.output is not OutputMode.FINAL else len(text)
         pieces = [text[i : i + cut] for i in range(0, len(text), cut)]
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
+            tokens = tuple(piece.encode()) if by_byte else (65,) * bool(piece)
             choices = tuple(
-                ChoiceDelta(i, piece, (65,) * bool(piece), finish_reason=reason if last else None)
-                for i in range(request.params.n)
+                ChoiceDelta(i, piece, tokens, finish_reason=reason if last else None) for i in range(request.params.n)
             )
             yield Delta(request.id, choices, first=number == 0, usage=Usage(3, len(pieces), 0) if last else None)
 
@@ -111,7 +112,7 @@ async def test_a_call_that_is_cut_off(front: Front) -> None:
 def test_the_beginning_of_a_call_is_no_content_where_calls_are_required(text: str) -> None:
     look: dict[str, Any] = {"type": "function", "function": {"name": "look"}}
     for choice, content in (("required", []), (look, []), ("auto", [Content(text.removeprefix("<tool_call>\n"))])):
-        reader = chat_tools(TOOLS, choice, None).reader(FORMATS["hermes"])
+        reader = Dialect().reader(chat_tools(TOOLS, choice, None).call_terms())
         assert reader is not None and [*reader.feed(text), *reader.finish()] == content
 
 

@@ -6,16 +6,17 @@ import random
 
 import pytest
 
+from bequest.engine.dialects.call_reader import CallReader
+from bequest.engine.dialects.events import CallArguments, CallBegun, Content
+from bequest.engine.dialects.formats import FORMATS
+from bequest.engine.dialects.recognise import calls_of
 from bequest.engine.text.chat import ChatTemplate
-from bequest.engine.text.tool_calls import (
-    FORMATS,
-    CallArguments,
-    CallBegun,
-    Content,
-    ToolCallReader,
-    format_of_template,
-)
 
+FUNCTIONS = {
+    "f": {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}}},
+    "g": {"properties": {}},
+}
+JSON_FORMATS = [name for name, format in FORMATS.items() if format.layout.arguments == "json" and format.syntax]
 TWO = [["f", '{"a": 1}'], ["g", "{}"]]
 CASES: list[tuple[str, str, str, list[list[str]]]] = [
     (
@@ -31,11 +32,11 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [["f", '{"a": 1']]),
     ("hermes", '<tool_call>\n{"name": "f", "argu', "", [["f", ""]]),
     ("hermes", "<tool_call>[]</tool_call>ok", "ok", []),
-    ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", TWO),
-    ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [["f", '{"a": 1}']]),
-    ("llama3", 'Hello {"name": "f"}', 'Hello {"name": "f"}', []),
-    ("llama3", '{"answer": 42}', '{"answer": 42}', []),
-    ("llama3", ' {"name": "f", "parameters": "{\\"a\\": 1}"}', "", [["f", '{"a": 1}']]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", TWO),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [["f", '{"a": 1}']]),
+    ("llama3_json", 'Hello {"name": "f"}', 'Hello {"name": "f"}', []),
+    ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
+    ("llama3_json", ' {"name": "f", "parameters": "{\\"a\\": 1}"}', "", [["f", '{"a": 1}']]),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", TWO),
     ("mistral", "text [TOOL", "text [TOOL", []),
 ]
@@ -44,7 +45,7 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
 def read(
     name: str, text: str, cuts: list[int], most: int | None = None, only_calls: bool = False
 ) -> tuple[str, list[list[str]]]:
-    reader = ToolCallReader(FORMATS[name], most, only_calls)
+    reader = CallReader(FORMATS[name].syntax, FUNCTIONS, most, only_calls)
     events = [event for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) for event in reader.feed(text[a:b])]
     calls: list[list[str]] = []
     content = ""
@@ -69,15 +70,15 @@ def test_calls_cut_anywhere(name: str, text: str, content: str, calls: list[list
     assert read(name, text, [], most=1)[1] == calls[:1]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", JSON_FORMATS)
 def test_what_is_written_is_read(name: str) -> None:
     calls = [["f", '{"a": [1, "x"]}'], ["g", "{}"]]
-    assert read(name, FORMATS[name].written([(a, b) for a, b in calls]), []) == ("", calls)
+    assert read(name, FORMATS[name].layout.written([(a, b) for a, b in calls]), []) == ("", calls)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", JSON_FORMATS)
 def test_an_answer_held_to_calls_has_no_content_wherever_it_ends(name: str) -> None:
-    text = FORMATS[name].written([("f", '{"a": 1}'), ("g", "{}")])
+    text = FORMATS[name].layout.written([("f", '{"a": 1}'), ("g", "{}")])
     for end in range(len(text)):
         content, calls = read(name, text[:end], [], only_calls=True)
         assert content == "" and [call[0] for call in calls] == ["f", "g"][: len(calls)]
@@ -87,12 +88,12 @@ def test_an_answer_held_to_calls_has_no_content_wherever_it_ends(name: str) -> N
 def test_formats_of_templates() -> None:
     sources = {
         "hermes": "{% if tools %}<tool_call>{% endif %}",
-        "mistral": "{{ '[TOOL_CALLS]' }}",
-        "llama3": "<|start_header_id|>{{ tools }}",
+        "mistral": "{{ tools }}{{ '[TOOL_CALLS]' }}",
+        "llama3_json": "<|start_header_id|>{{ tools }}",
     }
     for name, source in sources.items():
-        assert format_of_template(source) is FORMATS[name]
-    assert format_of_template(None) is FORMATS["hermes"]
+        assert calls_of(source) is FORMATS[name]
+    assert calls_of(None) is FORMATS["hermes"]
 
 
 PLAIN = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"

@@ -11,6 +11,7 @@ import json
 from typing import Literal
 
 _BLANK = " \t\r\n"
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -102,12 +103,39 @@ class CallScanner:
         if self._state == "key":
             self._key, self._state = _unquoted(text), "colon"
             return
-        if self._key == "name":
+        if self._key in _NAMES:
             self.name = _unquoted(text)
         elif self._key in _ARGUMENTS and text.startswith('"'):
             self.has_arguments = True
             self._arguments.append(_unquoted(text))
         self._state = "after"
+
+
+class ObjectScanner:
+    """Finds the end of one JSON object. It follows strings and nesting and checks nothing else."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int:
+        """Takes characters up to the end of the object; returns how many."""
+        for position, char in enumerate(text):
+            if self._in_string:
+                self._in_string = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.ended = True
+                    return position + 1
+        return len(text)
 
 
 def _unquoted(text: str) -> str:

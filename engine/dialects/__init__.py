@@ -1,0 +1,1 @@
+"""How models write their answers: what they think, what they say, and what they call."""

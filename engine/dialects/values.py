@@ -1,0 +1,71 @@
+"""Arguments that models write as text or as Python, as the JSON that clients get."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The types that a schema names; empty where it says nothing of them."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    given = schema.get("type")
+    types = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
+    for key in ("anyOf", "oneOf"):
+        for branch in schema.get(key) or ():
+            types |= types_of(branch)
+    if "enum" in schema and not types:
+        types = {"string"} if all(isinstance(value, str) for value in schema["enum"]) else set()
+    return frozenset(kind for kind in types if isinstance(kind, str))
+
+
+def properties_of(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    given = (schema or {}).get("properties")
+    return given if isinstance(given, Mapping) else {}
+
+
+def json_of_text(text: str, schema: Any) -> str:
+    """A value that stands without quotes: a string where the schema wants one, else what it reads as."""
+    types = types_of(schema)
+    if types == {"string"}:
+        return written(text)
+    try:
+        value = json.loads(text, parse_constant=no_number)
+    except ValueError:
+        value = {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    if isinstance(value, str) or ("string" in types and not (value is None and "null" in types)):
+        return written(text if not isinstance(value, str) or "string" in types else value)
+    return written(value)
+
+
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def no_number(name: str) -> Any:
+    """For NaN and the infinities, which Python's JSON has and JSON has not."""
+    raise ValueError(name)
+
+
+# What models write of JSON in the midst of Python.
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+def python_value(node: ast.expr) -> Any:
+    """Of a literal. Raises ValueError for anything else."""
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [python_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else python_value(key) for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("a key that is no string")
+        return dict(zip(keys, map(python_value, node.values), strict=True))
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None) or (isinstance(value, float) and value != value):
+        raise ValueError("no value of JSON")
+    return value

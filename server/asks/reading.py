@@ -1,0 +1,106 @@
+"""How the answers of one request are read, and what they are held to: thoughts, tools, formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bequest.engine.dialects.reader import AnswerReader, Dialect
+from bequest.engine.dialects.recognise import calls_of, reasoning_of
+from bequest.server.asks.extension import Conversation
+from bequest.server.asks.leads import content_head, lead_of
+from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.tools import Tools
+from bequest.server.context import Context
+from bequest.server.interfaces import TokenizerLike
+from bequest.server.stores.grammars import Constraint
+from bequest.server.wire.errors import invalid
+from bequest.server.wire.reading import shorten
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}  # it knows three
+_TAIL_TOKENS = 64  # of a prompt without a text, in which a mark is looked for
+
+
+class Reading:
+    """Of one request. A model that shows no thoughts and has no tools to call writes text."""
+
+    def __init__(self, context: Context, tools: Tools, template: str | None) -> None:
+        """`template` is the client's own, if it sent one."""
+        self.tools = tools
+        self._tokenizer = context.text.tokenizer
+        self._dialect = dialect_of(context, template)
+        marks = self._dialect.marks(calls=tools.active)
+        self._specials = _specials(self._tokenizer, marks)
+
+    @property
+    def shows_special(self) -> bool:
+        """A mark that is a special token has to be seen to be read."""
+        return bool(self._specials)
+
+    @property
+    def shows_thoughts(self) -> bool:
+        return self._dialect.reasoning is not None
+
+    def template_kwargs(
+        self, effort: str | None, given: Mapping[str, Any] | None, param: str = "reasoning_effort"
+    ) -> Mapping[str, Any] | None:
+        """Variables for the chat template: what an effort means to those that know one, and what the client gives.
+
+        Templates of models that may think or not have a variable for it, under one of two names.
+        """
+        if effort is None:
+            return given
+        if effort not in EFFORTS:
+            raise invalid(f"`{param}` must be one of {', '.join(EFFORTS)}, not {shorten(repr(effort))}.", param)
+        thinks = effort != "none"
+        level = _HARMONY_EFFORTS.get(effort, effort) if self._dialect.is_harmony else effort
+        return {"reasoning_effort": level, "enable_thinking": thinks, "thinking": thinks, **(given or {})}
+
+    def reader(self, prompt: Prompt) -> AnswerReader | None:
+        """For one choice behind the prompt; None: the answer is its text."""
+        reader = self._dialect.reader(self.tools.call_terms())
+        if reader is not None and self.shows_thoughts:
+            reader.prime(_begun(self._dialect, self._tokenizer, prompt))
+        return reader
+
+    def constraint(self, answer: Constraint | None, prompt: Prompt) -> Constraint | None:
+        """What the answer behind the prompt has to follow, if anything. `answer` is what the body asks for."""
+        dialect, specials = self._dialect, self._specials
+        reader = self.reader(prompt) if self.shows_thoughts else None
+        stage = "said" if reader is None else reader.stage
+        head = content_head(dialect, stage, specials)
+        held = self.tools.constraint(dialect.calls, specials, answer, head)
+        lead = lead_of(dialect, stage, specials) if held is not None else ""
+        if held is not None and held is answer and head:
+            lead = f"{lead.replace('lead:', 'lead_first:', 1)}lead: {'lead_first ' if lead else ''}{head}\n"
+        return held if held is None or not lead else replace(held, source=replace(held.source, lead=lead))
+
+
+def dialect_of(context: Context, template: str | None = None) -> Dialect:
+    """The model's, as its template shows it or as a flag says. `template`: a client's own."""
+    config, own = context.config, context.text.chat_template
+    written = template or (None if own is None else own.tool_source)
+    return Dialect(reasoning_of(written, config.reasoning_parser), calls_of(written, config.tool_call_parser))
+
+
+def _specials(tokenizer: TokenizerLike, marks: Iterable[str]) -> dict[str, int]:
+    """The special tokens in the marks, by their text: bytes cannot spell them."""
+    ids = {token for mark in marks for token in tokenizer.encode(mark, add_special_tokens=False)}
+    return {tokenizer.token_text(token): token for token in ids if token in tokenizer.special_ids}
+
+
+def _begun(dialect: Dialect, tokenizer: TokenizerLike, prompt: Prompt) -> str:
+    """What the prompt holds of the answer's turn, as far as its reader has to know."""
+    origin = prompt.origin
+    if not isinstance(origin, Conversation):
+        return dialect.opening(tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False))
+    begun = dialect.opening(origin.prompt_text)
+    if origin.answer_at is not None:
+        return begun + tokenizer.decode(prompt.token_ids[origin.answer_at :], skip_special_tokens=False)
+    if origin.continued and not begun:
+        content = origin.messages[-1]["content"]
+        said = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        return dialect.spoken(said)
+    return begun

@@ -1,0 +1,192 @@
+"""Grammars of calls in every format: what a model was taught to write follows them, and is read back as calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+import pytest
+
+from bequest.engine.constraints.grammar import GrammarSource, compile_source
+from bequest.engine.dialects.formats import FORMATS
+from bequest.engine.dialects.harmony import MARKS
+from bequest.engine.dialects.reader import Dialect
+from bequest.engine.dialects.recognise import HARMONY
+from bequest.server.asks.leads import content_head, lead_of
+from bequest.server.asks.tool_grammars import CallGrammar
+from bequest.server.asks.tools import chat_tools
+from tests.dialects.reading import read
+
+LOOK = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string"},
+        "far": {"type": "integer"},
+        "how": {"enum": ["up", "down"]},
+        "deep": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]},
+    },
+    "required": ["at", "deep"],
+}
+GO: dict[str, Any] = {"type": "object", "properties": {}}
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": LOOK, "strict": True}},
+    {"type": "function", "function": {"name": "go", "parameters": GO}},
+]
+ARGUMENTS = {"at": 'the "sea"', "far": 3, "how": "up", "deep": {"a": True}}
+SPECIALS = {mark: 257 + index for index, mark in enumerate(MARKS)}
+
+# One call of `look` with all of its arguments, and one of `go`.
+WRITTEN = {
+    "qwen3_coder": (
+        '<tool_call>\n<function=look>\n<parameter=at>\nthe "sea"\n</parameter>\n<parameter=far>\n3\n</parameter>\n'
+        '<parameter=how>\nup\n</parameter>\n<parameter=deep>\n{"a": true}\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=go>\n</function>\n</tool_call>"
+    ),
+    "glm45": (
+        '<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>the "sea"</arg_value>\n<arg_key>far</arg_key>\n'
+        "<arg_value>3</arg_value>\n<arg_key>how</arg_key>\n<arg_value>up</arg_value>\n<arg_key>deep</arg_key>\n"
+        '<arg_value>{"a": true}</arg_value>\n</tool_call>\n<tool_call>go\n</tool_call>'
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">the "sea"</parameter>\n'
+        '<parameter name="far">3</parameter>\n<parameter name="how">up</parameter>\n'
+        '<parameter name="deep">{"a": true}</parameter>\n</invoke>\n<invoke name="go">\n</invoke>\n</minimax:tool_call>'
+    ),
+    "pythonic": '[look(at="the \\"sea\\"", far=3, how="up", deep={"a": true}), go()]',
+    "lfm2": '<|tool_call_start|>[look(at="the \\"sea\\"", far=3, how="up", deep={"a": true}), go()]<|tool_call_end|>',
+    "olmo3": '<function_calls>look(at="the \\"sea\\"", far=3, how="up", deep={"a": true})\ngo()</function_calls>',
+    "gemma3": '```tool_code\nlook(at="the \\"sea\\"", far=3, how="up", deep={"a": true})\ngo()\n```',
+    "gemma4": (
+        '<|tool_call>call:look{at:<|"|>the "sea"<|"|>,far:3,how:<|"|>up<|"|>,deep:{"a": true}}<tool_call|>'
+        "<|tool_call>call:go{}<tool_call|>"
+    ),
+}
+
+
+class _Bytes:
+    """Bytes, an end token, and the special tokens of harmony."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256, *SPECIALS.values())
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in SPECIALS))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def tokens_of(text: str, specials: dict[str, int]) -> list[int]:
+    ids: list[int] = []
+    while text:
+        mark = next((mark for mark in specials if text.startswith(mark)), None)
+        ids += [specials[mark]] if mark else list(text[0].encode())
+        text = text[len(mark) if mark else 1 :]
+    return ids
+
+
+def follows(grammar: str, text: str, lead: str = "", kind: Any = "lark") -> bool:
+    """Whether a text is a whole answer of the grammar."""
+    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    matcher = compile_source(GrammarSource(kind, grammar, lead=lead), vocabulary)
+    ids = tokens_of(text, SPECIALS if "<[" in grammar + lead else {})
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def written(name: str) -> str:
+    if name in WRITTEN:
+        return WRITTEN[name]
+    if name == "openai":
+        return f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{json.dumps(ARGUMENTS)}"
+    return FORMATS[name].layout.written([("look", json.dumps(ARGUMENTS)), ("go", "{}")])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_must_come(name: str) -> None:
+    format, text = FORMATS[name], written(name)
+    specials = SPECIALS if name == "openai" else {}
+    tools = chat_tools(TOOLS, "required", None)
+    constraint = tools.constraint(format, specials, None)
+    assert constraint is not None and follows(constraint.source.text, text)
+    assert not follows(constraint.source.text, f"Sure. {text}")
+    found = read(Dialect(None, format).reader(tools.call_terms()), text, [])
+    assert (
+        found.content == ""
+        and [json.loads(arguments) for _, arguments in found.calls] == [ARGUMENTS, {}][: len(found.calls)]
+    )
+    assert [call for call, _ in found.calls] == (["look"] if name == "openai" else ["look", "go"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_function_that_must_be_called(name: str) -> None:
+    specials = SPECIALS if name == "openai" else {}
+    tools = chat_tools(TOOLS, {"type": "function", "function": {"name": "go"}}, None)
+    constraint = tools.constraint(FORMATS[name], specials, None)
+    assert constraint is not None and not follows(constraint.source.text, written(name))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("glm4", "openai")])
+def test_calls_that_may_come_are_held_to_their_schemas(name: str) -> None:
+    format, text = FORMATS[name], written(name)
+    constraint = chat_tools(TOOLS, "auto", None).constraint(format, {}, None)
+    assert constraint is not None
+    grammar = constraint.source.text
+    assert follows(grammar, text) and follows(grammar, "Sure, by hand.")
+    assert not follows(grammar, text.replace("look", "jump"))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_optional_arguments_may_be_left_out(name: str) -> None:
+    grammar = CallGrammar(FORMATS[name].layout, [("look", {**LOOK, "required": []})], {}, "").calls(several=False)
+    empty = {
+        "qwen3_coder": "<tool_call>\n<function=look>\n</function>\n</tool_call>",
+        "glm45": "<tool_call>look\n</tool_call>",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="look">\n</invoke>\n</minimax:tool_call>',
+        "gemma4": "<|tool_call>call:look{}<tool_call|>",
+    }
+    layout = FORMATS[name].layout
+    text = empty.get(name, f"{layout.before}look(){layout.after}")
+    assert follows(f"start: calls\n{grammar}", text)
+
+
+# --- thoughts before a grammar -----------------------------------------------------------------------------------
+
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
+)
+
+
+@pytest.mark.parametrize(
+    "kind, source, answer",
+    [
+        ("json_schema", SCHEMA, '{"a": 1}'),
+        ("regex", r"a/b\/[0-9]+", "a/b/12"),
+        ("lark", 'start: "yes" | "no"', "no"),
+    ],
+)
+def test_thoughts_come_before_what_is_held(kind: str, source: str, answer: str) -> None:
+    dialect = Dialect("qwen3")
+    inside, before = lead_of(dialect, "inside", {}), lead_of(dialect, "before", {})
+    thought = 'I {weigh} "it".\n'
+    assert follows(source, f"{thought}</think>\n\n{answer}", inside, kind)
+    assert not follows(source, answer, inside, kind)
+    assert follows(source, f"<think>{thought}</think>{answer}", before, kind)
+    assert follows(source, answer, before, kind)
+    assert not follows(source, f"{thought}</think>{answer}", before, kind)
+    assert not follows(source, f"{thought}</think>\n\n{answer}!", inside, kind)
+    assert lead_of(dialect, "said", {}) == "" == lead_of(Dialect(None), "before", {})
+
+
+def test_harmony_thinks_and_says_or_calls() -> None:
+    dialect = Dialect(HARMONY, FORMATS["openai"])
+    lead, head = lead_of(dialect, "before", SPECIALS), content_head(dialect, "before", SPECIALS)
+    thought = "<|channel|>analysis<|message|>I weigh it.<|end|><|start|>assistant"
+    tools = chat_tools(TOOLS, "auto", None)
+    constraint = tools.constraint(FORMATS["openai"], SPECIALS, None, head)
+    assert constraint is not None
+    for text in (written("openai"), "<|channel|>final<|message|>Yes."):
+        assert follows(constraint.source.text, text, lead)
+        assert follows(constraint.source.text, thought + text, lead)
+    assert not follows(constraint.source.text, thought, lead)
+    inside = lead_of(dialect, "inside", SPECIALS)
+    assert follows(constraint.source.text, f"it.<|end|><|start|>assistant{written('openai')}", inside)
