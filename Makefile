@@ -101,7 +101,8 @@ check: setup $(VENV)/.test check-cuda
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 # Compiles without linking and without a device.
-NVCC_FLAGS := -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a -Icsrc --expt-relaxed-constexpr -Werror=all-warnings
+NVCC_FLAGS := -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a \
+              -gencode=arch=compute_90,code=compute_90 -Icsrc --expt-relaxed-constexpr -Werror=all-warnings
 check-cuda:
 	@if command -v nvcc >/dev/null; then \
 	  printf '%s\n' $(CU_FILES) | xargs -P $$(nproc) -I{} sh -c 'echo nvcc {} && nvcc $(NVCC_FLAGS) -c {} -o /dev/null'; \

@@ -141,7 +141,7 @@ class RowLoader {
 // --- what is multiplied ---------------------------------------------------------------------------------
 
 // Out of the way of the code that is usual.
-__device__ __noinline__ float rarely_activate(Activation activation, float x) {
+[[maybe_unused]] __device__ __noinline__ float rarely_activate(Activation activation, float x) {
   return activate(activation, x);
 }
 
