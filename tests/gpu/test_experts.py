@@ -66,8 +66,8 @@ class Plan:
 def read_plan(choice: ExpertChoice) -> Plan:
     num_tokens, top_k = choice.ids.shape
     pairs = num_tokens * top_k
-    most = min(num_tokens, 4 * pairs // choice.num_experts)
-    tile_rows = next(size for size in (8, 16, 32, 64, 128) if size >= min(most, 128))
+    most = min(num_tokens, 2 * pairs // choice.num_experts + 6)
+    tile_rows = next(size for size in (8, 16, 32, 64, 128, 256) if size >= min(most, 256))
     most_tiles = min(pairs, choice.num_experts) + pairs // tile_rows
     words = choice.plan.view(torch.int32).tolist()
     assert len(words) == 4 + 4 * most_tiles + pairs and words[0] <= most_tiles
@@ -231,7 +231,7 @@ SHAPES = [
     (60, 4, 256, 176),
     (128, 8, 256, 96),
 ]
-COUNTS = [1, 2, 7, 9, 33, 64, 200, 700]
+COUNTS = [1, 2, 7, 9, 33, 64, 200, 700, 1100]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -265,7 +265,7 @@ def test_real_shapes(shape: tuple[int, int, int, int], num_tokens: int) -> None:
     check_layer(Layer(*shape), num_tokens)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 17, 128, 129, 600])
+@pytest.mark.parametrize("num_tokens", [1, 17, 128, 129, 256, 257, 600])
 def test_one_expert_gets_all(num_tokens: int) -> None:
     layer = Layer(32, 1, 256, 128)
     x = randn(num_tokens, 256, dtype=BF16, seed=1)
@@ -346,7 +346,9 @@ def test_kernels_that_overlap_wait_for_each_other(num_tokens: int) -> None:
         assert torch.equal(run(apart=False), first)
 
 
-@pytest.mark.parametrize(("num_tokens", "with_bias"), [(1, True), (12, False), (70, True), (150, False)])
+@pytest.mark.parametrize(
+    ("num_tokens", "with_bias"), [(1, True), (10, False), (20, False), (50, True), (120, True), (300, False)]
+)
 def test_small(num_tokens: int, with_bias: bool) -> None:
     """Each kind of tile once, for the sanitizers."""
     check_layer(Layer(4, 2, 136, 40, with_bias=with_bias), num_tokens)

@@ -26,10 +26,10 @@ struct ExpertSizes {
   int64_t num_experts;  // E
 
   constexpr int64_t num_pairs() const { return num_tokens * num_chosen; }
-  // Four times what experts get on average, because their runs differ, and no more than an expert can get.
+  // Twice what experts get on average and a few, because runs differ, and no more than an expert can get.
   constexpr int tile_rows() const {
-    const int64_t most = std::min(num_tokens, 4 * num_pairs() / std::max<int64_t>(num_experts, 1));
-    return static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(most)), 8, 128));
+    const int64_t most = std::min(num_tokens, 2 * num_pairs() / std::max<int64_t>(num_experts, 1) + 6);
+    return static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(most)), 8, 256));
   }
   constexpr int64_t most_tiles() const {
     return std::min(num_pairs(), num_experts) + num_pairs() / tile_rows();

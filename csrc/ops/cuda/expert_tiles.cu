@@ -1,7 +1,7 @@
 // Tiles of rows of one expert by blocks of its matrix, through tensor cores: bfloat16 on Hopper.
 //
 // Weights are most of the work where experts get few rows, as in all steps of a large model but the longest.
-// So the 64 rows of a warpgroup's product are rows of W, and its columns are tokens, 8 to 128 of them: few
+// So the 64 rows of a warpgroup's product are rows of W, and its columns are tokens, 8 to 256 of them: few
 // tokens waste nothing. The copy engine brings weights by a map of all experts; rows of x lie anywhere and
 // are copied by threads. A tile's columns without a token are never written and never stored: what becomes of
 // a column depends on no other.
@@ -108,7 +108,7 @@ class RowLoader {
  private:
   static constexpr int kChunks = S::kDepth / kEight;
   static constexpr int kStep = S::kRowWarps * kWarp / kChunks;
-  static constexpr int kMine = S::kTokens / kStep;
+  static constexpr int kMine = (S::kTokens + kStep - 1) / kStep;
 
   __device__ __forceinline__ void ask(const TileItem& item, int32_t (&pairs)[kMine]) const {
 #pragma unroll
@@ -138,6 +138,15 @@ class RowLoader {
   Cursor<S::kStages> at_;
 };
 
+// By the warps that do not multiply: the first brings weights, the others bring rows.
+template <class S, bool kGated>
+__device__ __forceinline__ void load(const TileArgs& a, const CUtensorMap& map, TileBuffers<S>& buffers,
+                                     int thread) {
+  if (thread < kWarp) return load_weights<S, kGated>(a, map, buffers);
+  wait_for_previous();
+  RowLoader<S>(a, buffers, thread - kWarp).run();
+}
+
 // --- what is multiplied ---------------------------------------------------------------------------------
 
 // Out of the way of the code that is usual.
@@ -159,24 +168,38 @@ class Multiplier {
   __device__ __forceinline__ void run() {
     for (ItemWalk<S> walk(a_); !walk.done();) {
       const TileItem item = walk.take();
-      float sums[S::kTokens / 2];
-      multiply_all(sums);
-      sync();  // the results before these have been stored
-      if constexpr (!kGated)
-        leave(item, sums);
-      else if (a_.activation == Activation::kSilu)
-        leave_gated(item, sums, [](float x) { return activate<Activation::kSilu>(x); });
+      if constexpr (S::kParts == 1)
+        finish<1>(item);
       else
-        leave_gated(item, sums, [this](float x) { return rarely_activate(a_.activation, x); });
-      sync();
-      store(item);
+        item.count <= S::kPartTokens ? finish<1>(item) : finish<S::kParts>(item);
     }
   }
 
  private:
   static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
+  using Sums = float[S::kPartTokens / 2];
 
-  __device__ __forceinline__ void multiply_all(float (&sums)[S::kTokens / 2]) {
+  // kParts of the tile's columns have tokens.
+  template <int kParts>
+  __device__ __forceinline__ void finish(const TileItem& item) {
+    Sums sums[kParts] = {};  // else the compiler keeps those of the other branch alive
+    multiply_all<kParts>(sums);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      sync();  // the results before these have been stored
+      if constexpr (!kGated)
+        leave(item, sums[part]);
+      else if (a_.activation == Activation::kSilu)
+        leave_gated(item, sums[part], [](float x) { return activate<Activation::kSilu>(x); });
+      else
+        leave_gated(item, sums[part], [this](float x) { return rarely_activate(a_.activation, x); });
+      sync();
+      store(item, part * S::kPartTokens);
+    }
+  }
+
+  template <int kParts>
+  __device__ __forceinline__ void multiply_all(Sums (&sums)[kParts]) {
     int before = -1;  // the stage whose products may be under way
     for (int k = 0; k < a_.in_features; k += S::kDepth) {
       buffers_.full[at_.index].wait(at_.parity);
@@ -187,15 +210,21 @@ class Multiplier {
       begin_products();
 #pragma unroll
       for (int i = 0; i < S::kDepth / 16; ++i)
-        multiply(sums, advance(w, i / 4 * S::kWeightPanelBytes + i % 4 * 32),
-                 advance(x, i / 4 * S::kTokenPanelBytes + i % 4 * 32), k > 0 || i > 0);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+          multiply(
+              sums[part], advance(w, i / 4 * S::kWeightPanelBytes + i % 4 * 32),
+              advance(x, i / 4 * S::kTokenPanelBytes + part * S::kPartTokens * kPanelRowBytes + i % 4 * 32),
+              true);
       commit_products();
       wait_operands<1>();
       if (before >= 0) release(before);
       before = at_.index;
       at_.advance();
     }
-    wait_products<0>(sums);
+    wait_operands<0>();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) pin(sums[part]);
     release(before);
   }
   __device__ __forceinline__ void release(int stage) {
@@ -203,24 +232,23 @@ class Multiplier {
   }
 
   // Sums [n * 4 + half * 2 + e] are of token n * 8 + lane % 4 * 2 + e.
-  __device__ __forceinline__ void leave(const TileItem& item, const float (&sums)[S::kTokens / 2]) {
+  __device__ __forceinline__ void leave(const TileItem& item, const Sums& sums) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int place = group_ * 64 + warp_ * 16 + half * 8 + lane_ / 4;
       const float bias = bias_of(item, item.block * kOutputs + place, 0);
 #pragma unroll
-      for (int i = 0; i < S::kTokens / 4; ++i)
+      for (int i = 0; i < S::kPartTokens / 4; ++i)
         result(i, place) = narrow<BFloat16>(sums[i / 2 * 4 + half * 2 + i % 2] + bias);
     }
   }
   // Half 0 is the gate, half 1 is up.
   template <class F>
-  __device__ __forceinline__ void leave_gated(const TileItem& item, const float (&sums)[S::kTokens / 2],
-                                              F&& activated) {
+  __device__ __forceinline__ void leave_gated(const TileItem& item, const Sums& sums, F&& activated) {
     const int place = group_ * 32 + warp_ * 8 + lane_ / 4, output = item.block * kOutputs + place;
     const float gate_bias = bias_of(item, output, 0), up_bias = bias_of(item, output, 1);
 #pragma unroll
-    for (int i = 0; i < S::kTokens / 4; ++i) {
+    for (int i = 0; i < S::kPartTokens / 4; ++i) {
       const float gate = rounded<BFloat16>(sums[i / 2 * 4 + i % 2] + gate_bias);
       const float up = rounded<BFloat16>(sums[i / 2 * 4 + 2 + i % 2] + up_bias);
       result(i, place) = narrow<BFloat16>(activated(gate) * up);
@@ -234,12 +262,14 @@ class Multiplier {
     return buffers_.results[i / 2 * 8 + lane_ % 4 * 2 + i % 2][place];
   }
 
-  __device__ __forceinline__ void store(const TileItem& item) const {
+  // The tokens of a part, of which `first` is the first.
+  __device__ __forceinline__ void store(const TileItem& item, int first) const {
     constexpr int kChunks = kOutputs / kEight;
-    for (int i = static_cast<int>(threadIdx.x); i < item.count * kChunks; i += S::kMultipliers) {
+    const int count = min(item.count - first, S::kPartTokens);
+    for (int i = static_cast<int>(threadIdx.x); i < count * kChunks; i += S::kMultipliers) {
       const int token = i / kChunks, place = i % kChunks * kEight, output = item.block * kOutputs + place;
       if (output >= a_.outputs) continue;
-      const int64_t pair = __ldcg(a_.plan.order + item.first + token);
+      const int64_t pair = __ldcg(a_.plan.order + item.first + first + token);
       *reinterpret_cast<uint4*>(static_cast<BFloat16*>(a_.out) + pair * a_.outputs + output) =
           *reinterpret_cast<const uint4*>(&buffers_.results[token][place]);
     }
@@ -272,14 +302,13 @@ __global__ __launch_bounds__(S::kThreads,
     let_next_start();  // not before: whoever comes in then finds all that is older complete
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x) - S::kMultipliers;
-    if (thread < 0) {
+    if (__shfl_sync(kAllLanes, thread, 0) < 0) {
+      if constexpr (S::kSharesRegisters) grow_registers<S::kMultiplierRegisters>();
       wait_for_previous();
       Multiplier<S, kGated>(a, buffers).run();
-    } else if (thread < kWarp) {
-      load_weights<S, kGated>(a, map, buffers);
     } else {
-      wait_for_previous();
-      RowLoader<S>(a, buffers, thread - kWarp).run();
+      if constexpr (S::kSharesRegisters) shrink_registers<S::kLoaderRegisters>();
+      load<S, kGated>(a, map, buffers, thread);
     }
   }
 }
@@ -311,6 +340,8 @@ void launch_sizes(const TileArgs& a, const ExpertMatrices& w, const ExpertSizes&
       return launch_tiles<TileShape<64, 2>, kGated>(a, w, sizes, stream);
     case 128:
       return launch_tiles<TileShape<128, 2>, kGated>(a, w, sizes, stream);
+    case 256:
+      return launch_tiles<TileShape<256, 2>, kGated>(a, w, sizes, stream);
   }
   fail("expert products: no tile of this size");
 }

@@ -29,15 +29,20 @@ struct TileArgs {
 template <int Tokens, int Groups>
 struct TileShape {
   static constexpr int kTokens = Tokens, kGroups = Groups;
-  static constexpr int kRows = Groups * 64;  // of W
-  static constexpr int kPanels = 2;          // of a stage
+  static constexpr int kRows = Groups * 64;                        // of W
+  static constexpr int kPartTokens = Tokens < 128 ? Tokens : 128;  // columns of one product
+  static constexpr int kParts = Tokens / kPartTokens;
+  static constexpr int kPanels = Tokens == 256 ? 1 : 2;  // of a stage
   static constexpr int kDepth = kPanels * kPanelColumns;
   static constexpr int kWeightPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kTokenPanelBytes = Tokens * kPanelRowBytes;
   static constexpr int kStages = Tokens == 128 ? 3 : 4;
   static constexpr int kMultipliers = Groups * 128;  // threads
-  static constexpr int kRowWarps = Tokens <= 16 ? 1 : Tokens == 32 ? 2 : 4;
+  static constexpr int kRowWarps = Tokens <= 16 ? 1 : Tokens == 32 ? 2 : 3;
   static constexpr int kThreads = kMultipliers + kWarp + kRowWarps * kWarp;
+  // Of a thread, where those that multiply take some from those that copy.
+  static constexpr bool kSharesRegisters = Tokens == 256;
+  static constexpr int kMultiplierRegisters = 184, kLoaderRegisters = 136;
   static constexpr int kResultPitch = kRows + 8;  // tokens that are stored at once lie in different banks
   // A narrow tile leaves room for one of the kernel behind it.
   static constexpr int kBlocks = Groups == 1 ? 2 : 1;  // per multiprocessor
@@ -47,7 +52,7 @@ template <class S>
 struct TileBuffers {
   alignas(1024) uint8_t weights[S::kStages][S::kPanels * S::kWeightPanelBytes];
   alignas(1024) uint8_t tokens[S::kStages][S::kPanels * S::kTokenPanelBytes];
-  alignas(16) BFloat16 results[S::kTokens][S::kResultPitch];
+  alignas(16) BFloat16 results[S::kPartTokens][S::kResultPitch];
   PhaseBarrier full[S::kStages];   // weights and rows are there
   PhaseBarrier empty[S::kStages];  // they have been multiplied
 
