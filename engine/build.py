@@ -19,6 +19,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
+from bequest.engine.models.impl import Implementation
 from bequest.engine.models.look import look_at
 from bequest.engine.preload import load_torch_libraries, start_cuda
 from bequest.engine.recording import Opened, Recorder, RecordingRunner
@@ -87,7 +88,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None, *
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0001)
-    path = await asyncio.to_thread(model_path, config.model)
+    path = await asyncio.to_thread(model_path, config.model, Implementation.of(config))
     text = await asyncio.to_thread(_read_text, config, path)
     prepared = await asyncio.to_thread(_prepare, config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path)
@@ -144,7 +145,8 @@ def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
 def _read_text(config: EngineConfig, path: Path) -> TextBundle:
     """Also checks what can be checked of the files: whoever named the wrong ones hears of it before torch is here."""
     started = time.perf_counter()
-    looked = look_at(path, max_model_len=config.max_model_len, dummy=config.load_format == "dummy")
+    impl = Implementation.of(config)
+    looked = look_at(path, max_model_len=config.max_model_len, dummy=config.load_format == "dummy", impl=impl)
     # The linker runs beside this. A process that ends here does not wait for it.
     threading.Thread(target=load_torch_libraries, name="bequest-load-torch", daemon=True).start()
     text = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)

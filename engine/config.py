@@ -90,6 +90,14 @@ class EngineConfig:
     load_format: Literal["auto", "dummy"] = option(
         "auto", "dummy: random weights of config.json's shape, for measuring"
     )
+    model_impl: Literal["auto", "bequest", "transformers"] = option(
+        "auto",
+        "who computes the model's layers; auto: Bequest's own families, and the transformers library for other "
+        "architectures, several times slower; bequest, transformers: these alone",
+    )
+    trust_remote_code: bool = option(
+        False, "run Python files that a checkpoint brings for transformers, with all rights of this process"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "storage of weights and cache; auto: as the checkpoint, where this chip is fast in it. A CPU with matrix units "

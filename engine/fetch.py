@@ -21,6 +21,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.hub.client import Hub
 from bequest.engine.hub.names import parse_name
 from bequest.engine.models.embedded import embedded_model_path, is_installed
+from bequest.engine.models.impl import AUTO, Implementation
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ NAMED: Mapping[str, Fetched] = {
 MODELS = ("whisper", "t5")
 
 
-def model_path(model: str | None) -> Path:
+def model_path(model: str | None, impl: Implementation = AUTO) -> Path:
     """Where a model is: a file, a directory, a name that is fetched if need be, or None for the embedded one.
 
     What exists as a path is a path, whatever else it could name."""
@@ -123,7 +124,7 @@ def model_path(model: str | None) -> Path:
     if model in MODELS:
         return fetch(model)
     if (name := parse_name(model)) is not None:
-        return Hub().fetch(name)
+        return Hub().fetch(name, impl)
     raise ModelError(
         f"{model}: no such file or directory; a model is a Hugging Face directory, a .gguf file, one of OpenAI's "
         f"Whisper .pt files, a name on the hub such as Qwen/Qwen3-0.6B, or one of the names {', '.join(MODELS)}"

@@ -20,6 +20,7 @@ import numpy as np
 from bequest.engine.constraints.masks import StepMasks
 from bequest.engine.errors import ModelError
 from bequest.engine.fetch import model_path
+from bequest.engine.models.impl import Implementation
 from bequest.engine.recording import (
     BlocksRead,
     BlocksWritten,
@@ -141,7 +142,7 @@ def make_runner(opened: Opened) -> Runner:
     from bequest.engine.runner.prepare import prepare
 
     config = replace(opened.config, num_blocks=opened.num_blocks, record=None)
-    prepared = prepare(config, model_path(config.model))
+    prepared = prepare(config, model_path(config.model, Implementation.of(config)))
     if prepared.num_host_blocks < opened.num_host_blocks:
         raise ModelError(
             f"The recorded server had {opened.num_host_blocks} blocks on the host; here is memory for "

@@ -32,6 +32,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return directory_of
 
 
+@pytest.fixture(scope="session")
+def tiny_other(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The same of tiny_others.TINY_OTHERS, which are for transformers to compute."""
+    from tests.tiny_others import save_other
+
+    made: dict[str, Path] = {}
+
+    def directory_of(name: str) -> Path:
+        if name not in made:
+            made[name] = save_other(name, tmp_path_factory.mktemp("other") / name)
+        return made[name]
+
+    return directory_of
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """For the CPU's kernels, which have one otherwise."""

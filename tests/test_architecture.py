@@ -186,7 +186,12 @@ def test_objects_are_registered_with_the_gil(path: Path) -> None:
 
 
 # What these libraries give back has no types.
-_UNTYPED = {"engine/models/gguf_loader.py": "gguf", "engine/models/safetensors_loader.py": "safetensors"}
+_UNTYPED = {
+    "engine/models/gguf_loader.py": "gguf",
+    "engine/models/safetensors_loader.py": "safetensors",
+    "engine/models/transformers_impl/library.py": "transformers",
+    "engine/models/transformers_impl/library_model.py": "transformers",
+}
 
 
 @pytest.mark.parametrize("folder", ["models", "layers", "backends", "kernels"])

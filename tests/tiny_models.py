@@ -228,9 +228,13 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 def make_reference(name: str) -> PreTrainedModel:
     """The model in transformers, float32, the same weights on every call."""
     model_class, config = TINY_MODELS[name]
-    model = model_class(copy.deepcopy(config))  # the model keeps it, and tests change it there
+    return randomised(model_class(copy.deepcopy(config)), name)  # the model keeps its config, and tests change it there
+
+
+def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """With weights that depend on the name alone."""
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    scale = 1.2 * config.hidden_size**-0.5
+    scale = 1.2 * model.config.hidden_size**-0.5
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Wide enough that a mistake anywhere shows in the logits; norms and biases are not left at 1 and 0.
@@ -243,7 +247,11 @@ def make_reference(name: str) -> PreTrainedModel:
 
 def save_tiny_model(name: str, directory: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
     """Writes what a download from the Hugging Face hub would hold; `options` go to save_pretrained."""
-    model = make_reference(name).to(dtype)
+    return save_checkpoint(make_reference(name).to(dtype), directory, **options)
+
+
+def save_checkpoint(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
+    """With a tokenizer and a chat template."""
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=[0, 2])
     model.save_pretrained(directory, **options)
     make_tokenizer().save_pretrained(directory)

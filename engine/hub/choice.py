@@ -32,15 +32,17 @@ class Choice:
     gguf: str | None = None  # the file, where the model is one
 
 
-def choose(name: HubName, files: Sequence[str]) -> Choice:
-    """Raises ModelError that says what the repository has instead."""
+def choose(name: HubName, files: Sequence[str], *, with_code: bool = False) -> Choice:
+    """Raises ModelError that says what the repository has instead. `with_code`: Python files describe a model too."""
     ggufs = [file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower()]
     if name.part is not None:
         return _gguf(_named(name, ggufs))
     if "config.json" in files:
         weights = _weights(files)
         if weights or not ggufs:
-            return Choice(tuple(file for file in _DESCRIPTIONS if file in files), weights or _refuse(name, files))
+            code = [file for file in files if with_code and file.endswith(".py")]
+            named = [file for file in _DESCRIPTIONS if file in files]
+            return Choice((*named, *code), weights or _refuse(name, files))
     if len(ggufs) == 1:
         return _gguf(ggufs[0])
     if ggufs:

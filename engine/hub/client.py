@@ -16,7 +16,9 @@ from pathlib import Path
 from bequest.engine.errors import ModelError
 from bequest.engine.hub.choice import Choice, choose
 from bequest.engine.hub.names import HubName
-from bequest.engine.models.any_config import parse_config, read_config
+from bequest.engine.models.any_config import read_config
+from bequest.engine.models.impl import AUTO, Implementation
+from bequest.engine.models.look import look_at_config
 
 log = logging.getLogger("bequest.start")
 _SPARE = 1 << 28  # bytes of a disk that are not ours to fill
@@ -41,7 +43,7 @@ class Hub:
 
         return self.cache or Path(constants.HF_HUB_CACHE)
 
-    def fetch(self, name: HubName) -> Path:
+    def fetch(self, name: HubName, impl: Implementation = AUTO) -> Path:
         """The model's directory, or its GGUF file; fetched where it is not here yet. Raises ModelError."""
         from huggingface_hub import constants
 
@@ -51,9 +53,9 @@ class Hub:
             files = self._files(name)
             if files is None:
                 return self._kept(name, f"{self.address} cannot be reached")
-            choice = choose(name, list(files))
+            choice = choose(name, list(files), with_code=impl.trust_remote_code)
             if choice.descriptions:
-                _check(self._download(name, choice.descriptions))
+                _check(self._download(name, choice.descriptions), impl)
             self._make_room(name, choice, files)
             return _path_in(self._download(name, [*choice.descriptions, *choice.weights]), choice)
 
@@ -136,9 +138,12 @@ class Hub:
         return [file for file in choice.weights if not is_here(file)]
 
 
-def _check(directory: Path) -> None:
+def _check(directory: Path, impl: Implementation) -> None:
     """Whether its config can be served is known before its weights are fetched."""
-    parse_config(read_config(directory), str(directory / "config.json"))
+    if look_at_config(directory, impl) is None:
+        from bequest.engine.models.transformers_impl.library import find_class
+
+        find_class(directory, read_config(directory), trust_remote_code=impl.trust_remote_code)
     if not (directory / "tokenizer.json").exists():
         raise ModelError(
             f"{directory} has no tokenizer.json. If the model has another kind of tokenizer, transformers can write "

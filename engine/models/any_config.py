@@ -12,8 +12,10 @@ from bequest.engine.models.fields import Fields
 from bequest.engine.models.generation import read_json
 from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.models.hf_encoder_decoder import PARSERS
+from bequest.engine.models.transformers_impl.shape import TransformersConfig
 
-ModelConfig = DecoderConfig | EncoderDecoderConfig
+OwnConfig = DecoderConfig | EncoderDecoderConfig  # of our own families
+ModelConfig = OwnConfig | TransformersConfig
 
 # What save_pretrained calls a model without its output matrix, where that is tied.
 _HEADLESS = {"BartModel": "BartForConditionalGeneration", "MBartModel": "MBartForConditionalGeneration"}
@@ -45,7 +47,7 @@ def _no_model(directory: Path) -> ModelError:
     return ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
 
 
-def parse_config(values: Mapping[str, object], source: str) -> ModelConfig:
+def parse_config(values: Mapping[str, object], source: str) -> OwnConfig:
     """Raises ModelError for an architecture that is not supported, or for a field that is wrong."""
     architecture = _encoder_decoder(values.get("architectures"))
     if architecture is None:

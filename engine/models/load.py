@@ -15,7 +15,7 @@ from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.weight import Weight
-from bequest.engine.models.any_config import ModelConfig, parse_config, read_config
+from bequest.engine.models.any_config import OwnConfig, parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
@@ -26,7 +26,7 @@ from bequest.engine.models.expert_names import ExpertNames
 from bequest.engine.models.families import dense
 from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.foreign import open_foreign
+from bequest.engine.models.foreign import foreign_file, open_foreign
 from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 from bequest.engine.models.generation import (
     GenerationDefaults,
@@ -34,7 +34,9 @@ from bequest.engine.models.generation import (
     gguf_generation_defaults,
     hf_generation_defaults,
 )
-from bequest.engine.models.look import check_length
+from bequest.engine.models.impl import AUTO, Implementation
+from bequest.engine.models.loaded import LoadedModel as LoadedModel
+from bequest.engine.models.look import check_format, check_length
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.reader import Loader
 from bequest.engine.models.respelled import respelled
@@ -46,23 +48,9 @@ from bequest.engine.models.weights import WeightSource
 class Checkpoint:
     """An opened checkpoint, its weights still in the files."""
 
-    config: ModelConfig
+    config: OwnConfig
     source: WeightSource
     generation: GenerationDefaults
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    model: Decoder | EncoderDecoder
-    config: ModelConfig
-    generation: GenerationDefaults
-    dtype: torch.dtype  # of the weights' values
-    formats: tuple[str, ...]  # that the matrices are kept in: this dtype, or codes of a quantised file
-    notes: tuple[str, ...]  # which layers run kernel by kernel, and why
-    kv_dtype: torch.dtype  # of the cache
-    max_model_len: int
-    num_parameters: int
-    weight_bytes: int
 
 
 def load_model(
@@ -73,15 +61,21 @@ def load_model(
     backend: Backend | None = None,
     dummy: bool = False,
     kv_cache_dtype: str = "auto",
+    impl: Implementation = AUTO,
 ) -> LoadedModel:
     """A Hugging Face directory, a .gguf file, or what foreign.py knows. `dtype` is auto, float32 or bfloat16;
     `max_model_len` may shorten the model's own context; the backend is the CPU's unless given; `dummy` takes random
-    weights for those of the files; `kv_cache_dtype` is auto (as the weights), float16, bfloat16, fp8 or fp8_e4m3.
-    Shows a progress bar on a terminal. Raises ModelError."""
+    weights for those of the files; `kv_cache_dtype` is auto (as the weights), float16, bfloat16, fp8 or fp8_e4m3;
+    `impl` says who computes it. Shows a progress bar on a terminal. Raises ModelError."""
     backend = backend or CpuBackend()
+    if (values := _values_for_transformers(path, impl)) is not None:
+        from bequest.engine.models.load_transformers import load_by_transformers
+
+        wanted = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+        return load_by_transformers(path, values, impl, backend, **wanted, max_model_len=max_model_len, dummy=dummy)
     checkpoint = open_dummy(path, backend.device) if dummy else open_checkpoint(path)
     config, source = checkpoint.config, checkpoint.source
-    check_length(config, max_model_len)
+    check_length(config.max_position, max_model_len)
     length = max_model_len or config.max_position
     on_cpu = backend.device.type == "cpu"
     storage = resolve_dtype(dtype, source.dtype, cpu_has_bfloat16()) if on_cpu else resolve_cuda_dtype(dtype)
@@ -103,6 +97,16 @@ def load_model(
         num_parameters=num_parameters,
         weight_bytes=sum(table.nbytes for table in loader.tables),
     )
+
+
+def _values_for_transformers(path: Path, impl: Implementation) -> dict[str, object] | None:
+    """Those of config.json, if transformers computes this model."""
+    check_format(path, impl)
+    if not path.is_dir() or foreign_file(path) is not None:
+        return None
+    refuse_pointers(path)
+    values = read_config(path)
+    return values if impl.is_transformers(values) else None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -158,13 +162,13 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(config, GGUFSource(file, config), gguf_generation_defaults(file))
 
 
-def _tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def _tensors(config: OwnConfig) -> dict[str, tuple[int, ...]]:
     if isinstance(config, EncoderDecoderConfig):
         return FAMILIES[config.architecture].expected_tensors(config)
     return dense.expected_tensors(config)
 
 
-def _build(config: ModelConfig, loader: Loader, backend: Backend, num_positions: int) -> Decoder | EncoderDecoder:
+def _build(config: OwnConfig, loader: Loader, backend: Backend, num_positions: int) -> Decoder | EncoderDecoder:
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config, FAMILIES[config.architecture].describe(config, loader), backend)
     return Decoder(config, dense.describe(config, loader, num_positions), backend)

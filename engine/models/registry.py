@@ -143,7 +143,8 @@ def find_hf_variant(names: Sequence[str], others: Collection[str] = ()) -> tuple
     for name in names:
         if name in HF_ARCHITECTURES:
             return name, HF_ARCHITECTURES[name]
-    raise _unsupported(", ".join(map(str, names)) or "(none is named)", [*HF_ARCHITECTURES, *others])
+    unsupported = _unsupported(", ".join(map(str, names)) or "(none is named)", [*HF_ARCHITECTURES, *others])
+    raise ModelError(f"{unsupported}. --model-impl transformers may run others")
 
 
 def find_gguf_variant(name: str) -> GGUFVariant:

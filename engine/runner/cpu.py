@@ -10,8 +10,8 @@ import torch
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput, ReadRows
-from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.runner.beams import CpuBeams
 from bequest.engine.runner.block_bytes import bytes_of, layout_of
@@ -45,7 +45,7 @@ class CpuRunner:
 
     def __init__(
         self,
-        model: Decoder | EncoderDecoder,
+        model: Model,
         kv_cache: torch.Tensor,
         host_cache: torch.Tensor,
         max_rows: int,

@@ -18,8 +18,8 @@ from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCounts
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
+from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput
-from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_beams import CudaBeams
@@ -86,7 +86,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: Decoder | EncoderDecoder,
+        model: Model,
         kv_cache: Tensor,
         dtype: torch.dtype,
         num_host_blocks: int,

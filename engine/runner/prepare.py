@@ -26,6 +26,7 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.generation import check_sampling
+from bequest.engine.models.impl import Implementation
 from bequest.engine.models.load import LoadedModel, load_model
 from bequest.engine.runner.cpu import CpuRunner
 from bequest.engine.runner.cuda_sizes import mixed_ladder
@@ -130,6 +131,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
             config.max_model_len,
             dummy=config.load_format == "dummy",
             kv_cache_dtype=config.kv_cache_dtype,
+            impl=Implementation.of(config),
         )
     with phase("cache"):
         available = host_memory()
@@ -196,10 +198,12 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
     runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits)
-    if not config.enforce_eager:
+    if _takes_graphs(config, loaded):
         with phase("graphs"):
             count = runner.capture()
         log.info("graphs: %d sizes", count)
+    elif loaded.without_graphs is not None:
+        log.info("graphs: none, because %s", loaded.without_graphs)
     extracting = _tokens_extracting(loaded, tokens)
     return Prepared(
         runner,
@@ -248,6 +252,7 @@ def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _
             backend=CudaBackend(device),
             dummy=config.load_format == "dummy",
             kv_cache_dtype=config.kv_cache_dtype,
+            impl=Implementation.of(config),
         )
     except torch.cuda.OutOfMemoryError:
         shares = [
@@ -287,7 +292,7 @@ def _cuda_shares(
 ) -> list[Share]:
     """What the memory of the GPU goes to; what is left for the cache comes last."""
     free, total = torch.cuda.mem_get_info(device)
-    graphs = 0 if config.enforce_eager else activations + _GRAPH_BYTES
+    graphs = activations + _GRAPH_BYTES if _takes_graphs(config, loaded) else 0
     available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs
     return [
         Share("total", total),
@@ -297,6 +302,10 @@ def _cuda_shares(
         Share("graphs", graphs),
         Share("left for the cache", max(0, available)),
     ]
+
+
+def _takes_graphs(config: EngineConfig, loaded: LoadedModel) -> bool:
+    return not config.enforce_eager and loaded.without_graphs is None
 
 
 def _tokens_extracting(loaded: LoadedModel, most: int) -> int:

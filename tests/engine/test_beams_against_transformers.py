@@ -70,8 +70,7 @@ def search(width: int, penalty: float, stopping: Any, eos: list[int]) -> Samplin
     )
 
 
-def check_searches(name: str, config: EngineConfig) -> None:
-    reference = make_reference(name)
+def check_searches(reference: Any, config: EngineConfig) -> None:
     asked = prompts()[:3]
     eos = likely_ends(reference, asked)
     with LLM(config) as llm:
@@ -101,7 +100,7 @@ def test_equals_hugging_face(name: str, tiny_model: Callable[[str], Path]) -> No
     config = EngineConfig(
         model=str(tiny_model(name)), device="cpu", dtype="float32", max_model_len=96, num_blocks=900, max_num_seqs=64
     )
-    check_searches(name, config)
+    check_searches(make_reference(name), config)
 
 
 def test_beams_and_samples_of_a_step_keep_to_their_own_logits(tiny_model: Callable[[str], Path]) -> None:

@@ -133,7 +133,7 @@ async def test_leases_go_to_the_host_and_come_back(pipelined: bool, tiny_model: 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_beams_equal_hugging_face(name: str, tiny_model: Callable[[str], Path]) -> None:
-    check_searches(name, config(tiny_model(name), dtype="float32", num_blocks=900, max_num_seqs=64))
+    check_searches(make_reference(name), config(tiny_model(name), dtype="float32", num_blocks=900, max_num_seqs=64))
 
 
 def test_a_group_wider_than_all_graphs(tiny_model: Callable[[str], Path]) -> None:

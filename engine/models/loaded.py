@@ -1,0 +1,26 @@
+"""A model that is ready to run, and what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bequest.engine.models.any_config import ModelConfig
+from bequest.engine.models.any_model import Model
+from bequest.engine.models.generation import GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: Model
+    config: ModelConfig
+    generation: GenerationDefaults
+    dtype: torch.dtype  # of the weights' values
+    formats: tuple[str, ...]  # that the matrices are kept in: this dtype, or codes of a quantised file
+    notes: tuple[str, ...]  # which layers run kernel by kernel, and why
+    kv_dtype: torch.dtype  # of the cache
+    max_model_len: int
+    num_parameters: int
+    weight_bytes: int
+    without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can

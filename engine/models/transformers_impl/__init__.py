@@ -1,0 +1,1 @@
+"""Models that the transformers library computes, over our cache. See README.md."""

@@ -1,0 +1,29 @@
+"""What the engine has to know of a model that transformers computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig:
+    """Found by watching the model run (watched.py), where config.json could be read in more than one way."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of the cache; heads of the model may be smaller
+    vocab_size: int
+    max_position: int  # the longest sequence it can be asked for
+    sliding_windows: tuple[int, ...]  # [attentions of a forward]: how many tokens back it sees, itself included; 0: all
+
+    @property
+    def windows(self) -> frozenset[int]:
+        """The distinct windows: one attention plan each."""
+        return frozenset(self.sliding_windows)
+
+    def kv_shape(self, block_size: int) -> tuple[int, ...]:
+        """[attentions, 2, NKV, BS, D]: one block of the cache."""
+        return (len(self.sliding_windows), 2, self.num_kv_heads, block_size, self.head_dim)
