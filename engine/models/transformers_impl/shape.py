@@ -24,6 +24,11 @@ class TransformersConfig:
         """The distinct windows: one attention plan each."""
         return frozenset(self.sliding_windows)
 
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """Recurrent layers, whose states are not kept per token, are refused."""
+        return (0, 0)
+
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
         """[attentions, 2, NKV, BS, D]: one block of the cache."""
         return (len(self.sliding_windows), 2, self.num_kv_heads, block_size, self.head_dim)
