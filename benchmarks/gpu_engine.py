@@ -86,7 +86,7 @@ async def decode_rate(built: Built, batch: int, context: int, steps: int, salt: 
 
 
 async def replay_times(built: Built) -> dict[str, float]:
-    """Milliseconds of decode graphs over padding: all of a step but attention and the engine around it."""
+    """Milliseconds of decode graphs over padding: all of a step but attention, experts and the engine around it."""
     runner: Any = built.engine._device._runner
     figures = {}
     for size, captured in runner._graphs.items():

@@ -79,7 +79,10 @@ def check_plan(choice: ExpertChoice) -> None:
     if choice.ids.numel() == 0:
         return
     plan, flat = read_plan(choice), choice.ids.flatten().cpu()
-    assert plan.order == flat.sort(stable=True).indices.tolist()
+    kept = ~choice.weights.flatten().isnan().cpu()
+    order = flat.sort(stable=True).indices
+    assert plan.order[: int(kept.sum())] == order[kept[order]].tolist()
+    flat = flat[kept]
     expected, first = [], 0
     for expert, count in enumerate(torch.bincount(flat, minlength=choice.num_experts).tolist()):
         tiles = -(-count // plan.tile_rows)
@@ -137,6 +140,7 @@ def test_nan_is_chosen_last_and_stays_in_its_row(num_tokens: int) -> None:
     choice = experts.route(logits, PLAIN)
     assert choice.ids[0].tolist() == [0, 1] and choice.weights[0].isnan().all()
     assert torch.equal(choice.ids[1:], sane.ids[1:]) and torch.equal(choice.weights[1:], sane.weights[1:])
+    check_plan(choice)  # no expert is read for it
     sigmoid = replace(PLAIN, scoring="sigmoid")
     logits[0] = -5.0
     logits[0, :62] = float("nan")
@@ -303,6 +307,19 @@ def test_nan_stays_in_its_row(num_tokens: int) -> None:
     assert spoilt[1].isnan().all()
     others = torch.arange(num_tokens, device=DEVICE) != 1
     assert torch.equal(spoilt[others], clean[others])
+
+
+@pytest.mark.parametrize("num_tokens", [3, 40, 300])
+def test_a_row_without_a_choice_is_nan(num_tokens: int) -> None:
+    """Also where all are such rows."""
+    layer = Layer(16, 2, 128, 64)
+    x, logits = randn(num_tokens, 128, dtype=BF16, seed=1), randn(num_tokens, 16, seed=2)
+    clean = forward(layer, x, logits)
+    logits[1] = float("nan")
+    spoilt = forward(layer, x, logits)
+    others = torch.arange(num_tokens, device=DEVICE) != 1
+    assert spoilt[1].isnan().all() and torch.equal(spoilt[others], clean[others])
+    assert forward(layer, x, torch.full_like(logits, float("nan"))).isnan().all()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 100])

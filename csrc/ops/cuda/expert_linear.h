@@ -35,7 +35,8 @@ struct ExpertGatedParams {
   void* out;  // [T * K, N / 2]: f(gate) * up of each pair
 };
 
-// A row's result depends on the row and its expert alone, to the bit. REQUIRES: sizes as in route_experts;
+// A row's result depends on the row and its expert alone, to the bit. Rows of pairs that are in no run may be
+// left as they are. REQUIRES: sizes as in route_experts;
 // where they are multiples of 8, bfloat16 is aligned to 16 bytes.
 void expert_gated(const ExpertGatedParams& p, Stream stream);
 
@@ -47,8 +48,8 @@ struct ExpertSummedParams {
   void* out;       // [T, N]: the products of a token times what they count, added by rank
 };
 
-// The same; products are rounded to their dtype, their sum is float32. Reads the plan, and weights by it,
-// before the kernel ahead has ended: the plan is of an earlier one.
+// The same; products are rounded to their dtype, their sum is float32, and NaN where a pair counts NaN. Reads
+// the plan, and weights by it, before the kernel ahead has ended: the plan is of an earlier one.
 void expert_summed(const ExpertSummedParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -39,7 +39,7 @@ struct ExpertSizes {
 struct ExpertPlan {
   int32_t* num_tiles;  // [1]
   ExpertRun* runs;     // [most_tiles]: the run that a tile is a part of
-  int32_t* order;      // [T * K]: pairs, run by run
+  int32_t* order;      // [T * K]: pairs, run by run, and nothing behind the last
 };
 
 // In memory that is aligned to 16 bytes.

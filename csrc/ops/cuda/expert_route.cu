@@ -146,17 +146,17 @@ __global__ __launch_bounds__(kSorts ? kSortThreads : kWarpsApart * kWarp) void r
   if constexpr (kSorts) {
     __shared__ SortShared shared;
     __syncthreads();
-    sort_pairs(p.ids, p.sizes, plan, counts, shared);
+    sort_pairs({p.ids, p.weights}, p.sizes, plan, counts, shared);
     leave_plan();
   }
 }
 
-__global__ __launch_bounds__(kSortThreads) void sort_kernel(const int32_t* ids, ExpertSizes sizes,
+__global__ __launch_bounds__(kSortThreads) void sort_kernel(ChosenPairs pairs, ExpertSizes sizes,
                                                             ExpertPlan plan) {
   extern __shared__ __align__(16) int32_t counts[];  // [kSortWarps, E]
   __shared__ SortShared shared;
   wait_for_previous();
-  sort_pairs(ids, sizes, plan, counts, shared);
+  sort_pairs(pairs, sizes, plan, counts, shared);
   leave_plan();
 }
 
@@ -177,7 +177,7 @@ void launch_route(const RouteParams& p, Stream stream) {
   launch(route_kernel<T, kPerLane, false>, shape, stream, p, plan);
   const LaunchShape sort_shape{
       .grid = 1, .block = kSortThreads, .shared_bytes = sort_bytes, .overlaps_previous = true};
-  launch(sort_kernel, sort_shape, stream, p.ids, p.sizes, plan);
+  launch(sort_kernel, sort_shape, stream, ChosenPairs{p.ids, p.weights}, p.sizes, plan);
 }
 
 }  // namespace

@@ -19,6 +19,18 @@ struct SortShared {
   int tiles[kSortWarps];  // the same
 };
 
+// The choice of all tokens, [T, K] each. What counts NaN is left out: no product makes its row any better.
+struct ChosenPairs {
+  const int32_t* ids;
+  const float* weights;
+
+  // Of a pair; -1: none.
+  __device__ __forceinline__ int expert(int pair, int num_experts) const {
+    const float weight = __ldcg(weights + pair);
+    return weight == weight ? min(max(__ldcg(ids + pair), 0), num_experts - 1) : -1;
+  }
+};
+
 inline size_t sort_count_bytes(int64_t num_experts) { return kSortWarps * num_experts * sizeof(int32_t); }
 
 namespace detail {
@@ -33,10 +45,9 @@ __device__ __forceinline__ int inclusive_warp_sum(int value) {
 }
 
 // Calls visit(pair, expert, peers) for 32 pairs of [begin, end) at a time, in order; peers: the lanes of the
-// same expert. By a whole warp; lanes without a pair have an expert of -1. What a visit does the next one
-// sees.
+// same expert. By a whole warp; lanes without an expert have -1. What a visit does the next one sees.
 template <class Visit>
-__device__ __forceinline__ void visit_pairs(const int32_t* ids, int begin, int end, int num_experts,
+__device__ __forceinline__ void visit_pairs(const ChosenPairs& pairs, int begin, int end, int num_experts,
                                             Visit&& visit) {
   constexpr int kAhead = 8;  // ids that are asked for at once
   const int lane = threadIdx.x % kWarp;
@@ -45,7 +56,7 @@ __device__ __forceinline__ void visit_pairs(const int32_t* ids, int begin, int e
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int pair = base + i * kWarp + lane;
-      experts[i] = pair < end ? min(max(__ldcg(ids + pair), 0), num_experts - 1) : -1;
+      experts[i] = pair < end ? pairs.expert(pair, num_experts) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -59,8 +70,8 @@ __device__ __forceinline__ void visit_pairs(const int32_t* ids, int begin, int e
 
 }  // namespace detail
 
-// `counts`: shared memory, sort_count_bytes. REQUIRES: kSortThreads threads, which all see ids [T, K].
-__device__ inline void sort_pairs(const int32_t* ids, const ExpertSizes& sizes, const ExpertPlan& plan,
+// `counts`: shared memory, sort_count_bytes. REQUIRES: kSortThreads threads, which all see the choice.
+__device__ inline void sort_pairs(const ChosenPairs& pairs, const ExpertSizes& sizes, const ExpertPlan& plan,
                                   int32_t* counts, SortShared& shared) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, expert = threadIdx.x;
   const int num_pairs = static_cast<int>(sizes.num_pairs()),
@@ -71,7 +82,7 @@ __device__ inline void sort_pairs(const int32_t* ids, const ExpertSizes& sizes, 
   for (int i = threadIdx.x; i < parts * num_experts; i += kSortThreads) counts[i] = 0;
   __syncthreads();
   int32_t* const mine = counts + warp * num_experts;
-  detail::visit_pairs(ids, begin, end, num_experts, [&](int, int of, unsigned peers) {
+  detail::visit_pairs(pairs, begin, end, num_experts, [&](int, int of, unsigned peers) {
     if (of >= 0 && lane == __ffs(static_cast<int>(peers)) - 1) mine[of] += __popc(peers);
   });
   __syncthreads();
@@ -93,7 +104,7 @@ __device__ inline void sort_pairs(const int32_t* ids, const ExpertSizes& sizes, 
   if (expert == kSortThreads - 1) *plan.num_tiles = run.first_tile + tiles;
   __syncthreads();
 
-  detail::visit_pairs(ids, begin, end, num_experts, [&](int pair, int of, unsigned peers) {
+  detail::visit_pairs(pairs, begin, end, num_experts, [&](int pair, int of, unsigned peers) {
     const int before = __popc(peers & ((1u << lane) - 1));
     const int at = of >= 0 ? mine[of] + before : 0;
     __syncwarp();
