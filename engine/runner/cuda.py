@@ -37,6 +37,7 @@ from bequest.engine.types import (
     MAX_BEAM_WIDTH,
     NO_ROW,
     NO_SLOT,
+    NO_TOKEN,
     LogprobArrays,
     MaskSource,
     MaskSpec,
@@ -47,7 +48,6 @@ from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
-_NO_TOKEN = 2**31 - 1  # of padding: its row is NaN (csrc/ops/cuda/gather.h), and no expert is read for it
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
 
 
@@ -286,7 +286,7 @@ class CudaRunner:
         arrays["positions"][:num_tokens] = batch.positions
         arrays["slot_mapping"][:num_tokens] = batch.slot_mapping
         if num_tokens < size.num_tokens:
-            arrays["input_ids"][num_tokens : size.num_tokens] = _NO_TOKEN
+            arrays["input_ids"][num_tokens : size.num_tokens] = NO_TOKEN
             arrays["positions"][num_tokens : size.num_tokens] = 0
             arrays["slot_mapping"][num_tokens : size.num_tokens] = NO_SLOT
         self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
@@ -330,7 +330,7 @@ class CudaRunner:
         """A step of `size` without one real token: nothing is attended, written or sampled."""
         buffers = self._buffers_of(size.num_tokens)
         arrays = buffers.staging.arrays()
-        arrays["input_ids"][: size.num_tokens] = _NO_TOKEN
+        arrays["input_ids"][: size.num_tokens] = NO_TOKEN
         arrays["positions"][: size.num_tokens] = 0
         arrays["slot_mapping"][: size.num_tokens] = NO_SLOT
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])

@@ -19,6 +19,7 @@ from bequest.engine.models.transformers_impl.interface import install
 from bequest.engine.models.transformers_impl.library_model import LibraryModel
 from bequest.engine.models.transformers_impl.shape import TransformersConfig
 from bequest.engine.models.transformers_impl.watched import Watched, input_state
+from bequest.engine.types import NO_TOKEN
 
 
 class TransformersDecoder:
@@ -94,8 +95,9 @@ def _ones(size: int, model: LibraryModel) -> Tensor:
 
 
 def _token_ids(batch: ModelInput) -> Tensor:
-    """[T] int64; a negative id names the sampler row that knows the token."""
+    """[T] int64; a negative id names the sampler row that knows the token. Padding has to be some token."""
     ids = batch.input_ids.long()
+    ids = ids.masked_fill(ids == NO_TOKEN, 0)
     if batch.last_tokens is None:
         return ids
     return torch.where(ids < 0, batch.last_tokens[(-1 - ids).clamp_(min=0)].long(), ids)
