@@ -93,7 +93,7 @@ __device__ inline void sort_pairs(const ChosenPairs& pairs, const ExpertSizes& s
     counts[i * num_experts + expert] = rows;
     rows += of_part;
   }
-  const int tile_rows = sizes.tile_rows(), tiles = (rows + tile_rows - 1) / tile_rows;
+  const int tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
   const int rows_until = detail::inclusive_warp_sum(rows), tiles_until = detail::inclusive_warp_sum(tiles);
   if (lane == kWarp - 1) shared.rows[warp] = rows_until, shared.tiles[warp] = tiles_until;
   __syncthreads();
