@@ -37,7 +37,8 @@ Biased = tuple[PackedMatrix, int]  # matrix [N, K], bias [N] (0: none)
 Blocks = tuple[int, int]  # address, blocks
 KvSizes = tuple[int, int, int, int, int]  # NB, L, NKV, BS, D
 LayerCache = tuple[KvCacheView, int, float, float]  # cache, layer, what its keys and values are to be multiplied by
-ScoreRule = tuple[float, float, int, int]  # scale, soft cap (0: none), bias [NQ, 2 R + 1] (0: none), R
+# scale, soft cap (0: none), bias [NQ, 2 R + 1] (0: none), R, sinks [NQ] (0: none)
+ScoreRule = tuple[float, float, int, int, int]
 HeadCounts = tuple[int, int, int]  # NQ, NKV, D
 Mask = tuple[bool, int]  # causal, window (0: none)
 DeviceFacts = tuple[int, int, bool]  # multiprocessors, cuda_prefill_blocks_per_sm, cuda_has_wide_tiles
@@ -71,6 +72,7 @@ def cuda_delta_net(
     stream: int,
 ) -> None: ...
 def cuda_sigmoid_gate(x: int, gate: int, dtype: int, count: int, stream: int) -> None: ...
+def tap_rows(x: Rows, tap: HiddenTap) -> None: ...
 def head_rms_norm(x: Heads, weight: int, eps: float) -> None: ...
 def rotary(q: Heads, k: Heads, positions: int, cos_sin: Rows) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
@@ -108,12 +110,15 @@ class StackHeads:
     plan: int
     q_norm: int
     k_norm: int
+    norms_rows: bool
     norm_eps: float
     cos_sin: int
     num_positions: int
     rotary_dim: int
     bias: int
     bias_reach: int
+    soft_cap: float
+    sinks: int
     value_scale: float
     key_factor: float
     value_factor: float
@@ -130,7 +135,9 @@ class StackFeedForward:
 StackMixer = StackAttention | StackCross | StackFeedForward
 
 class StackSublayer:
-    def __init__(self, mixer: StackMixer, before: StackNorm, behind: StackNorm, after: StackNorm) -> None: ...
+    def __init__(
+        self, mixer: StackMixer, norms: tuple[StackNorm, StackNorm, StackNorm], factor: float, beside: bool
+    ) -> None: ...
 
 class StackStep:
     num_tokens: int
@@ -147,7 +154,7 @@ class StackStream:
     num_rows: Final[int]
 
 class StackEmbedding:
-    def __init__(self, ids: int, table: int, format: int, vocab_size: int, rows: int, num_positions: int) -> None: ...
+    def __init__(self, ids: int, table: PackedMatrix, factor: float, rows: int, num_positions: int) -> None: ...
 
 class LayerStack:
     def __init__(self, hidden: int, narrows: bool) -> None: ...
@@ -219,7 +226,8 @@ class AttentionWork:  # the shape of a step's attention work and the layout of i
 
 Matrix = tuple[int, int, int, int]  # address, rows, columns, dtype
 TokenIds = tuple[int, int, int, int]  # ids [T], T, last tokens [rows] or 0, rows
-HeadNorm = tuple[int, int, float]  # weights [D] of queries and keys, eps
+HeadNorm = tuple[int, int, float, float]  # weights [D] of queries and keys, eps, what is added to the weights
+RmsWeight = tuple[int, float, float]  # weight [H], eps, what is added to the weight
 Rotation = tuple[int, int, int]  # positions [T], cosines and sines [P, R] or 0, R
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are slots [T]
 Product = tuple[int, int, int, int]  # weight [N, K], bias [N] or 0, N, K
@@ -232,7 +240,9 @@ ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/exp
 ExpertMatrices = tuple[int, int, int, int, int]  # weight [E, N, D], bias [E, N] or 0, N, D, dtype
 ExpertChoice = tuple[int, int, int, ExpertSizes]  # ids and weights [T, K], plan
 
-def cuda_rms_norm(x: Matrix, norm: Norm, residual: int, out: int, tap: HiddenTap | None, stream: int) -> None: ...
+def cuda_rms_norm(x: Matrix, norm: RmsWeight, residual: int, out: int, tap: HiddenTap | None, stream: int) -> None: ...
+def cuda_norm_in_place(x: Matrix, stride: int, norm: RmsWeight, stream: int) -> None: ...
+def cuda_tap_rows(x: Matrix, tap: HiddenTap, stream: int) -> None: ...
 def cuda_layer_norm(x: Matrix, norm: Norm, residual: int, out: int, tap: HiddenTap | None, stream: int) -> None: ...
 def cuda_prepare_qkv(q: Heads, k: Heads, v: Heads | None, dtype: int, steps: Preparation, stream: int) -> None: ...
 def cuda_embedding(ids: TokenIds, weight: Matrix, out: int, stream: int) -> None: ...
@@ -286,7 +296,9 @@ class CudaStep:
         self, work: AttentionWork, block_tables: int, max_blocks: int, work_list: int, launches: tuple[bool, bool, int]
     ) -> None: ...  # `launches`: decode, prefill, the most merges
 
-def cuda_attend_token(step: CudaStep, qkv: int, out: int, scale: float, steps: Preparation, stream: int) -> None: ...
+def cuda_attend_token(
+    step: CudaStep, qkv: int, out: int, scores: ScoreRule, steps: Preparation, stream: int
+) -> None: ...
 def cuda_paged_attention(
     step: CudaStep, q: Heads, out: int, of: LayerCache, scores: ScoreRule, stream: int
 ) -> None: ...

@@ -11,6 +11,16 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GenerationConfig,
     Glm4Config,
     Glm4ForCausalLM,
@@ -24,6 +34,10 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -159,6 +173,60 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             pad_token_id=1,
         ),
     ),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**SHAPE, head_dim=32, pad_token_id=1)),
+    # Scores and logits that reach their soft caps.
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(
+            **SHAPE,
+            head_dim=16,
+            query_pre_attn_scalar=10,
+            sliding_window=9,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=5.0,
+            pad_token_id=1,
+        ),
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **SHAPE,
+            head_dim=32,
+            query_pre_attn_scalar=24,
+            sliding_window=6,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            pad_token_id=1,
+        ),
+    ),
+    # Norms that subtract the mean; attention and MLP side by side; layers that see all know no positions.
+    "cohere": (CohereForCausalLM, CohereConfig(**SHAPE, logit_scale=0.5, attention_bias=True, pad_token_id=1)),
+    "cohere2": (
+        Cohere2ForCausalLM,
+        Cohere2Config(
+            **SHAPE,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            pad_token_id=1,
+        ),
+    ),
+    # Norms behind sublayers alone, and over all heads of queries and of keys.
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SHAPE, attention_bias=True)),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config(
+            **SHAPE,
+            sliding_window=7,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        ),
+    ),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2)),
     # Dense layers among those with experts, shared experts, windows.
     "qwen2-moe": (
@@ -238,7 +306,7 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Wide enough that a mistake anywhere shows in the logits; norms and biases are not left at 1 and 0.
-            centre = 1.0 if "norm" in parameter_name else 0.0
+            centre = 1.0 if "norm" in parameter_name and not model.config.model_type.startswith("gemma") else 0.0
             # Keys are made out of a convolution and scaled to length one: small ones would be nothing but rounding.
             width = 4.0 * scale if "conv1d" in parameter_name else scale
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))

@@ -88,7 +88,8 @@ void bind_attention(py::module_& m) {
                          .soft_cap = scores.soft_cap,
                          .bias = scores.bias,
                          .bias_reach = scores.bias_reach,
-                         .value_scale = static_cast<float>(of.value_scale)},
+                         .value_scale = static_cast<float>(of.value_scale),
+                         .sinks = scores.sinks},
                         plan);
       },
       py::call_guard<py::gil_scoped_release>(), py::arg("q"), py::arg("out"), py::arg("of"), py::arg("plan"),

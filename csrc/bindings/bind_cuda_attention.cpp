@@ -161,6 +161,7 @@ void attend(const StepWork& step, const Heads& q, Address out, const LayerCache&
   params.soft_cap = scores.soft_cap;
   params.bias = scores.bias;
   params.bias_reach = static_cast<int>(scores.bias_reach);
+  params.sinks = scores.sinks;
   params.state_values = scratch.state_values;
   params.state_scales = scratch.state_scales;
   params.tickets = scratch.tickets;
@@ -168,8 +169,8 @@ void attend(const StepWork& step, const Heads& q, Address out, const LayerCache&
   cuda_paged_attention(params, step.launches, stream_of(stream));
 }
 
-void attend_one(const StepWork& step, Address qkv, Address out, float scale, const Preparation& steps,
-                Address stream) {
+void attend_one(const StepWork& step, Address qkv, Address out, const ScoreRule& scores,
+                const Preparation& steps, Address stream) {
   const LayerCache& of = steps.to.value();
   const KvLayout& layout = of.cache.layout;
   const WorkShape& shape = step.work->shape;
@@ -180,7 +181,10 @@ void attend_one(const StepWork& step, Address qkv, Address out, float scale, con
   params.q = q;
   params.q_stride = width;
   params.out = pointer<void>(out);
-  params.scale = scale;
+  params.scale = static_cast<float>(scores.scale);
+  params.soft_cap = scores.soft_cap;
+  params.bias = scores.bias;
+  params.sinks = scores.sinks;
   cuda::QkvParams heads = qkv_params(steps, shape.dtype);
   heads.q = q;
   heads.k = q + q_heads * head_dim;
@@ -213,7 +217,7 @@ void bind_kernels(py::module_& m) {
            py::arg("work"), py::arg("block_tables"), py::arg("max_blocks"), py::arg("work_list"),
            py::arg("launches"));
   m.def("cuda_attend_token", &attend_one, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
-        py::arg("qkv"), py::arg("out"), py::arg("scale"), py::arg("steps"), py::arg("stream"));
+        py::arg("qkv"), py::arg("out"), py::arg("scores"), py::arg("steps"), py::arg("stream"));
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
         py::arg("q"), py::arg("out"), py::arg("of"), py::arg("scores"), py::arg("stream"));
 }

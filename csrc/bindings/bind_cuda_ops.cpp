@@ -27,19 +27,45 @@ using Tap = std::optional<HiddenTap>;
 void bind_norms(py::module_& m) {
   m.def(
       "cuda_rms_norm",
-      [](const Matrix& x, const Norm& norm, Address residual, Address out, const Tap& tap, Address stream) {
+      [](const Matrix& x, const RmsWeight& norm, Address residual, Address out, const Tap& tap,
+         Address stream) {
         cuda::rms_norm({.x = x.data,
                         .residual = pointer<void>(residual),
                         .weight = norm.weight,
+                        .offset = norm.offset,
                         .out = pointer<void>(out),
                         .dtype = x.dtype,
                         .num_tokens = x.rows,
                         .hidden = x.columns,
+                        .stride = x.columns,
                         .eps = norm.eps,
                         .tap = tap.value_or(HiddenTap{})},
                        stream_of(stream));
       },
       py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"), py::arg("stream"));
+  m.def(
+      "cuda_norm_in_place",
+      [](const Matrix& x, int64_t stride, const RmsWeight& norm, Address stream) {
+        cuda::rms_norm({.x = x.data,
+                        .residual = nullptr,
+                        .weight = norm.weight,
+                        .offset = norm.offset,
+                        .out = x.data,
+                        .dtype = x.dtype,
+                        .num_tokens = x.rows,
+                        .hidden = x.columns,
+                        .stride = stride,
+                        .eps = norm.eps,
+                        .tap = {}},
+                       stream_of(stream));
+      },
+      py::arg("x"), py::arg("stride"), py::arg("norm"), py::arg("stream"));
+  m.def(
+      "cuda_tap_rows",
+      [](const Matrix& x, const HiddenTap& tap, Address stream) {
+        cuda::tap_rows({x.data, x.dtype, x.rows, x.columns, tap}, stream_of(stream));
+      },
+      py::arg("x"), py::arg("tap"), py::arg("stream"));
   m.def(
       "cuda_layer_norm",
       [](const Matrix& x, const Norm& norm, Address residual, Address out, const Tap& tap, Address stream) {

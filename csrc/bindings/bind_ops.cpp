@@ -5,6 +5,7 @@
 #include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
+#include "ops/cpu/hidden_tap.h"
 #include "ops/cpu/linear.h"
 #include "ops/cpu/norm.h"
 #include "ops/cpu/quantised.h"
@@ -114,6 +115,9 @@ void bind_norms(py::module_& m) {
                     tap.value_or(HiddenTap{})});
       },
       Unlocked(), py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"));
+  m.def(
+      "tap_rows", [](const Rows& x, const HiddenTap& tap) { tap_rows(x.data, x.count, x.stride, tap); },
+      Unlocked(), py::arg("x"), py::arg("tap"));
   m.def(
       "head_rms_norm",
       [](const Heads& x, Address weight, float eps) {

@@ -1,9 +1,10 @@
 #include <pybind11/stl.h>
 
+#include <array>
 #include <tuple>
 #include <vector>
 
-#include "bindings/bindings.h"
+#include "bindings/tensors.h"
 #include "core/check.h"
 #include "model/cpu/layer_stack.h"
 #include "ops/cpu/linear_amx.h"
@@ -46,10 +47,12 @@ void bind_parts(py::module_& m) {
       .def_readwrite("scale", &StackHeads::scale)
       .def_readwrite("cache_layer", &StackHeads::cache_layer)
       .def_readwrite("plan", &StackHeads::plan)
+      .def_readwrite("norms_rows", &StackHeads::norms_rows)
       .def_readwrite("norm_eps", &StackHeads::norm_eps)
       .def_readwrite("num_positions", &StackHeads::num_positions)
       .def_readwrite("rotary_dim", &StackHeads::rotary_dim)
       .def_readwrite("bias_reach", &StackHeads::bias_reach)
+      .def_readwrite("soft_cap", &StackHeads::soft_cap)
       .def_readwrite("value_scale", &StackHeads::value_scale)
       .def_readwrite("key_factor", &StackHeads::key_factor)
       .def_readwrite("value_factor", &StackHeads::value_factor);
@@ -57,6 +60,7 @@ void bind_parts(py::module_& m) {
   bind_address(heads, "k_norm", &StackHeads::k_norm);
   bind_address(heads, "cos_sin", &StackHeads::cos_sin);
   bind_address(heads, "bias", &StackHeads::bias);
+  bind_address(heads, "sinks", &StackHeads::sinks);
 }
 
 void bind_mixers(py::module_& m) {
@@ -74,8 +78,9 @@ void bind_mixers(py::module_& m) {
       }));
   py::class_<StackSublayer>(m, "StackSublayer")
       .def(py::init([](const std::variant<StackAttention, StackCross, StackFeedForward>& mixer,
-                       const StackNorm& before, const StackNorm& behind,
-                       const StackNorm& after) { return StackSublayer{mixer, before, behind, after}; }));
+                       const std::array<StackNorm, 3>& norms, float factor, bool beside) {
+        return StackSublayer{mixer, norms[0], norms[1], norms[2], factor, beside};
+      }));
 }
 
 void bind_step(py::module_& m) {
@@ -119,12 +124,12 @@ void bind_step(py::module_& m) {
       .def_readonly("pending", &StackStream::pending)
       .def_readonly("num_rows", &StackStream::num_rows);
   py::class_<StackEmbedding>(m, "StackEmbedding")
-      .def(py::init([](Address ids, Address table, int format, int64_t vocab_size, Address rows,
-                       int64_t num_positions) {
-        return StackEmbedding{pointer<const int32_t>(ids), pointer<const void>(table),
-                              WeightFormat(format),        vocab_size,
-                              pointer<const float>(rows),  num_positions};
-      }));
+      .def(py::init(
+          [](Address ids, const PackedMatrix& table, float factor, Address rows, int64_t num_positions) {
+            return StackEmbedding{
+                pointer<const int32_t>(ids), table.data,   table.format, table.out_features, factor,
+                pointer<const float>(rows),  num_positions};
+          }));
 }
 
 }  // namespace

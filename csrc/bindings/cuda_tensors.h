@@ -22,15 +22,26 @@ template <>
 inline constexpr auto fields_of<TokenIds> =
     std::tuple(&TokenIds::ids, &TokenIds::num_tokens, &TokenIds::last_tokens, &TokenIds::num_rows);
 
-// Norms of query and key heads: weights [D].
+// Norms of query and key heads: weights [D], to which the offset is added.
 struct HeadNorm {
   const void* q_weight;
   const void* k_weight;
   float eps;
+  float offset;
 };
 template <>
 inline constexpr auto fields_of<HeadNorm> =
-    std::tuple(&HeadNorm::q_weight, &HeadNorm::k_weight, &HeadNorm::eps);
+    std::tuple(&HeadNorm::q_weight, &HeadNorm::k_weight, &HeadNorm::eps, &HeadNorm::offset);
+
+// A root-mean-square norm: its weight [H], to which the offset is added.
+struct RmsWeight {
+  const void* weight;
+  float eps;
+  float offset;
+};
+template <>
+inline constexpr auto fields_of<RmsWeight> =
+    std::tuple(&RmsWeight::weight, &RmsWeight::eps, &RmsWeight::offset);
 
 struct Rotation {
   const int32_t* positions;  // [T]
@@ -59,6 +70,7 @@ inline cuda::QkvParams qkv_params(const Preparation& preparation, DType dtype) {
   params.q_weight = norm.q_weight;
   params.k_weight = norm.k_weight;
   params.eps = norm.eps;
+  params.weight_offset = norm.offset;
   params.positions = preparation.rotation.positions;
   params.cos_sin = preparation.rotation.cos_sin;
   params.rotary_dim = preparation.rotation.rotary_dim;

@@ -130,10 +130,11 @@ struct ScoreRule {
   float soft_cap;
   const float* bias;
   int64_t bias_reach;
+  const float* sinks;
 };
 template <>
-inline constexpr auto fields_of<ScoreRule> =
-    std::tuple(&ScoreRule::scale, &ScoreRule::soft_cap, &ScoreRule::bias, &ScoreRule::bias_reach);
+inline constexpr auto fields_of<ScoreRule> = std::tuple(
+    &ScoreRule::scale, &ScoreRule::soft_cap, &ScoreRule::bias, &ScoreRule::bias_reach, &ScoreRule::sinks);
 
 struct HeadCounts {
   int num_q_heads;

@@ -106,7 +106,7 @@ def _check_heads(tensor: Tensor) -> tuple[int, int, int, int, int]:
     num_tokens, num_heads, head_dim = tensor.shape
     token_stride, head_stride, stride = tensor.stride()
     assert tensor.dtype is _F32 and tensor.is_cpu, tensor.dtype
-    assert stride == 1 and head_stride == head_dim, tensor.stride()
+    assert stride == 1 and (num_heads == 1 or head_stride == head_dim), tensor.stride()
     return tensor.data_ptr(), num_tokens, num_heads, head_dim, token_stride
 
 
@@ -231,6 +231,15 @@ def rms_norm(
     rows = (x.data_ptr(), num_tokens, hidden)
     _C.rms_norm(rows, (weight.data_ptr(), 0, eps), residual_address, out.data_ptr(), tapped)
     return out
+
+
+def tap_rows(x: Tensor, tap: LayerTap) -> None:
+    """Stores hidden states x [T, H] as a norm that sees them would."""
+    num_tokens, hidden = x.shape
+    _check_f32(x, num_tokens, hidden)
+    arguments = tap_arguments(tap, num_tokens, hidden, x.dtype)
+    assert arguments is not None and not tap.of_output
+    _C.tap_rows((x.data_ptr(), num_tokens, hidden), arguments)
 
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
@@ -362,13 +371,15 @@ def paged_attention(
     out: Tensor | None = None,
     bias: Tensor | None = None,
     scales: KvScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, as f32 [T, NQ, D].
 
     q f32 [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D], f32, f16, bf16 or fp8; K and V
     are what it holds times their scales. With a soft cap c > 0 a score s becomes c * tanh(s / c); with a bias f32
     [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the query's, within [-R, R]; a causal plan
-    then needs a window, however wide, because without one sequences may share tiles.
+    then needs a window, however wide, because without one sequences may share tiles. Sinks f32 [NQ] are one more score
+    per head in the softmax, whose value is zero.
     Bit for bit, a row depends on its own q and on the keys it sees alone.
     """
     shape = plan._shape
@@ -384,5 +395,6 @@ def paged_attention(
         _check_f32(bias, plan.num_q_heads, width)
         bias_address, reach = bias.data_ptr(), width // 2
     of = (view_of(kv_cache).bound, layer, scales.key, scales.value)
-    _C.paged_attention(rows, out.data_ptr(), of, plan._plan, (scale, soft_cap, bias_address, reach))
+    rule = (scale, soft_cap, bias_address, reach, _check_bias(sinks, plan.num_q_heads))
+    _C.paged_attention(rows, out.data_ptr(), of, plan._plan, rule)
     return out

@@ -50,10 +50,10 @@ def heads(num_heads: int, scale: float, cache_layer: int, plan: int, scales: KvS
     return made
 
 
-def set_head_norms(of: StackHeads, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
-    """Weights [D] float32."""
+def set_head_norms(of: StackHeads, q_weight: Tensor, k_weight: Tensor, eps: float, *, over_rows: bool) -> None:
+    """Weights [D] float32, or over the heads of a token at once [NQ D] and [NKV D]."""
     of.q_norm, of.k_norm = (_address(weight, weight.shape[0]) for weight in (q_weight, k_weight))
-    of.norm_eps = eps
+    of.norm_eps, of.norms_rows = eps, over_rows
 
 
 def set_rope(of: StackHeads, cos_sin: Tensor) -> None:
@@ -66,6 +66,11 @@ def set_bias(of: StackHeads, bias: Tensor) -> None:
     """[NQ, 2 R + 1] float32"""
     assert bias.shape[0] == of.num_heads and bias.shape[1] % 2 == 1, bias.shape
     of.bias, of.bias_reach = _rows(bias), bias.shape[1] // 2
+
+
+def set_sinks(of: StackHeads, sinks: Tensor) -> None:
+    """[NQ] float32"""
+    of.sinks = _address(sinks, of.num_heads)
 
 
 def step(
@@ -100,13 +105,13 @@ def set_tap(of: StackStep, tap: HiddenTap, hidden: int) -> None:
     of.set_tap(tap.addresses)
 
 
-def _embedding(ids: Tensor, table: PackedWeight, rows: Tensor | None) -> StackEmbedding:
+def _embedding(ids: Tensor, table: PackedWeight, factor: float, rows: Tensor | None) -> StackEmbedding:
     assert ids.dtype is torch.int32 and ids.is_contiguous()
     added, count = 0, 0
     if rows is not None:
         assert rows.shape[1] == table.in_features, rows.shape
         added, count = _rows(rows), rows.shape[0]
-    return StackEmbedding(ids.data_ptr(), table._address, table._format, table.out_features, added, count)
+    return StackEmbedding(ids.data_ptr(), table._matrix, factor, added, count)
 
 
 class LayerStack:
@@ -132,12 +137,12 @@ class LayerStack:
         return total[: stream.num_rows], added[: stream.num_rows] if stream.pending else None
 
     def run_from(
-        self, step: StackStep, ids: Tensor, table: PackedWeight, rows: Tensor | None
+        self, step: StackStep, ids: Tensor, table: PackedWeight, factor: float, rows: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Over a stream that begins with rows ids int32 [T] of the table [V, H], and rows float32 [P, H] by position
-        that are added to them."""
+        """Over a stream that begins with rows ids int32 [T] of the table [V, H] times a factor, and rows float32
+        [P, H] by position that are added to them."""
         assert ids.shape == (step.num_tokens,) and table.in_features == self._hidden, (ids.shape, table)
-        embedding = _embedding(ids, table, rows)
+        embedding = _embedding(ids, table, factor, rows)
         # Of numpy: torch lets go of the GIL for every array it makes, and whoever takes it then keeps it for longer
         # than all of this lasts.
         total, added = np.empty((2, step.num_tokens, self._hidden), np.float32)

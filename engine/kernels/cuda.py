@@ -91,8 +91,9 @@ def rms_norm(
     residual: Tensor | None = None,
     out: Tensor | None = None,
     tap: LayerTap | None = None,
+    offset: float = 0.0,
 ) -> Tensor:
-    """x [T, H], weight [H] → x / rms(x) * weight, [T, H]; `out` may be x.
+    """x [T, H], weight [H] → x / rms(x) * (offset + weight), [T, H]; `out` may be x.
 
     With a residual [T, H]: residual += x in place, and the residual is what is normalised. A tap stores hidden states.
     """
@@ -101,13 +102,31 @@ def rms_norm(
     out = _result(out, x, num_tokens, hidden)
     _C.cuda_rms_norm(
         (address_of(x, dtype, num_tokens, hidden), num_tokens, hidden, DTYPE_CODES[dtype]),
-        (address_of(weight, dtype, hidden), 0, eps),
+        (address_of(weight, dtype, hidden), eps, offset),
         _check_optional(residual, dtype, num_tokens, hidden),
         out.data_ptr(),
         tap_arguments(tap, num_tokens, hidden, dtype),
         _stream(),
     )
     return out
+
+
+def norm_in_place(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+    """x [T, H] → x / rms(x) * (offset + weight), weight [H]; x may be columns of wider rows."""
+    num_tokens, hidden = x.shape
+    distance, stride = x.stride()
+    assert x.is_cuda and stride == 1, x.stride()
+    rows = (x.data_ptr(), num_tokens, hidden, DTYPE_CODES[x.dtype])
+    _C.cuda_norm_in_place(rows, distance, (address_of(weight, x.dtype, hidden), eps, offset), _stream())
+
+
+def tap_rows(x: Tensor, tap: LayerTap) -> None:
+    """Stores hidden states x [T, H] as a norm that sees them would."""
+    num_tokens, hidden = x.shape
+    arguments = tap_arguments(tap, num_tokens, hidden, x.dtype)
+    assert arguments is not None and not tap.of_output
+    rows = (address_of(x, x.dtype, num_tokens, hidden), num_tokens, hidden, DTYPE_CODES[x.dtype])
+    _C.cuda_tap_rows(rows, arguments, _stream())
 
 
 def layer_norm(
@@ -161,11 +180,12 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class QkNorm:
-    """Norms of query and key heads: weights [D]."""
+    """Norms of query and key heads: weights [D], to which the offset is added."""
 
     q_weight: Tensor
     k_weight: Tensor
     eps: float
+    offset: float = 0.0
 
 
 def prepare_qkv(
@@ -221,10 +241,10 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     """x [T, heads, D] normalised over D in place, weight [D]; x may be a slice of a fused row."""
     address = address_of(weight, x.dtype, x.shape[2])
-    _prepare(x, x[:, :0], None, ((address, address, eps), _NO_ROTATION, 0, None))
+    _prepare(x, x[:, :0], None, ((address, address, eps, 0.0), _NO_ROTATION, 0, None))
 
 
-HeadNorm = tuple[int, int, float]  # weights, eps
+HeadNorm = tuple[int, int, float, float]  # weights, eps, offset
 Rotation = tuple[int, int, int]  # positions, cosines and sines, R
 LayerCache = tuple[_C.KvCacheView, int, float, float]  # cache, layer, scales of keys and values
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are the slots
@@ -235,7 +255,8 @@ def head_norm(norm: QkNorm | None, dtype: torch.dtype, head_dim: int) -> HeadNor
     """As the extension takes it."""
     if norm is None:
         return None
-    return address_of(norm.q_weight, dtype, head_dim), address_of(norm.k_weight, dtype, head_dim), norm.eps
+    q_weight, k_weight = (address_of(weight, dtype, head_dim) for weight in (norm.q_weight, norm.k_weight))
+    return q_weight, k_weight, norm.eps, norm.offset
 
 
 def rotation(positions: Tensor, cos_sin: Tensor | None, num_tokens: int) -> Rotation:

@@ -227,13 +227,15 @@ def paged_attention(
     out: Tensor | None = None,
     bias: Tensor | None = None,
     scales: KvScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q · Kᵀ) · V over the paged cache, [T, NQ, D] in q's dtype.
 
     q [T, NQ, D], a view of a fused qkv row is fine; kv_cache [NB, L, 2, NKV, BS, D]; both of the workspace's dtype, or
     the cache fp8. K and V are what the cache holds times their scales. With a soft cap c > 0 a score s becomes
     c * tanh(s / c); with a bias float32 [NQ, 2 R + 1] it becomes s + bias[head, d + R], d the key's position less the
-    query's, within [-R, R]; where it is causal the workspace then needs a window, however wide.
+    query's, within [-R, R]; where it is causal the workspace then needs a window, however wide. Sinks float32 [NQ] are
+    one more score per head in the softmax, whose value is zero.
     Rows of `out` that belong to no sequence stay as they are.
     """
     workspace = plan.workspace
@@ -246,7 +248,7 @@ def paged_attention(
         (q.data_ptr(), q.shape[0], workspace.num_q_heads, workspace.head_dim, q.stride(0)),
         out.data_ptr(),
         (view.bound, layer, scales.key, scales.value),
-        (scale, soft_cap, *_bias_arguments(bias, workspace.num_q_heads)),
+        (scale, soft_cap, *_bias_arguments(bias, workspace.num_q_heads), _sinks_address(sinks, workspace.num_q_heads)),
         current_stream(),
     )
     return out
@@ -272,6 +274,10 @@ def _bias_arguments(bias: Tensor | None, num_q_heads: int) -> tuple[int, int]:
     return bias.data_ptr(), bias.shape[1] // 2
 
 
+def _sinks_address(sinks: Tensor | None, num_q_heads: int) -> int:
+    return 0 if sinks is None else address_of(sinks, torch.float32, num_q_heads)
+
+
 def attend_token(
     qkv: Tensor,
     kv_cache: Tensor,
@@ -283,6 +289,7 @@ def attend_token(
     cos_sin: Tensor | None,
     norm: QkNorm | None = None,
     scales: KvScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`prepare_qkv` and `paged_attention` of a step's only token in one launch, [1, NQ, D]; qkv stays as it is.
 
@@ -305,7 +312,7 @@ def attend_token(
         plan._step,
         address_of(qkv, torch.bfloat16, 1, (num_heads + 2 * view.num_kv_heads) * head_dim),
         out.data_ptr(),
-        scale,
+        (scale, 0.0, 0, 0, _sinks_address(sinks, num_heads)),
         preparation,
         current_stream(),
     )

@@ -50,4 +50,9 @@ class Backend(Protocol):
         """A bias, or the weight of a norm."""
         ...
 
+    def offset_vector(self, values: Tensor, offset: float, dtype: torch.dtype) -> tuple[Tensor, float]:
+        """The weight of a norm that is offset + values in float32, whatever the dtype: as it is kept, and what kernels
+        are still to add to it."""
+        ...
+
     def compile(self, layers: Sequence[LayerSpec]) -> Stack: ...

@@ -16,6 +16,10 @@ class Ops(Protocol):
         """residual += x in place, if there is one; the normed sum, [T, H]. A tap stores hidden states on the way."""
         ...
 
+    def tap(self, x: Tensor, tap: LayerTap) -> None:
+        """Stores rows x [T, H] of hidden states that no norm sees."""
+        ...
+
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """f(x) in place; returns x."""
         ...

@@ -19,6 +19,7 @@ class Norm:
     weight: Tensor  # [H]
     eps: float
     bias: Tensor | None = None  # [H]
+    offset: float = 0.0  # what kernels add to the weight, in float32, if there is no bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class HeadNorm:
     q_weight: Tensor  # [D]
     k_weight: Tensor  # [D]
     eps: float
+    offset: float = 0.0  # as in Norm
+    over_rows: bool = False  # of all heads of a token at once: the weights are [NQ D] and [NKV D]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,8 @@ class Heads:
     norm: HeadNorm | None = None
     rope: Tensor | None = None  # [P, R] float32: R / 2 cosines, then sines; None: positions turn nothing
     bias: Tensor | None = None  # [NQ, 2 R + 1] float32 on the scores: by key position less query's, within [-R, R]
+    soft_cap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
+    sinks: Tensor | None = None  # [NQ] float32: a score per head that takes its share of the softmax and gives nothing
     kv_scales: KvScales = UNSCALED  # of an fp8 cache
 
 

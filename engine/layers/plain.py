@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
-from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.source import Rows, Source, source_of
 from bequest.engine.layers.spec import Attention, CrossAttention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
@@ -43,40 +44,48 @@ class PlainProgram:
 
     def run_layer(self, layer: LayerSpec, stream: Stream, step: LayerStep) -> None:
         narrow = step.read is not None and layer is self._narrowing
-        for number, sublayer in enumerate(layer.sublayers):
-            # Of the hidden states between layers one tap sees each: the norm that begins a layer, or the one that ends
-            # the layer before.
-            before = step.tap_of_state(layer.index) if number == 0 else None
-            apply(sublayer, stream, step, before, narrow=narrow)
+        # Each of the hidden states between layers is seen once: where a layer begins, or by the norm that ends it.
+        tap = None if layer.ends_normed else step.tap_of_state(layer.index)
+        source: Source | None = None
+        for sublayer, following in pairwise((*layer.sublayers, None)):
+            assert sublayer is not None
+            if source is None or not sublayer.beside:
+                is_shared = following is not None and following.beside
+                source = source_of(sublayer.before, stream, tap, is_shared=is_shared)
+            source = apply(sublayer, source, stream, step, narrow=narrow)
+            tap = None
             if sublayer.after is not None:
-                last = number == len(layer.sublayers) - 1
+                last = following is None
                 stream.become_normed(sublayer.after, step.tap_of_output(layer.index + 1) if last else None)
 
 
-def apply(sublayer: Sublayer, stream: Stream, step: LayerStep, tap: LayerTap | None, *, narrow: bool = False) -> None:
-    """All of a sublayer but its norm `after`; the tap is for its norm `before`."""
+def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *, narrow: bool = False) -> Source:
+    """All of a sublayer but its norms `before` and `after`. Returns the source, with the rows that the stream has."""
     mixer, ops = sublayer.mixer, stream.ops
     match mixer:
         case Attention():
-            _add(sublayer, mixer.output, stream, _attended(sublayer, mixer, stream, step, tap, narrow=narrow))
-        case CrossAttention(q=weight, heads=heads):
-            q = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
-            _add(sublayer, mixer.output, stream, ops.attend_cross(q, heads, step))
-        case DeltaNet(rows=weight, rule=rule):
-            rows = weight(stream.state()) if sublayer.before is None else weight.normed(stream, sublayer.before, tap)
-            _add(sublayer, mixer.output, stream, ops.delta_net(rows, rule, step))
+            gathered = _attended(mixer, source, stream, step, narrow=narrow)
+            source = source.keep(step.read.rows) if narrow and step.read is not None else source
+            _add(sublayer, mixer.output, stream, gathered)
+        case CrossAttention(heads=heads):
+            _add(sublayer, mixer.output, stream, ops.attend_cross(source.product(mixer.q), heads, step))
+        case DeltaNet(rule=rule):
+            _add(sublayer, mixer.output, stream, ops.delta_net(source.product(mixer.rows), rule, step))
         case FeedForward():
-            _add(sublayer, mixer.down, stream, _inner(sublayer, mixer, stream, tap))
+            inner = source.gated if mixer.gated else source.activated
+            _add(sublayer, mixer.down, stream, inner(mixer.up, mixer.activation))
         case Experts():
-            x = stream.state() if sublayer.before is None else stream.normed(sublayer.before, tap)
-            _add_given(sublayer, stream, _of_experts(mixer, x, ops))
+            _add_given(sublayer, stream, _of_experts(mixer, source.rows(), ops))
+    return source
 
 
-def _attended(
-    sublayer: Sublayer, mixer: Attention, stream: Stream, step: LayerStep, tap: LayerTap | None, *, narrow: bool
-) -> Tensor:
+def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep, *, narrow: bool) -> Tensor:
     """[T, NQ D], or [R, NQ D] where the stream goes on with the rows that are read."""
-    qkv, gate = _projected(sublayer, mixer, stream, tap)
+    gate = None
+    if mixer.gate is not None:
+        source = Rows(source.rows())
+        gate = source.product(mixer.gate)
+    qkv = source.product(mixer.qkv)
     if narrow and step.read is not None:
         gathered = stream.ops.attend_read(qkv, mixer.heads, step)
         stream.keep(step.read.rows)
@@ -84,27 +93,6 @@ def _attended(
     else:
         gathered = stream.ops.attend(qkv, mixer.heads, step)
     return gathered if gate is None else stream.ops.sigmoid_gate(gathered, gate)
-
-
-def _projected(
-    sublayer: Sublayer, mixer: Attention, stream: Stream, tap: LayerTap | None
-) -> tuple[Tensor, Tensor | None]:
-    """Queries, keys and values [T, (NQ + 2 NKV) D], and the gate [T, NQ D] where there is one."""
-    norm, weight, gate = sublayer.before, mixer.qkv, mixer.gate
-    if gate is None:
-        return weight(stream.state()) if norm is None else weight.normed(stream, norm, tap), None
-    x = stream.state() if norm is None else stream.normed(norm, tap)
-    return weight(x), gate(x)
-
-
-def _inner(sublayer: Sublayer, mixer: FeedForward, stream: Stream, tap: LayerTap | None) -> Tensor:
-    """[T, I]"""
-    norm, up, activation = sublayer.before, mixer.up, mixer.activation
-    if mixer.gated:
-        if norm is not None:
-            return up.normed_gated(stream, norm, activation, tap)
-        return up.gated(stream.state(), activation)
-    return up.activated(stream.state() if norm is None else stream.normed(norm, tap), activation)
 
 
 def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:

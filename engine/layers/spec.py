@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from bequest.engine.kernels.kv_format import UNSCALED
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -102,6 +103,7 @@ class Sublayer:
     behind: Norm | None = None  # of what the mixer gives, before it is added
     after: Norm | None = None  # of the stream, when it has been added: this is then the stream
     factor: float = 1.0  # of what is added
+    beside: bool = False  # reads what the sublayer before it read
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,15 @@ class LayerSpec:
     sublayers: tuple[Sublayer, ...]
 
     def __post_init__(self) -> None:
-        """Norms store hidden states on their way: one must see each state between layers."""
-        seen = self.sublayers[0].before is not None or self.sublayers[-1].after is not None
-        assert seen, "no norm sees the state between two such layers"
+        assert not self.sublayers[0].beside, "the first sublayer has none before it"
+        for first, second in pairwise(self.sublayers):
+            shares = first.before is not None and first.behind is first.after is second.before is None
+            assert shares or not second.beside, "two sublayers that read the same have one norm, before the first"
+
+    @property
+    def ends_normed(self) -> bool:
+        """Whether a norm at its end sees the state between it and the next one; else it is seen where that begins."""
+        return self.sublayers[-1].after is not None
 
     @property
     def weights(self) -> Iterator[Weight]:

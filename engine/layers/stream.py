@@ -19,11 +19,13 @@ class Stream:
         self.total = total  # [T, H]; changed in place
         self.added = added  # [T, H], or None: the sum has it
 
-    def state(self) -> Tensor:
+    def state(self, tap: LayerTap | None = None) -> Tensor:
         """[T, H]: what the layers so far have made."""
         if self.added is not None:
             self.total.add_(self.added)
             self.added = None
+        if tap is not None:
+            self.ops.tap(self.total, tap)
         return self.total
 
     def add(self, x: Tensor) -> None:

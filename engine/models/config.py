@@ -10,6 +10,7 @@ from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.style import LLAMA, LayerStyle
 from bequest.engine.types.activation import Activation as Activation
 from bequest.engine.types.recurrent import DeltaSizes
 
@@ -57,7 +58,7 @@ class RecurrentConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder with RMS norms before its sublayers, or around them, rotary attention and a gated MLP."""
+    """A decoder of rotary attention and gated MLPs."""
 
     architecture: str
     hidden_size: int
@@ -76,9 +77,13 @@ class DecoderConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    norms_behind: bool = False  # what a sublayer adds is normed too
+    style: LayerStyle = LLAMA
+    window_rope: RopeConfig | None = None  # of layers with a window; None: as the others
+    attention_cap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
+    logits_cap: float = 0.0  # the same of logits
     tie_word_embeddings: bool = False
     embedding_factor: float = 1.0  # of what the layers begin with
+    rounds_embedding_factor: bool = False  # to the dtype of the weights
     residual_factor: float = 1.0  # of what a sublayer adds
     logits_divisor: float = 1.0
     score_scale: float | None = None  # of attention; None: by the size of a head
@@ -98,6 +103,9 @@ class DecoderConfig:
         for name in ("embedding_factor", "residual_factor", "logits_divisor", "attention_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ModelError(f"{self.architecture}: {name} must be a positive number, not {getattr(self, name)}")
+        for name in ("attention_cap", "logits_cap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ModelError(f"{self.architecture}: {name} must not be negative, but is {getattr(self, name)}")
 
     def _check_sizes(self) -> None:
         sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")

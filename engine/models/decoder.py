@@ -29,6 +29,7 @@ class DecoderParts:
     output: Weight  # [V, H]; may be the table
     start_factor: float = 1.0  # of the table's rows
     logits_divisor: float = 1.0
+    logits_cap: float = 0.0  # c: logits become c * tanh(logit / c), last of all; 0: they stay
 
 
 class Decoder:
@@ -51,8 +52,11 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V]"""
-        logits = self._parts.output(hidden)
-        return logits if self._parts.logits_divisor == 1.0 else logits.div_(self._parts.logits_divisor)
+        parts = self._parts
+        logits = parts.output(hidden)
+        if parts.logits_divisor != 1.0:
+            logits.div_(parts.logits_divisor)
+        return logits.div_(parts.logits_cap).tanh_().mul_(parts.logits_cap) if parts.logits_cap else logits
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

@@ -11,14 +11,14 @@ class Fields:
     """A mapping whose `None` values count as absent. `source` names it in errors."""
 
     def __init__(self, values: Mapping[str, object], source: str) -> None:
-        self._values = values
+        self.values = values
         self.source = source
 
     def has(self, name: str) -> bool:
-        return self._values.get(name) is not None
+        return self.values.get(name) is not None
 
     def raw(self, name: str, default: object = None) -> object:
-        value = self._values.get(name)
+        value = self.values.get(name)
         return default if value is None else value
 
     def integer(self, name: str, default: int | None = None) -> int:

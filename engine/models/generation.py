@@ -77,9 +77,10 @@ def generation_defaults(
 ) -> GenerationDefaults:
     """`generation` is generation_config.json, which older checkpoints do not have."""
     told = Fields({}, config.source) if generation is None else generation
-    ends = {*told.integers("eos_token_id"), *config.integers("eos_token_id"), *tokenizer_end}
+    text = config.section("text_config")  # of a decoder beside an encoder of images
+    ends = {*(end for one in (told, config, text) for end in one.integers("eos_token_id")), *tokenizer_end}
     sampling = {name: told.number(name) for name in SAMPLING_FIELDS if told.has(name)}
-    decodes = _architecture(config).endswith("ForConditionalGeneration")
+    decodes = _architecture(config).endswith("ForConditionalGeneration") and not config.has("text_config")
     decoding = decoding_defaults(config if generation is None else generation, config) if decodes else None
     return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling), decoding)
 

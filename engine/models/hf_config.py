@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.config import (
-    DecoderConfig,
-    RopeConfig,
-    extended_max_position,
-    parse_activation,
-    parse_rope_kind,
-)
+from bequest.engine.models.config import Activation, DecoderConfig, extended_max_position, parse_activation
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.hf_experts import COUNT_NAMES, parse_hf_experts
+from bequest.engine.models.hf_layer_types import sliding_windows, unrotated_layers
 from bequest.engine.models.hf_recurrent import parse_recurrent, text_part
+from bequest.engine.models.hf_rope import parse_hf_ropes
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
-_OLD_ROPE_KINDS = {"su": "longrope"}
-
-# Fields that change what a model computes in ways this decoder does not, with the values that change nothing.
+# Fields that change what a model computes in ways this decoder does not, with the values that change nothing. A variant
+# may honour some.
 UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "query_pre_attn_scalar": (),
     "logit_scale": (1,),
     "attention_chunk_size": (),
+    "use_bidirectional_attention": (False,),
     "use_qk_norm": (False,),
     "qk_layernorm": (False,),
     "alibi": (False,),
     "parallel_attn": (False,),
+    "use_parallel_block": (True,),
+    "use_gated_activation": (True,),
+    "rotary_pct": (1,),
     "rope_interleaved": (False,),
-}
-
-# The same of variants without multipliers.
-_MULTIPLIERS: Mapping[str, tuple[object, ...]] = {
     "attention_multiplier": (),
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
 }
-
 
 # The same of variants without experts.
 _EXPERTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(COUNT_NAMES, (0,))
@@ -55,8 +48,9 @@ def parse_hf_config(
     architecture, variant = find_hf_variant([str(name) for name in fields.list_of("architectures")], others)
     if variant.recurrent:
         fields = text_part(values, source)
+    fields = _with_defaults(fields, variant)
     _refuse_unsupported(fields, variant)
-    if not variant.skips_rope and fields.raw("no_rope_layers", None):
+    if variant.rope.skipped != "listed" and fields.raw("no_rope_layers", None):
         raise ModelError(f"{source} asks for what {architecture} has not: no_rope_layers")
 
     hidden_size = fields.integer("hidden_size")
@@ -64,8 +58,8 @@ def parse_hf_config(
     if num_heads < 1:
         raise ModelError(f"{source}: num_attention_heads must be positive, not {num_heads}")
     max_position = fields.integer("max_position_embeddings")
-    rope = parse_hf_rope(fields, max_position, variant.default_theta, variant.default_partial)
-    unrotated = _unrotated_layers(fields) if variant.skips_rope else frozenset()
+    rope, window_rope = parse_hf_ropes(fields, max_position, variant)
+    windows = sliding_windows(fields, variant)
     biased = fields.boolean("attention_bias", False) and variant.attention_bias == "as_config"
     qkv_biased = variant.attention_bias == "qkv_as_config" and fields.boolean("attention_bias", True)
     qkv_biased |= variant.attention_bias == "qkv_bias" and fields.boolean("qkv_bias", True)
@@ -75,151 +69,78 @@ def parse_hf_config(
         num_layers=fields.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", variant.default_head_dim or hidden_size // num_heads),
+        head_dim=fields.integer("head_dim", hidden_size // num_heads),
         # A model all of whose layers have experts may say nothing of others.
         intermediate_size=fields.integer("intermediate_size", fields.integer("moe_intermediate_size", 0) or None),
         vocab_size=fields.integer("vocab_size"),
-        max_position=extended_max_position(max_position, rope),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position=max_position if window_rope is not None else extended_max_position(max_position, rope),
+        rms_norm_eps=fields.number("layer_norm_eps" if variant.style.centred else "rms_norm_eps", 1e-6),
         rope=rope,
-        sliding_windows=_sliding_windows(fields, variant, unrotated),
-        activation=parse_activation(fields.string("hidden_act", "silu"), source),
+        window_rope=window_rope,
+        sliding_windows=windows,
+        activation=_activation(fields, variant),
         attention_bias=biased or qkv_biased or variant.attention_bias == "qkv",
         attention_output_bias=biased,
         mlp_bias=fields.boolean("mlp_bias", False) and variant.mlp_bias == "as_config",
         qk_norm=variant.qk_norm,
-        norms_behind=variant.norms_behind,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", variant.default_tied),
-        embedding_factor=fields.number("embedding_multiplier", 1.0),
+        style=variant.style,
+        attention_cap=fields.number("attn_logit_softcapping", 0.0),
+        logits_cap=fields.number("final_logit_softcapping", 0.0),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+        embedding_factor=hidden_size**0.5 if variant.scales_embedding else fields.number("embedding_multiplier", 1.0),
+        rounds_embedding_factor=variant.scales_embedding,
         residual_factor=fields.number("residual_multiplier", 1.0),
-        logits_divisor=fields.number("logits_scaling", 1.0),
-        score_scale=fields.number("attention_multiplier", 1.0) if variant.multipliers else None,
-        unrotated_layers=unrotated,
+        logits_divisor=_logits_divisor(fields),
+        score_scale=_score_scale(fields, variant),
+        unrotated_layers=unrotated_layers(fields, variant, windows),
         experts=None if variant.experts is None else parse_hf_experts(fields, variant.experts),
         attention_gate=variant.recurrent,
         recurrent=parse_recurrent(fields) if variant.recurrent else None,
     )
 
 
-def parse_hf_rope(
-    fields: Fields, max_position: int, default_theta: float = 10000.0, default_partial: float = 1.0
-) -> RopeConfig:
-    """Newer files hold one `rope_parameters` object; older ones `rope_theta` beside `rope_scaling`, whose `rope_type`
-    was once called `type`."""
-    scaling = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    theta = scaling.number("rope_theta", fields.number("rope_theta", default_theta))
-    partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", default_partial))
-    named = scaling.string("rope_type", scaling.string("type", "default"))
-    kind = parse_rope_kind(_OLD_ROPE_KINDS.get(named, named), scaling.source)
-    for name in ("mrope_section", "full_attention", "sliding_attention"):
-        if scaling.has(name):
-            raise ModelError(f"{scaling.source}: {name} is not supported; all layers must rotate alike")
-    if kind == "default":
-        return RopeConfig(theta, partial_factor=partial_factor)
-    if kind in ("linear", "dynamic"):
-        return RopeConfig(theta, kind, partial_factor, factor=scaling.number("factor"))
-
-    # A length beside the rope object wins over the one inside it: a few models were saved with both.
-    original = fields.integer(
-        "original_max_position_embeddings", scaling.integer("original_max_position_embeddings", max_position)
-    )
-    if kind == "llama3":
-        return RopeConfig(
-            theta,
-            kind,
-            partial_factor,
-            factor=scaling.number("factor"),
-            original_max_position=original,
-            low_freq_factor=scaling.number("low_freq_factor"),
-            high_freq_factor=scaling.number("high_freq_factor"),
-        )
-    factor = scaling.number("factor", max_position / original)
-    if kind == "longrope":
-        return RopeConfig(
-            theta,
-            kind,
-            partial_factor,
-            factor=factor,
-            original_max_position=original,
-            attention_factor=_longrope_attention_factor(scaling, factor, original),
-            short_divisors=scaling.numbers("short_factor"),
-            long_divisors=scaling.numbers("long_factor"),
-        )
-    return RopeConfig(
-        theta,
-        kind,
-        partial_factor,
-        factor=factor,
-        original_max_position=original,
-        beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
-        beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
-        truncate=scaling.boolean("truncate", True),
-        attention_factor=_yarn_attention_factor(scaling, factor),
-    )
+def _with_defaults(fields: Fields, variant: HFVariant) -> Fields:
+    """Of the text model alone, where config.json is of one with other parts."""
+    given = fields.section("text_config").values if variant.is_part else fields.values
+    return Fields({**variant.defaults, **_shared_by_parts(fields), **given}, fields.source)
 
 
-def _longrope_attention_factor(scaling: Fields, factor: float, original: int) -> float:
-    if scaling.has("attention_factor"):
-        return scaling.number("attention_factor")
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+def _shared_by_parts(fields: Fields) -> dict[str, object]:
+    """What concerns the text model and stands beside its section."""
+    names = ("quantization_config", "tie_word_embeddings")
+    return {name: fields.raw(name) for name in names if fields.has(name)}
 
 
-def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
-    def magnitude(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if scaling.has("attention_factor"):
-        return scaling.number("attention_factor")
-    numerator, denominator = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
-    if numerator and denominator:
-        return magnitude(numerator) / magnitude(denominator)
-    return magnitude(1.0)
+def _activation(fields: Fields, variant: HFVariant) -> Activation:
+    if "hidden_activation" in variant.defaults:
+        return parse_activation(fields.string("hidden_activation"), fields.source)
+    name = fields.string("hidden_act", "silu")
+    if name == "gelu" and variant.scales_embedding:
+        name = "gelu_pytorch_tanh"  # which the first Gemma's files mean
+    return parse_activation(name, fields.source)
 
 
-def _unrotated_layers(fields: Fields) -> frozenset[int]:
-    """Those that `no_rope_layers` has a 0 for, or every fourth."""
-    num_layers = fields.integer("num_hidden_layers")
-    flags = fields.raw("no_rope_layers", None)
-    if flags is None:
-        interval = fields.integer("no_rope_layer_interval", 4)
-        if interval < 1:
-            raise ModelError(f"{fields.source}: no_rope_layer_interval must be positive, not {interval}")
-        return frozenset(range(interval - 1, num_layers, interval))
-    if not isinstance(flags, list) or len(flags) != num_layers or any(flag not in (0, 1) for flag in flags):
-        raise ModelError(f"{fields.source}: no_rope_layers must be a list of {num_layers} zeros and ones")
-    return frozenset(layer for layer, flag in enumerate(flags) if not flag)
+def _score_scale(fields: Fields, variant: HFVariant) -> float | None:
+    """None: by the size of a head."""
+    if "attention_multiplier" in variant.honoured:
+        return fields.number("attention_multiplier", 1.0)
+    if "query_pre_attn_scalar" in variant.honoured:
+        scalar = fields.number("query_pre_attn_scalar")
+        if scalar <= 0:
+            raise ModelError(f"{fields.source}: query_pre_attn_scalar must be positive, not {scalar}")
+        return float(scalar**-0.5)
+    return None
 
 
-def _sliding_windows(fields: Fields, variant: HFVariant, unrotated: frozenset[int]) -> tuple[int, ...]:
-    """[L] window of each layer, 0 for none."""
-    num_layers = fields.integer("num_hidden_layers")
-    full = (0,) * num_layers
-    if variant.sliding_window == "never" or not fields.has("sliding_window"):
-        return full
-    window = fields.integer("sliding_window")
-    if variant.sliding_window == "all_layers":
-        return (window,) * num_layers
-    if not fields.boolean("use_sliding_window", False):
-        return full
-    if variant.sliding_window == "all_if_used":
-        return (window,) * num_layers
-    if not fields.has("layer_types") and variant.skips_rope:
-        return tuple(window if layer in unrotated else 0 for layer in range(num_layers))
-    if not fields.has("layer_types"):
-        first = fields.integer("max_window_layers", 28)
-        if variant.sliding_window == "every_other":
-            return tuple(window if layer < first and layer % 2 == 0 else 0 for layer in range(num_layers))
-        return tuple(window if layer >= first else 0 for layer in range(num_layers))
-    window_of = {"full_attention": 0, "sliding_attention": window}
-    types = [str(kind) for kind in fields.list_of("layer_types")]
-    if unknown := sorted({*types} - window_of.keys()):
-        raise ModelError(f"{fields.source}: layer_types {', '.join(unknown)} are not supported")
-    return tuple(window_of[kind] for kind in types)
+def _logits_divisor(fields: Fields) -> float:
+    scale = fields.number("logit_scale", 1.0)
+    if scale <= 0:
+        raise ModelError(f"{fields.source}: logit_scale must be positive, not {scale}")
+    return fields.number("logits_scaling", 1.0) / scale
 
 
 def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
-    refused = dict(UNSUPPORTED_FIELDS)
-    refused |= {} if variant.multipliers else _MULTIPLIERS
+    refused = {name: UNSUPPORTED_FIELDS[name] for name in UNSUPPORTED_FIELDS if name not in variant.honoured}
     refused |= {} if variant.experts else _EXPERTS
     found = [
         f"{name} = {fields.raw(name)!r}"

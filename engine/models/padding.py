@@ -32,7 +32,9 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
         raise ModelError(f"{config.architecture}: heads of {config.head_dim} are too large, {most} is the most here")
     if padded == config.head_dim:
         return config, source
-    padding, heads = padded - config.head_dim, PaddedHeads(source, config.head_dim, padded)
+    padding = padded - config.head_dim
+    offset = config.style.norm_offset if isinstance(config, DecoderConfig) else 0.0
+    heads = PaddedHeads(source, config.head_dim, padded, norm_offset=offset)
     if isinstance(config, EncoderDecoderConfig):
         encoder = replace(config.encoder, head_dim=padded)
         return replace(config, head_dim=padded, head_padding=padding, encoder=encoder), heads
@@ -42,10 +44,12 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
 class PaddedHeads(SourceOver):
     """A WeightSource over another whose heads are smaller."""
 
-    def __init__(self, source: WeightSource, head_dim: int, padded: int) -> None:
+    def __init__(self, source: WeightSource, head_dim: int, padded: int, *, norm_offset: float = 0.0) -> None:
+        """`norm_offset`: what is added to the weight of a head norm."""
         super().__init__(source)
         self._head_dim = head_dim
         self._padded = padded
+        self._norm_offset = norm_offset
 
     def names(self) -> Collection[str]:
         return self._source.names()
@@ -65,7 +69,9 @@ class PaddedHeads(SourceOver):
                 heads = tensor.unflatten(1, (-1, self._head_dim))  # [H, heads, D]
                 return self._pad(heads, dim=2).flatten(1, 2)
             case [("q_norm" | "k_norm"), _]:
-                return self._pad(tensor.float() * math.sqrt(self._head_dim / self._padded), dim=0)
+                heads = (tensor.float() + self._norm_offset).unflatten(0, (-1, self._head_dim))  # [1, D] or [heads, D]
+                scaled = heads * math.sqrt(self._head_dim / self._padded)
+                return self._pad(scaled, dim=1).flatten() - self._norm_offset
             case _:
                 return tensor
 

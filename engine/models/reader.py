@@ -45,6 +45,15 @@ class Reader(ABC):
         bias = self.vector(f"{name}.bias", size) if has_bias else None
         return Norm(self.vector(f"{name}.weight", size), eps, bias)
 
+    def centred_norm(self, name: str, size: int, eps: float) -> Norm:
+        """One that subtracts the mean, and has no bias."""
+        return Norm(self.vector(f"{name}.weight", size), eps, self.placed(torch.zeros(size), as_weight=True))
+
+    def offset_norm(self, name: str, size: int, eps: float, offset: float) -> Norm:
+        """One that multiplies by offset + weight."""
+        weight, left = self.offset_vector(f"{name}.weight", size, offset)
+        return Norm(weight, eps, offset=left)
+
     def weight(self, name: str, rows: int, columns: int, *, has_bias: bool = False) -> Weight:
         """A matrix [rows, columns] and its bias [rows]."""
         return self.stacked([name], [rows], columns, [has_bias])
@@ -62,6 +71,14 @@ class Reader(ABC):
     @abstractmethod
     def vector(self, name: str, size: int) -> Tensor:
         """The weight or the bias of a norm, as kernels take it."""
+
+    @abstractmethod
+    def offset_vector(self, name: str, size: int, offset: float) -> tuple[Tensor, float]:
+        """The weight of a norm that is offset + values: as kernels take it, and what they are still to add."""
+
+    @abstractmethod
+    def rounded(self, value: float) -> float:
+        """As a value of the dtype that weights are kept in."""
 
     @abstractmethod
     def table(self, name: str, rows: int, columns: int, *, first: int = 0) -> Table:
@@ -115,6 +132,12 @@ class Lister(Reader):
 
     def vector(self, name: str, size: int) -> Tensor:
         return self.tensor(name, (size,))
+
+    def offset_vector(self, name: str, size: int, offset: float) -> tuple[Tensor, float]:
+        return self.vector(name, size), offset
+
+    def rounded(self, value: float) -> float:
+        return value
 
     def table(self, name: str, rows: int, columns: int, *, first: int = 0) -> Table:
         self.tensor(f"{name}.weight", (first + rows, columns))
@@ -235,6 +258,12 @@ class Loader(Reader):
 
     def vector(self, name: str, size: int) -> Tensor:
         return self._backend.vector(self._load(name), self._dtype)
+
+    def offset_vector(self, name: str, size: int, offset: float) -> tuple[Tensor, float]:
+        return self._backend.offset_vector(self._load(name), offset, self._dtype)
+
+    def rounded(self, value: float) -> float:
+        return float(torch.tensor(value, dtype=self._dtype))
 
     def table(self, name: str, rows: int, columns: int, *, first: int = 0) -> Table:
         return self._kept(self._backend.table(self._load(f"{name}.weight")[first:], self._dtype))

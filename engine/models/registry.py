@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bequest.engine.errors import ModelError
+from bequest.engine.models.style import COHERE, GEMMA, GEMMA2, GLM4, LLAMA, OLMO2, LayerStyle
 from bequest.engine.types.scoring import Scoring
 
 
@@ -25,6 +26,16 @@ class HFExperts:
     shared_size: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HFRope:
+    """What the name implies for the rotary embedding."""
+
+    interleaved: bool = False  # rotation pairs neighbours, not halves
+    by_type: bool = False  # layers with a window turn otherwise than those that see all
+    # Layers without positions. listed: as `no_rope_layers` or `no_rope_layer_interval` says; full: those that see all
+    skipped: Literal["never", "listed", "full"] = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class HFVariant:
     """What the name of a Hugging Face architecture implies beyond its config.json."""
@@ -34,18 +45,18 @@ class HFVariant:
     attention_bias: Literal["never", "qkv", "as_config", "qkv_as_config", "qkv_bias"]
     mlp_bias: Literal["never", "as_config"]
     qk_norm: bool
-    sliding_window: Literal["never", "all_layers", "all_if_used", "by_layer", "every_other"]
-    default_head_dim: int | None = None  # None: hidden size / heads
-    default_theta: float = 10000.0  # of the rotary embedding
-    default_tied: bool = False  # the output matrix is the embedding
-    default_partial: float = 1.0  # the rotated share of a head
-    norms_behind: bool = False  # norms around sublayers, not only before them
+    # by_layer: if `use_sliding_window`, as `layer_types` or `max_window_layers` says; by_type: as `layer_types` says,
+    # or all but each `sliding_window_pattern`-th layer
+    sliding_window: Literal["never", "all_layers", "all_if_used", "by_layer", "by_type", "every_other"]
+    defaults: Mapping[str, object] = field(default_factory=dict)  # of fields that config.json leaves out
+    style: LayerStyle = LLAMA
+    rope: HFRope = HFRope()
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
-    interleaved_rope: bool = False  # rotation pairs neighbours, not halves
-    multipliers: bool = False  # config.json has some for embedding, attention, residual and logits
+    honoured: frozenset[str] = frozenset()  # fields of config.json that other variants would be refused with
+    scales_embedding: bool = False  # by the root of the hidden size
+    is_part: bool = False  # beside an encoder of images, say: config.json has it as `text_config`
     experts: HFExperts | None = None  # in place of MLPs
     recurrent: bool = False  # `layer_types` has linear ones, attention a gate, and norms are stored less one
-    skips_rope: bool = False  # in the layers that `no_rope_layers` or `no_rope_layer_interval` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +67,80 @@ class GGUFVariant:
     interleaved_rope: bool  # rows of Q and K are stored for a rotation of neighbours, not of halves
 
 
+MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
+SOFT_CAPS = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"})
+
 _GLM = HFVariant(
     "qkv_as_config",
     "never",
     qk_norm=False,
     sliding_window="never",
-    default_head_dim=128,
-    default_partial=0.5,
+    defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
     joined=("gate_up_proj",),
-    interleaved_rope=True,
+    rope=HFRope(interleaved=True),
+)
+
+_OLMO2 = HFVariant(
+    "as_config", "never", qk_norm=True, sliding_window="never", style=OLMO2, defaults={"rms_norm_eps": 1e-5}
+)
+
+# Of Gemma's config classes; published files leave out what is as it is there.
+_GEMMA_DEFAULTS: dict[str, object] = {
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
+
+_GEMMA = HFVariant(
+    "as_config",
+    "never",
+    qk_norm=False,
+    sliding_window="never",
+    defaults=_GEMMA_DEFAULTS | {"hidden_act": "gelu_pytorch_tanh"},
+    style=GEMMA,
+    scales_embedding=True,
+)
+
+_GEMMA3 = replace(
+    _GEMMA,
+    qk_norm=True,
+    sliding_window="by_type",
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+    },
+    style=GEMMA2,
+    rope=HFRope(by_type=True),
+    honoured=SOFT_CAPS - {"attn_logit_softcapping"},  # which transformers has in its config, and leaves alone
+)
+
+_COHERE_DEFAULTS: dict[str, object] = {
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+
+_COHERE = HFVariant(
+    "as_config",
+    "never",
+    qk_norm=False,
+    sliding_window="never",
+    defaults=_COHERE_DEFAULTS,
+    style=COHERE,
+    rope=HFRope(interleaved=True),
+    honoured=frozenset({"logit_scale"}),
 )
 
 _HYBRID = HFVariant(
@@ -72,8 +148,7 @@ _HYBRID = HFVariant(
     "never",
     qk_norm=True,
     sliding_window="never",
-    default_head_dim=256,
-    default_partial=0.25,
+    defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
     recurrent=True,
 )
 
@@ -86,28 +161,68 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "LlamaForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never"),
     "MistralForCausalLM": HFVariant("never", "never", qk_norm=False, sliding_window="all_layers"),
     "Qwen2ForCausalLM": HFVariant("qkv", "never", qk_norm=False, sliding_window="by_layer"),
-    "Qwen3ForCausalLM": HFVariant("as_config", "never", qk_norm=True, sliding_window="by_layer", default_head_dim=128),
+    "Qwen3ForCausalLM": HFVariant(
+        "as_config", "never", qk_norm=True, sliding_window="by_layer", defaults={"head_dim": 128}
+    ),
     "SmolLM3ForCausalLM": HFVariant(
         "as_config",
         "as_config",
         qk_norm=False,
         sliding_window="by_layer",
-        default_theta=2000000.0,
-        default_tied=True,
-        skips_rope=True,
+        defaults={"rope_theta": 2000000.0, "tie_word_embeddings": True},
+        rope=HFRope(skipped="listed"),
     ),
-    "GraniteForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never", multipliers=True),
+    "GraniteForCausalLM": HFVariant(
+        "as_config", "as_config", qk_norm=False, sliding_window="never", honoured=MULTIPLIERS
+    ),
     "Phi3ForCausalLM": HFVariant(  # Phi-4's too
         "never", "never", qk_norm=False, sliding_window="all_layers", joined=("qkv_proj", "gate_up_proj")
     ),
     "GlmForCausalLM": _GLM,
-    "Glm4ForCausalLM": replace(_GLM, norms_behind=True),
+    "Glm4ForCausalLM": replace(_GLM, style=GLM4),
+    "Olmo2ForCausalLM": _OLMO2,
+    "Olmo3ForCausalLM": replace(
+        _OLMO2,
+        sliding_window="by_type",
+        rope=HFRope(by_type=True),
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+    ),
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": replace(
+        _GEMMA,
+        sliding_window="by_type",
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+        },
+        style=GEMMA2,
+        honoured=SOFT_CAPS,
+    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, is_part=True),  # its text alone
+    "CohereForCausalLM": _COHERE,
+    "Cohere2ForCausalLM": replace(
+        _COHERE,
+        sliding_window="by_type",
+        defaults=_COHERE_DEFAULTS | {"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
+        rope=HFRope(interleaved=True, skipped="full"),
+    ),
     "MixtralForCausalLM": HFVariant(
         "never",
         "never",
         qk_norm=False,
         sliding_window="all_layers",
-        default_theta=1000000.0,
+        defaults={"rope_theta": 1000000.0},
         experts=HFExperts(num_experts=8, top_k=2, renormalises="always"),
     ),
     "Qwen2MoeForCausalLM": HFVariant(

@@ -11,6 +11,7 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.hybrid_names import HybridNames
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.rope import pair_halves
+from bequest.engine.models.text_part import text_part
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 
@@ -20,8 +21,9 @@ def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
     if variant.recurrent:
         return HybridNames(source, config)
     joined = {name: _JOINED[name](config) for name in variant.joined}
-    turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.interleaved_rope else {}
-    return RespelledSource(source, joined, turned, config.rotary_dim) if joined or turned else source
+    turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.rope.interleaved else {}
+    text = text_part(source) if variant.is_part else source
+    return RespelledSource(text, joined, turned, config.rotary_dim) if joined or turned else text
 
 
 _JOINED = {

@@ -71,7 +71,9 @@ def check(completion: Completion, expected: Expected) -> None:
         assert told.rank == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite", "olmo3", "gemma3", "cohere2"]
+)
 def test_tokens_and_logprobs_equal_transformers(name: str, tiny_model: Callable[[str], Path]) -> None:
     directory = tiny_model(name)
     reference = make_reference(name)

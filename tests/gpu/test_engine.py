@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 # Two logits this near may change places in bfloat16, where a value of 8 is known to 1/32.
 BF16_GAP = 0.25
-OTHERS = ["granite", "mixtral", "qwen2-moe", "qwen3-moe"]
+OTHERS = ["granite", "mixtral", "qwen2-moe", "qwen3-moe", "olmo2", "olmo3", "gemma2", "gemma3", "cohere", "cohere2"]
 
 
 def config(directory: Path, **fields: object) -> EngineConfig:
@@ -52,7 +52,18 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
 
 # The third and the fourth are padded.
 @pytest.mark.parametrize(
-    "name", ["llama-head-64", "qwen3-head-128", "llama-odd-head", "qwen3", "qwen2-wide", "smollm3"]
+    "name",
+    [
+        "llama-head-64",
+        "qwen3-head-128",
+        "llama-odd-head",
+        "qwen3",
+        "qwen2-wide",
+        "smollm3",
+        "olmo3",
+        "gemma3",
+        "cohere2",
+    ],
 )
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name)

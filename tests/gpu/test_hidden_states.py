@@ -33,13 +33,15 @@ def config(directory: Path, **fields: object) -> EngineConfig:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2"])
 async def test_float32_equals_transformers(name: str, scenario: str, tiny_model: Callable[[str], Path]) -> None:
     trial = Trial(reference_of(make_reference(name)), 1e-4, VOCAB_SIZE)
     await check_states(config(tiny_model(name), dtype="float32", **SCENARIOS[scenario]), trial, LENGTHS)
 
 
-@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "qwen2-wide", "qwen3"])  # the last one padded
+@pytest.mark.parametrize(
+    "name", ["llama-head-64", "qwen3-head-128", "qwen2-wide", "qwen3", "olmo2"]
+)  # the last two padded
 async def test_bfloat16_is_near(name: str, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name).to(torch.bfloat16).float()
     trial = Trial(reference_of(reference), BF16_TOLERANCE, VOCAB_SIZE)

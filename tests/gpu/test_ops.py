@@ -84,6 +84,45 @@ def test_rms_norm(dtype: torch.dtype, hidden: int, num_tokens: int, with_residua
     check()
 
 
+def test_what_is_added_to_a_weight_keeps_its_bits() -> None:
+    """1 + w has more bits than bfloat16: 1 + 2^-9 would be 1."""
+    x = torch.full((2, 64), 3.0, dtype=torch.bfloat16, device=DEVICE)
+    weight = torch.full((64,), 2.0**-9, dtype=torch.bfloat16, device=DEVICE)
+    rows = torch.tensor([[1.0, 300.0]] * 32, device=DEVICE).flatten().to(torch.bfloat16)[None]
+    for values in (x, rows):
+        expected = reference_norm(values, weight.float() + 1, 0.0).to(torch.bfloat16)
+        torch.testing.assert_close(ops.rms_norm(values, weight, 0.0, offset=1.0), expected, rtol=2**-8, atol=0)
+    scaled = randn(5, 64, dtype=torch.float32)
+    small = randn(64, seed=1, scale=2.0**-9)
+    assert_close(ops.rms_norm(scaled, small, 1e-6, offset=1.0), reference_norm(scaled, small + 1, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "width"), [(0, 64), (64, 128), (3, 61), (0, 2048)])
+def test_norm_of_columns_leaves_the_others(dtype: torch.dtype, first: int, width: int) -> None:
+    rows = randn(5, first + width + 32, dtype=dtype)
+    weight, expected = randn(width, dtype=dtype, seed=1), rows.clone()
+    part = slice(first, first + width)
+    expected[:, part] = reference_norm(rows[:, part], weight.float() + 0.5, 1e-5).to(dtype)
+    ops.norm_in_place(rows[:, part], weight, 1e-5, 0.5)
+    assert_close(rows, expected)
+    others = [column for column in range(rows.shape[1]) if not first <= column < first + width]
+    assert torch.equal(rows[:, others], expected[:, others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [7, 64, 1000, 8192])
+def test_rows_that_no_norm_sees_are_tapped(dtype: torch.dtype, hidden: int) -> None:
+    x = randn(4, hidden, dtype=dtype)
+    ring = torch.zeros(6, hidden, dtype=dtype, device=DEVICE)
+    wanted = torch.tensor([[0b101, 0], [0b110, 0], [0b100, 0], [0b100, 0]], device=DEVICE)
+    tap = LayerTap(HiddenTap(int32(0, 2, -1, 5), wanted, ring), 2)
+    ops.tap_rows(x, tap)
+    expected = torch.zeros_like(ring)
+    expected[1], expected[3], expected[5] = x[0], x[1], x[3]
+    assert torch.equal(ring, expected)
+
+
 def test_rms_norm_in_place_and_large() -> None:
     x = randn(3, 16384, dtype=torch.bfloat16)
     expected = reference_norm(x, torch.ones(16384, device=DEVICE), 1e-6)

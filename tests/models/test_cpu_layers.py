@@ -49,6 +49,11 @@ class Shape:
     is_encoder: bool = False
     turns: bool = False  # positions turn heads
     norms_heads: bool = False
+    norms_rows: bool = False  # all heads at once
+    parallel: bool = False  # the last sublayer reads what the one before it reads
+    factor: float = 1.0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
     windows: tuple[int, ...] = (0, 0, 0)
     scales: KvScales = UNSCALED
 
@@ -76,10 +81,18 @@ class Maker:
             scale=dim**-0.5,
             cache_layer=0 if shape.is_encoder else index,
             window=shape.windows[index],
-            norm=HeadNorm(self.values(dim), self.values(dim), 1e-6) if shape.norms_heads else None,
+            norm=self.head_norm(),
+            soft_cap=shape.soft_cap,
+            sinks=self.values(shape.heads) if shape.has_sinks else None,
             rope=torch.cat([angles.cos(), angles.sin()], 1) if shape.turns else None,
             kv_scales=shape.scales,
         )
+
+    def head_norm(self) -> HeadNorm | None:
+        shape, dim = self.shape, self.shape.head_dim
+        if shape.norms_rows:
+            return HeadNorm(self.values(shape.heads * dim), self.values(shape.kv_heads * dim), 1e-6, over_rows=True)
+        return HeadNorm(self.values(dim), self.values(dim), 1e-6) if shape.norms_heads else None
 
     def layer(self, index: int) -> LayerSpec:
         shape, heads = self.shape, self.heads(index)
@@ -91,7 +104,10 @@ class Maker:
             mixers.append(CrossAttention(q, kv, plain, self.weight(HIDDEN, width)))
         up = self.weight(shape.inner * (2 if shape.gated else 1), HIDDEN)
         mixers.append(FeedForward(up, "gelu", self.weight(HIDDEN, shape.inner), shape.gated))
-        return LayerSpec(index, tuple(Sublayer(mixer=mixer, **self.norms()) for mixer in mixers))
+        sublayers = [Sublayer(mixer=mixer, factor=shape.factor, **self.norms()) for mixer in mixers]
+        if shape.parallel:
+            sublayers[-1] = replace(sublayers[-1], before=None, beside=True)
+        return LayerSpec(index, tuple(sublayers))
 
     def norms(self) -> dict[str, Norm]:
         places = {"around": ("before", "behind")}.get(self.shape.place, (self.shape.place,))
@@ -172,6 +188,11 @@ KINDS = {
     "qwen3": {"turns": True, "kv_heads": 1, "norms_heads": True, "windows": (0, 9, 9)},
     "around": {"turns": True, "place": "around"},
     "after": {"turns": True, "place": "after"},
+    "olmo2": {"turns": True, "place": "behind", "norms_rows": True, "kv_heads": 2},
+    "cohere": {"turns": True, "parallel": True, "rms": False},
+    "granite": {"turns": True, "factor": 0.22},
+    "gemma2": {"turns": True, "place": "around", "soft_cap": 5.0, "windows": (9, 0, 9)},
+    "gpt-oss": {"turns": True, "has_sinks": True, "kv_heads": 2, "windows": (9, 0, 9)},
 }
 
 
@@ -202,7 +223,7 @@ def test_a_stack_begins_with_rows_of_tables(shape: Shape, has_positions: bool) -
     positions = torch.arange(20, dtype=torch.int32) if has_positions else None
     rows = maker.backend.table(maker.values(30, HIDDEN), shape.dtype) if has_positions else None
     ids = torch.randint(99, (20,), generator=maker.random, dtype=torch.int32)
-    start = StartRows(ids, table, None, positions, rows)
+    start = StartRows(ids, table, None, positions, rows, factor=7.5)
     programs = PlainProgram(layers, ops, ends=True), StackProgram(layers, ops, ends=True)
     for one, other in zip(*(world.run(program, start) for program in programs), strict=True):
         assert torch.equal(one, other)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bequest.engine.errors import ModelError
+from bequest.engine.models.config import RopeConfig
 from bequest.engine.models.hf_config import parse_hf_config
 
 MINIMAL: dict[str, Any] = {
@@ -115,3 +116,86 @@ def test_layer_types_must_be_known_and_complete() -> None:
 def test_fields_at_their_neutral_values_are_fine() -> None:
     neutral = {"num_experts": 0, "embedding_multiplier": 1.0, "logit_scale": 1, "attn_logit_softcapping": None}
     assert parse_hf_config(MINIMAL | neutral) == parse_hf_config(MINIMAL)
+
+
+GEMMA3 = {  # what the published files of Gemma 3 4B have for their text
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 34,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window": 1024,
+}
+
+
+def test_a_description_that_leaves_out_most_has_the_defaults_of_its_class() -> None:
+    config = parse_hf_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA3})
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.max_position == 131072  # which counts the scaling already
+    assert config.rope == RopeConfig(1e6, "linear", factor=8.0)
+    assert config.window_rope == RopeConfig(1e4)
+    assert [layer for layer, window in enumerate(config.sliding_windows) if not window] == [5, 11, 17, 23, 29]
+    assert (config.activation, config.tie_word_embeddings) == ("gelu_tanh", True)
+    assert config.attention_scale == 256**-0.5 and config.embedding_factor == 2560**0.5
+
+
+def test_rotation_by_type_in_both_spellings() -> None:
+    old = GEMMA3 | {"architectures": ["Gemma3ForCausalLM"], "rope_theta": 5e5, "rope_local_base_freq": 2e4}
+    by_type = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    new = GEMMA3 | {"architectures": ["Gemma3ForCausalLM"], "rope_scaling": None, "rope_parameters": by_type}
+    assert parse_hf_config(old) == parse_hf_config(new)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "windows"),
+    [
+        ("Olmo3ForCausalLM", (4096, 4096, 4096, 0, 4096)),
+        ("Gemma2ForCausalLM", (4096, 0, 4096, 0, 4096)),
+        ("Cohere2ForCausalLM", (4096, 4096, 4096, 0, 4096)),
+        ("Gemma3ForCausalLM", (4096, 4096, 4096, 4096, 4096)),
+    ],
+)
+def test_windows_of_a_description_without_types(architecture: str, windows: tuple[int, ...]) -> None:
+    config = parse_hf_config(MINIMAL | {"architectures": [architecture], "num_hidden_layers": 5})
+    assert config.sliding_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "message"),
+    [
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be positive, not 0"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": -1.0}, "attention_cap must not be negative"),
+        ("Gemma2ForCausalLM", {"sliding_window": None}, "config.json lacks sliding_window"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern must be positive, not 0"),
+        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
+        ("CohereForCausalLM", {"logit_scale": 0.0}, "logit_scale must be positive, not 0.0"),
+        ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block = False"),
+        ("MistralForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        ("Gemma3ForConditionalGeneration", {"text_config": 3}, "text_config must be an object"),
+        (
+            "Gemma3ForConditionalGeneration",
+            {"text_config": GEMMA3, "quantization_config": {"quant_method": "awq"}},
+            "the weights are quantised",
+        ),
+    ],
+)
+def test_refused_of_a_family(architecture: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_hf_config(MINIMAL | {"architectures": [architecture]} | change)
+
+
+def test_a_cap_that_is_null_is_none() -> None:
+    gemma2 = MINIMAL | {"architectures": ["Gemma2ForCausalLM"]}
+    assert (parse_hf_config(gemma2).attention_cap, parse_hf_config(gemma2).logits_cap) == (50.0, 30.0)
+    without = parse_hf_config(gemma2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (without.attention_cap, without.logits_cap) == (0.0, 0.0)
+
+
+def test_gelu_of_the_first_gemma_is_its_approximation() -> None:
+    config = parse_hf_config(MINIMAL | {"architectures": ["GemmaForCausalLM"], "hidden_act": "gelu"})
+    assert config.activation == "gelu_tanh"

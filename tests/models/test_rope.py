@@ -11,11 +11,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bequest.engine.models.config import RopeConfig, extended_max_position
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.hf_config import parse_hf_rope
+from bequest.engine.models.hf_rope import parse_hf_ropes
+from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.rope import cos_sin_table, inverse_frequencies
 
 HEAD_DIM = 64
 MAX_POSITION = 512
+LLAMA = HF_ARCHITECTURES["LlamaForCausalLM"]
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
@@ -53,7 +55,7 @@ def test_tables_equal_those_of_transformers(parameters: dict[str, Any]) -> None:
     half = HEAD_DIM // 2
     expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
 
-    rope = parse_hf_rope(Fields({"rope_parameters": parameters}, "config.json"), MAX_POSITION)
+    rope, _ = parse_hf_ropes(Fields({"rope_parameters": parameters}, "config.json"), MAX_POSITION, LLAMA)
     torch.testing.assert_close(inverse_frequencies(rope, HEAD_DIM), reference.inv_freq, rtol=1e-6, atol=0)
     # An angle of 500 radians is rounded to 3e-5 in float32, so that much the last bit of a frequency may show.
     torch.testing.assert_close(cos_sin_table(rope, HEAD_DIM, MAX_POSITION), expected, rtol=0, atol=1e-4)
@@ -62,7 +64,8 @@ def test_tables_equal_those_of_transformers(parameters: dict[str, Any]) -> None:
 def test_old_spelling_gives_the_same() -> None:
     old = Fields({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json")
     new = Fields({"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}, "config.json")
-    assert parse_hf_rope(old, 64) == parse_hf_rope(new, 64) == RopeConfig(500.0, "linear", factor=2.0)
+    ropes = (RopeConfig(500.0, "linear", factor=2.0), None)
+    assert parse_hf_ropes(old, 64, LLAMA) == parse_hf_ropes(new, 64, LLAMA) == ropes
 
 
 def test_partial_rotation_and_divisors() -> None:

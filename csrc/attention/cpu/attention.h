@@ -32,6 +32,8 @@ struct PagedAttentionParams {
   int64_t bias_reach = 0;
   float value_scale =
       1.0f;  // what the stored values are to be multiplied by; that of keys is part of `scale`
+  // A score per query head that takes its share of the softmax and gives nothing: [NQ], or null.
+  const float* sinks = nullptr;
 };
 
 // REQUIRES: `out` does not overlap `q`; no other call uses `plan` meanwhile.

@@ -44,10 +44,16 @@ void merge_states(const AttendJob& job, StateRows all, StateRows part) {
 void write_result(const PagedAttentionParams& p, const AttendJob& job, StateRows all) {
   const int group = job.shape->group(), dim = job.shape->head_dim;
   for (int row = 0; row < job.num_rows(); ++row) {
-    const float inverse = all.d[row] == 0.0f ? 0.0f : p.value_scale / all.d[row];
-    const float* o = all.o + int64_t{row} * job.padded_dim;
     const int64_t token = job.tile->first_token + row / group;
     const int64_t head = job.head * group + row % group;
+    float weight = p.value_scale, total = all.d[row];
+    if (p.sinks != nullptr) {
+      const MergeFactors f = merge_factors(all.m[row], p.sinks[head]);
+      weight *= f.first;
+      total = total * f.first + f.second;
+    }
+    const float inverse = all.d[row] == 0.0f ? 0.0f : weight / total;
+    const float* o = all.o + int64_t{row} * job.padded_dim;
     float* to = p.out + (token * job.shape->num_q_heads + head) * dim;
     for (int d = 0; d < dim; ++d) to[d] = o[d] * inverse;
   }

@@ -13,8 +13,6 @@
 namespace bequest::cuda {
 namespace {
 
-constexpr float kLog2E = 1.44269504f;
-
 AttentionArgs make_args(const CudaAttentionParams& p) {
   const size_t key_offset = p.layout.keys(p.layer, 0) * size_of(p.kv_dtype);
   AttentionArgs a{};
@@ -52,6 +50,7 @@ AttentionArgs make_args(const CudaAttentionParams& p) {
   a.value_scale = p.value_scale;
   a.bias = p.bias;
   a.bias_reach = p.bias_reach;
+  a.sinks = p.sinks;
   a.far_position = p.causal ? 0 : kFarPosition;
   return a;
 }

@@ -41,6 +41,7 @@ struct CudaAttentionParams {
   // soft cap beside it.
   const float* bias;
   int bias_reach;
+  const float* sinks;           // as in attention/cpu/attention.h: [NQ], or null
   bool causal;                  // as in the list's shape
   int window;                   // likewise
   const int32_t* block_tables;  // [S, MB], rows max_blocks apart

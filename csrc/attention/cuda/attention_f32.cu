@@ -84,7 +84,7 @@ __device__ void attend_row(const AttentionArgs& a, const WorkItem& item, int kv_
   for (int key = begin; key < end; key += kUnroll)
     add_keys<T>(a, table, kv_head, q, {head, position}, key, end, lane, state);
 
-  const float factor = state.d > 0.0f ? a.value_scale / state.d : 0.0f;
+  const float factor = output_factor(a, head, state.m, state.d) * a.value_scale;
   float* out = static_cast<float*>(a.out) + (token * a.num_q_heads + head) * a.head_dim;
 #pragma unroll
   for (int i = 0; i < kMaxPerLane; ++i)

@@ -21,6 +21,8 @@ struct TicketCounter {
 // What becomes of q · k before the softmax.
 enum class Scores { kPlain, kSoftCap, kBias };
 
+inline constexpr float kLog2E = 1.44269504f;
+
 struct AttentionArgs {
   const void* q;
   void* out;
@@ -57,8 +59,20 @@ struct AttentionArgs {
   float value_scale;   // what the stored values are to be multiplied by
   const float* bias;   // [NQ, 2 * bias_reach + 1], or null
   int32_t bias_reach;
+  const float* sinks;    // [NQ], or null
   int32_t far_position;  // what the list added to the positions of queries
 };
+
+// What o of a row's finished state {o, m, d} is to be multiplied by, but for the values' scale: 1 / d, or
+// less where a sink takes its share. m is in powers of two.
+__device__ __forceinline__ float output_factor(const AttentionArgs& a, int q_head, float m, float d) {
+  if (!(d > 0.0f)) return 0.0f;
+  if (a.sinks == nullptr) return 1.0f / d;
+  const float sink = __ldg(a.sinks + q_head) * kLog2E;
+  const float highest = fmaxf(m, sink);
+  const float own = exp2f(m - highest);
+  return own / (d * own + exp2f(sink - highest));
+}
 
 __device__ inline WorkItem load_item(const int4* items, int index) {
   const int4 a = __ldg(items + 2 * index);

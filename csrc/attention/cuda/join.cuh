@@ -128,7 +128,7 @@ class Join {
 // Four columns of the output.
 __device__ inline void write_vector(const AttentionArgs& a, int64_t token, int q_head, int column,
                                     const RowVector& v) {
-  const float factor = v.d > 0.0f ? 1.0f / v.d : 0.0f;
+  const float factor = output_factor(a, q_head, v.m, v.d);
   bf16* const out = static_cast<bf16*>(a.out) + (token * a.num_q_heads + q_head) * a.head_dim + column;
   *reinterpret_cast<uint2*>(out) = {pack(v.o.x * factor, v.o.y * factor),
                                     pack(v.o.z * factor, v.o.w * factor)};

@@ -75,12 +75,12 @@ __device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entr
 template <int D>
 __device__ void write_row(const AttentionArgs& a, const MergeEntry& entry, int row, const LaneState<D>& state,
                           int lane) {
-  const float inverse = state.d > 0.0f ? 1.0f / state.d : 0.0f;
+  const int head = static_cast<int>(blockIdx.y) * a.group + row % a.group;
+  const float inverse = output_factor(a, head, state.m, state.d);
   const int64_t token = entry.first_token + row / a.group;
-  auto* out =
-      reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(a.out) +
-                                        (token * a.num_q_heads + blockIdx.y * a.group + row % a.group) * D) +
-      lane;
+  auto* out = reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(a.out) +
+                                                (token * a.num_q_heads + head) * D) +
+              lane;
 #pragma unroll
   for (int i = 0; i < LaneState<D>::kPairs; ++i)
     out[32 * i] = __floats2bfloat162_rn(state.o[i].x * inverse, state.o[i].y * inverse);

@@ -360,7 +360,8 @@ class WarpTile {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float factor = d_[t][half] > 0.0f ? a.value_scale / d_[t][half] : 0.0f;
+        const int q_head = head * a.group + row(t, half) % a.group;
+        const float factor = output_factor(a, q_head, m_[t][half], d_[t][half]) * a.value_scale;
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
           *reinterpret_cast<uint32_t*>(queries + tile_offset<D>(row(t, half), n) + lane_ % 4 * 4) =

@@ -175,7 +175,7 @@ class RowAccumulator {
       if (task.item.result.is_state())
         store_state(a, task, row, rows, half, scales[half]);
       else
-        store_output(a, task, divider, row, rows, half, scales[half].y);
+        store_output(a, task, divider, row, rows, half, scales[half]);
     }
   }
 
@@ -198,13 +198,12 @@ class RowAccumulator {
 
   __device__ __forceinline__ void store_output(const AttentionArgs& a, const PrefillTask& task,
                                                const GroupDivider& divider, int row, int rows, int half,
-                                               float d) const {
-    float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+                                               float2 scales) const {
+    const int head = task.kv_head() * a.group + divider.head(row);
+    float inverse = output_factor(a, head, scales.x, scales.y);
     if constexpr (kScales) inverse *= a.value_scale;
     const int64_t token = task.item.first_token + divider.token(row);
-    bf16* out = static_cast<bf16*>(a.out) +
-                (token * a.num_q_heads + task.kv_head() * a.group + divider.head(row)) * D +
-                threadIdx.x % 4 * 8;
+    bf16* out = static_cast<bf16*>(a.out) + (token * a.num_q_heads + head) * D + threadIdx.x % 4 * 8;
 #pragma unroll
     for (int n = 0; n < D / 8; n += 4) {
       uint32_t pairs[4];

@@ -85,7 +85,8 @@ class RowJoiner {
     const float tail_factor = exp2f(tail_m - highest), factor = exp2f(m - highest);
     const float sum =
         tail_factor * __uint_as_float(tail_scales[1]) + warp_sum(factor * __uint_as_float(scales[1]));
-    const float inverse = a_.value_scale / sum;  // with the tail's own keys the sum is positive
+    const int q_head = head_ * a_.group + row_ % a_.group;
+    const float inverse = a_.value_scale * output_factor(a_, q_head, highest, sum);
     float2 o[kWords] = {};
     add(o, tail, tail_factor * inverse);
     for (int first = 0;;) {

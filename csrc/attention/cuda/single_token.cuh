@@ -128,7 +128,7 @@ class SingleHeads {
       if (p_.q_weight != nullptr) {
         float weight[E];
 #pragma unroll
-        for (int i = 0; i < E; ++i) weight[i] = is_query ? weight_[0][i] : weight_[1][i];
+        for (int i = 0; i < E; ++i) weight[i] = (is_query ? weight_[0][i] : weight_[1][i]) + p_.weight_offset;
         normalise<BFloat16, E>(weight, p_.eps, D, x);
       }
       if (p_.cos_sin != nullptr)
@@ -254,7 +254,8 @@ template <int D>
 __device__ void write_merged(const AttentionArgs& a, const StateExchange& exchange, int head) {
   bf16* const rows = static_cast<bf16*>(a.out) + static_cast<int64_t>(head) * a.group * D;
   exchange.for_each_merged([&](int vector, const MergedVector& merged) {
-    const float factor = merged.scale.y > 0.0f ? a.value_scale / merged.scale.y : 0.0f;
+    const int q_head = head * a.group + vector * 4 / D;
+    const float factor = output_factor(a, q_head, merged.scale.x, merged.scale.y) * a.value_scale;
     const float4& o = merged.o;
     *reinterpret_cast<uint2*>(rows + vector * 4) = {pack(o.x * factor, o.y * factor),
                                                     pack(o.z * factor, o.w * factor)};

@@ -9,6 +9,7 @@
 #include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
+#include "ops/cpu/hidden_tap.h"
 #include "ops/cpu/linear_amx.h"
 #include "ops/cpu/norm.h"
 #include "ops/cpu/rope.h"
@@ -67,6 +68,14 @@ class StackMemory {
   std::unique_ptr<float, Free> memory_;
 };
 
+// How a sublayer reads the stream.
+struct Reading {
+  const StackNorm& norm;
+  HiddenTap tap;  // of the stream
+  bool is_done;   // the sublayer before it has left in memory.normed what both read
+  bool stays;     // what is read must be in memory.normed, for the sublayer behind it
+};
+
 class StackRun {
  public:
   StackRun(const LayerStack& stack, const StackStep& step, StackStream& stream)
@@ -76,12 +85,17 @@ class StackRun {
     for (size_t i = 0; i < layer.sublayers.size(); ++i) {
       const StackSublayer& sublayer = layer.sublayers[i];
       narrow_ = narrow && i == 0;
-      // Of the states between layers one norm sees each: the one that begins a layer, or the one that ended
-      // the layer before.
-      const HiddenTap begin = i == 0 ? tap(layer.index, false) : HiddenTap{};
-      std::visit([&](const auto& mixer) { apply(mixer, sublayer.before, begin); }, sublayer.mixer);
+      const bool stays = i + 1 < layer.sublayers.size() && layer.sublayers[i + 1].beside;
+      check(!stays || (sublayer.before.is_there() && !sublayer.behind.is_there()),
+            "layers: what two sublayers read is normed once, and nothing behind the first of them");
+      // Of the states between layers one is seen by each: where a layer begins, or by the norm that ended the
+      // layer before.
+      const HiddenTap begin = i == 0 && !layer.ends_normed() ? tap(layer.index, false) : HiddenTap{};
+      const Reading from{sublayer.before, begin, sublayer.beside, stays};
+      std::visit([&](const auto& mixer) { apply(mixer, from); }, sublayer.mixer);
       stream_.pending = true;
       if (sublayer.behind.is_there()) norm_added(sublayer.behind);
+      if (sublayer.factor != 1.0f) scale_added(sublayer.factor);
       const bool last = i + 1 == layer.sublayers.size();
       if (sublayer.after.is_there())
         become_normed(sublayer.after, last ? tap(layer.index + 1, true) : HiddenTap{});
@@ -131,18 +145,25 @@ class StackRun {
     std::copy_n(memory_.normed, stream_.num_rows * stack_.hidden, stream_.added);
   }
 
+  void scale_added(float factor) {
+    const int64_t count = stream_.num_rows * stack_.hidden;
+    for (int64_t i = 0; i < count; ++i) stream_.added[i] *= factor;
+  }
+
   void become_normed(const StackNorm& of, const HiddenTap& tap) {
     norm(of, tap);
     std::copy_n(memory_.normed, stream_.num_rows * stack_.hidden, stream_.sum);
   }
 
   // What a mixer reads: the normed stream, or the stream.
-  const float* read(const StackNorm& before, const HiddenTap& tap) {
-    if (before.is_there()) {
-      norm(before, tap);
+  const float* read(const Reading& from) {
+    if (from.norm.is_there()) {
+      norm(from.norm, from.tap);
       return memory_.normed;
     }
     settle();
+    if (from.is_done) return memory_.normed;
+    tap_rows(stream_.sum, stream_.num_rows, stack_.hidden, from.tap);
     return stream_.sum;
   }
 
@@ -163,21 +184,21 @@ class StackRun {
     linear(params(product, x, out));
   }
   // The norm is part of a product over tiles.
-  static bool fuses(const StackProduct& product, const StackNorm& before) {
-    return product.format == WeightFormat::kTiles && before.is_there();
+  static bool fuses(const StackProduct& product, const Reading& from) {
+    return product.format == WeightFormat::kTiles && from.norm.is_there() && !from.stays;
   }
-  RowNorm row_norm(const StackNorm& of, const HiddenTap& tap) {
+  RowNorm row_norm(const Reading& from) {
     make_pending();
-    return {stream_.sum, of.weight, of.bias, of.eps, tap};
+    return {stream_.sum, from.norm.weight, from.norm.bias, from.norm.eps, from.tap};
   }
 
-  void project(const StackProduct& product, const StackNorm& before, const HiddenTap& tap) {
-    if (fuses(product, before)) {
-      const RowNorm begin = row_norm(before, tap);
+  void project(const StackProduct& product, const Reading& from) {
+    if (fuses(product, from)) {
+      const RowNorm begin = row_norm(from);
       normed_linear(params(product, stream_.added, memory_.projected), begin);
       stream_.pending = false;
     } else {
-      multiply(product, read(before, tap), memory_.projected);
+      multiply(product, read(from), memory_.projected);
     }
   }
 
@@ -185,22 +206,22 @@ class StackRun {
 
   void attend(const StackHeads& heads, int64_t q_stride, const AttentionPlan& plan) const {
     check(plan.num_tokens() == stream_.num_rows, "layers: the plan is of other queries");
-    paged_attention(
-        {memory_.projected, q_stride, memory_.attended, step_.kv_cache, step_.kv_dtype, step_.layout,
-         heads.cache_layer, heads.scale, 0.0f, heads.bias, heads.bias_reach, heads.value_scale},
-        plan);
+    paged_attention({memory_.projected, q_stride, memory_.attended, step_.kv_cache, step_.kv_dtype,
+                     step_.layout, heads.cache_layer, heads.scale, heads.soft_cap, heads.bias,
+                     heads.bias_reach, heads.value_scale, heads.sinks},
+                    plan);
   }
 
-  void apply(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
+  void apply(const StackAttention& mixer, const Reading& from) {
     const StackHeads& heads = mixer.heads;
     check(static_cast<size_t>(heads.plan) < step_.plans.size(), "layers: a plan is missing");
     check(mixer.qkv.out_features == (heads.num_heads + 2 * step_.layout.num_kv_heads) * step_.layout.head_dim,
           "layers: the cache has other heads");
-    const int64_t q_stride = stores_as_it_comes(mixer, before) ? project_into_cache(mixer, before, tap)
-                                                               : project_and_store(mixer, before, tap);
+    const int64_t q_stride =
+        stores_as_it_comes(mixer, from) ? project_into_cache(mixer, from) : project_and_store(mixer, from);
     const AttentionPlan* plan = step_.plans[static_cast<size_t>(heads.plan)];
     if (narrow_) {
-      keep_read_rows(q_stride, heads.num_heads * step_.layout.head_dim);
+      keep_read_rows(q_stride, heads.num_heads * step_.layout.head_dim, from.stays);
       plan = step_.read.attention;
     }
     attend(heads, q_stride, *plan);
@@ -208,16 +229,16 @@ class StackRun {
   }
 
   // Whether keys and values can go from the product to the cache.
-  bool stores_as_it_comes(const StackAttention& mixer, const StackNorm& before) const {
+  bool stores_as_it_comes(const StackAttention& mixer, const Reading& from) const {
     const StackHeads& heads = mixer.heads;
-    return fuses(mixer.qkv, before) && heads.cos_sin == nullptr && heads.q_norm == nullptr &&
+    return fuses(mixer.qkv, from) && heads.cos_sin == nullptr && heads.q_norm == nullptr &&
            can_store_in_cache(mixer.qkv.format, step_.kv_dtype, heads.num_heads * step_.layout.head_dim,
                               step_.layout.head_dim);
   }
 
-  int64_t project_into_cache(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
+  int64_t project_into_cache(const StackAttention& mixer, const Reading& from) {
     const int64_t width = mixer.heads.num_heads * step_.layout.head_dim;
-    const RowNorm begin = row_norm(before, tap);
+    const RowNorm begin = row_norm(from);
     const KvColumns kv{width, static_cast<BFloat16*>(step_.kv_cache), step_.layout, mixer.heads.cache_layer,
                        step_.slots};
     linear_into_cache(params(mixer.qkv, stream_.added, memory_.projected), kv, &begin);
@@ -225,17 +246,17 @@ class StackRun {
     return width;
   }
 
-  int64_t project_and_store(const StackAttention& mixer, const StackNorm& before, const HiddenTap& tap) {
+  int64_t project_and_store(const StackAttention& mixer, const Reading& from) {
     const StackHeads& heads = mixer.heads;
     const int64_t tokens = stream_.num_rows, head_dim = step_.layout.head_dim;
     const int64_t kv_heads = step_.layout.num_kv_heads, stride = mixer.qkv.out_features;
-    project(mixer.qkv, before, tap);
+    project(mixer.qkv, from);
     float* const q = memory_.projected;
     float* const k = q + heads.num_heads * head_dim;
     float* const v = k + kv_heads * head_dim;
     if (heads.q_norm != nullptr) {
-      head_rms_norm({q, stride, heads.q_norm, tokens, heads.num_heads, head_dim, heads.norm_eps});
-      head_rms_norm({k, stride, heads.k_norm, tokens, kv_heads, head_dim, heads.norm_eps});
+      norm_heads(heads, q, heads.q_norm, heads.num_heads, stride);
+      norm_heads(heads, k, heads.k_norm, kv_heads, stride);
     }
     if (heads.cos_sin != nullptr)
       rotary({q, k, stride, stride, step_.positions, heads.cos_sin, tokens, heads.num_positions,
@@ -245,41 +266,52 @@ class StackRun {
     return stride;
   }
 
-  // Queries and the stream move up to where the rows that are read begin.
-  void keep_read_rows(int64_t q_stride, int64_t q_width) {
+  void norm_heads(const StackHeads& heads, float* x, const float* weight, int64_t count,
+                  int64_t stride) const {
+    const int64_t tokens = stream_.num_rows, head_dim = step_.layout.head_dim;
+    if (heads.norms_rows)
+      return head_rms_norm({x, stride, weight, tokens, 1, count * head_dim, heads.norm_eps});
+    head_rms_norm({x, stride, weight, tokens, count, head_dim, heads.norm_eps});
+  }
+
+  // Queries, the stream and, where it `stays`, what was read of it move up to where the rows that are read
+  // begin.
+  void keep_read_rows(int64_t q_stride, int64_t q_width, bool stays) {
+    const int64_t hidden = stack_.hidden;
     settle();
     for (int64_t to = 0; to < step_.read.num_rows; ++to) {
       const int64_t from = step_.read.rows[to];
       check(from >= to && from < stream_.num_rows, "layers: a row that is read is not in the step");
       if (from == to) continue;
       std::copy_n(memory_.projected + from * q_stride, q_width, memory_.projected + to * q_stride);
-      std::copy_n(stream_.sum + from * stack_.hidden, stack_.hidden, stream_.sum + to * stack_.hidden);
+      std::copy_n(stream_.sum + from * hidden, hidden, stream_.sum + to * hidden);
+      if (stays) std::copy_n(memory_.normed + from * hidden, hidden, memory_.normed + to * hidden);
     }
     stream_.num_rows = step_.read.num_rows;
   }
 
-  void apply(const StackCross& mixer, const StackNorm& before, const HiddenTap& tap) {
+  void apply(const StackCross& mixer, const Reading& from) {
     check(step_.cross != nullptr, "layers: the plan of cross attention is missing");
     check(mixer.q.out_features == mixer.heads.num_heads * step_.layout.head_dim,
           "layers: the cache has other heads");
-    project(mixer.q, before, tap);
+    project(mixer.q, from);
     attend(mixer.heads, mixer.q.out_features, *step_.cross);
     multiply(mixer.output, memory_.attended, stream_.added);
   }
 
-  void apply(const StackFeedForward& mixer, const StackNorm& before, const HiddenTap& tap) {
+  void apply(const StackFeedForward& mixer, const Reading& from) {
     const StackProduct &up = mixer.up, &down = mixer.down;
     const bool tiles = up.format == WeightFormat::kTiles;
     const bool codes = up.format == WeightFormat::kQ4 || up.format == WeightFormat::kQ8;
     const bool can_gate =
         (tiles || codes) && up.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
     const bool one_op = tiles && down.format == WeightFormat::kTiles && (can_gate || !mixer.gated);
-    if (one_op && before.is_there()) {
-      const RowNorm begin = row_norm(before, tap);
+    if (one_op && fuses(up, from)) {
+      const RowNorm begin = row_norm(from);
       // Rows are read before they are written: by the thread that normed them, or when all have been.
       return normed_feed_forward(tiled_params(mixer, stream_.added), begin);
     }
-    const float* const x = read(before, tap);
+    const float* const x = read(from);
     if (one_op) return feed_forward(tiled_params(mixer, x));
     float* const results = memory_.inner;
     if (mixer.gated ? can_gate : tiles) {
@@ -329,6 +361,10 @@ void embed_rows(const LayerStack& stack, const StackEmbedding& embedding, const 
   const bool has_positions = embedding.rows != nullptr;
   gather_rows({embedding.ids, embedding.table, embedding.format, has_positions ? stream.added : stream.sum,
                tokens, embedding.vocab_size, hidden});
+  if (embedding.factor != 1.0f) {
+    float* const gathered = has_positions ? stream.added : stream.sum;
+    for (int64_t i = 0; i < tokens * hidden; ++i) gathered[i] *= embedding.factor;
+  }
   stream.pending = has_positions;
   stream.num_rows = tokens;
   if (!has_positions) return;

@@ -2,8 +2,9 @@
 // otherwise take as long as the kernels.
 //
 // A layer is a row of sublayers over a residual stream. A sublayer reads the stream (through its norm
-// `before`), makes something of it, and adds that (through its norm `behind`) to the stream (which its norm
-// `after` may norm again). Every number is what the kernels give when they are called one by one.
+// `before`), makes something of it, and adds that (through its norm `behind`, times a factor) to the stream
+// (which its norm `after` may norm again). Every number is what the kernels give when they are called one by
+// one.
 #pragma once
 
 #include <cstdint>
@@ -42,14 +43,17 @@ struct StackHeads {
   int64_t plan = 0;               // which of the step's
   const float* q_norm = nullptr;  // [D], or null
   const float* k_norm = nullptr;
+  bool norms_rows = false;  // all heads of a token at once: the weights are [NQ D] and [NKV D]
   float norm_eps = 0.0f;
   const float* cos_sin = nullptr;  // [P, R] as in ops/cpu/rope.h, or null
   int64_t num_positions = 0;
   int64_t rotary_dim = 0;
   const float* bias = nullptr;  // on the scores, as in attention/cpu/attention.h; or null
   int64_t bias_reach = 0;
-  float value_scale = 1.0f;  // as in attention/cpu/attention.h
-  float key_factor = 1.0f;   // as in cache/kv_write.h
+  float soft_cap = 0.0f;         // as in attention/cpu/attention.h, like the next two
+  const float* sinks = nullptr;  // [NQ], or null
+  float value_scale = 1.0f;
+  float key_factor = 1.0f;  // as in cache/kv_write.h
   float value_factor = 1.0f;
 };
 
@@ -77,11 +81,17 @@ struct StackSublayer {
   StackNorm before;
   StackNorm behind;
   StackNorm after;
+  float factor = 1.0f;  // of what is added
+  bool beside =
+      false;  // it reads what the sublayer before it read; REQUIRES: a norm before, none behind that
 };
 
 struct StackLayer {
   int32_t index;  // hidden state i is what layer i begins with
   std::vector<StackSublayer> sublayers;
+
+  // Norms see the states between layers, or else the tap stores them where a layer begins.
+  bool ends_normed() const { return sublayers.back().after.is_there(); }
 };
 
 struct LayerStack {
@@ -124,6 +134,7 @@ struct StackEmbedding {
   const void* table;   // packed (ops/cpu/linear.h), [V, H]
   WeightFormat format;
   int64_t vocab_size;
+  float factor;       // of those rows
   const float* rows;  // by position, [P, H], or null
   int64_t num_positions;
 };

@@ -2,6 +2,7 @@
 
 #include "core/simd.h"
 #include "core/threads.h"
+#include "ops/cpu/hidden_tap.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
@@ -63,17 +64,6 @@ struct LayerRow {
 
 void add_to(float* sum, const float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
-}
-
-// Where the tap wants this token's row, or null.
-float* tap_row(const HiddenTap& tap, int64_t token, int64_t hidden) {
-  if (!tap.ring_rows || tap.ring_rows[token] < 0) return nullptr;
-  const uint64_t low = tap.layers[2 * token], high = tap.layers[2 * token + 1];
-  const uint64_t word = tap.layer < 64 ? low : high, bit = uint64_t{1} << (tap.layer % 64);
-  if (!(word & bit)) return nullptr;
-  const int before =
-      __builtin_popcountll(word & (bit - 1)) + (tap.layer < 64 ? 0 : __builtin_popcountll(low));
-  return static_cast<float*>(tap.ring) + (tap.ring_rows[token] + before) % tap.num_ring_rows * hidden;
 }
 
 // Rows of a chunk: enough work that a second thread pays for its wake-up.

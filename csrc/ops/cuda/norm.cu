@@ -19,6 +19,9 @@ namespace {
 template <class Params>
 inline constexpr bool kCentres = std::is_same_v<Params, LayerNormParams>;
 
+__host__ __device__ __forceinline__ int64_t row_stride(const RmsNormParams& p) { return p.stride; }
+__host__ __device__ __forceinline__ int64_t row_stride(const LayerNormParams& p) { return p.hidden; }
+
 template <class Params, class T, int W, int N, bool kWarpPerRow>
 __global__ void norm_kernel(const Params p) {
   constexpr bool kCentred = kCentres<Params>;
@@ -34,12 +37,16 @@ __global__ void norm_kernel(const Params p) {
   };
 
   float values[N][W];
-  load_row(place, static_cast<const T*>(p.x) + row * p.hidden, values);
+  load_row(place, static_cast<const T*>(p.x) + row * row_stride(p), values);
   // The weight is asked for now too, so that its latency is not added to the reduction's. With a bias beside
   // it there would be too few registers.
   float weight[N][W];
   if constexpr (!kCentred)
-    place.for_each_vector([&](int n, int at) { load_constants(p.weight, at, weight[n]); });
+    place.for_each_vector([&](int n, int at) {
+      load_constants(p.weight, at, weight[n]);
+#pragma unroll
+      for (int i = 0; i < W; ++i) weight[n][i] += p.offset;
+    });
   if (p.residual != nullptr) add_residual(place, static_cast<T*>(p.residual) + row * p.hidden, values);
   if (tapped != nullptr && !p.tap.store_output) store_row(place, tapped, values);
 
@@ -50,7 +57,7 @@ __global__ void norm_kernel(const Params p) {
       sum_row(place, values, shared[0], [mean](float x) { return (x - mean) * (x - mean); });
   const float scale = rsqrtf(squares / hidden + p.eps);
 
-  T* out = static_cast<T*>(p.out) + row * p.hidden;
+  T* out = static_cast<T*>(p.out) + row * row_stride(p);
   place.for_each_vector([&](int n, int at) {
     float bias[W];
     if constexpr (kCentred) {
@@ -65,6 +72,23 @@ __global__ void norm_kernel(const Params p) {
     store_vector<T, W>(out + at, values[n]);
     if (tapped != nullptr && p.tap.store_output) store_vector<T, W>(tapped + at, values[n]);
   });
+}
+
+constexpr int kTapThreads = 128;
+
+template <class T, int W>
+__global__ void tap_kernel(const TapParams p) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  T* tapped = tap_row<T>(p.tap, row, p.hidden);
+  if (tapped == nullptr) return;
+  const T* from = static_cast<const T*>(p.x) + row * p.hidden;
+  for (int64_t i = int64_t{threadIdx.x} * W; i < p.hidden; i += int64_t{blockDim.x} * W) {
+    float values[W];
+    load_vector<T, W>(from + i, values);
+    store_vector<T, W>(tapped + i, values);
+  }
 }
 
 template <class T, int W, int N, class Params>
@@ -120,17 +144,34 @@ void norm(const Params& p, Stream stream) {
   check(in_range(p.tap), "norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
-    const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.residual, 16) &&
-                         is_aligned(p.weight, 16) && is_bias_aligned(p) && is_aligned(p.out, 16) &&
-                         is_aligned(p.tap.ring, 16);
+    const bool aligned = p.hidden % kWide == 0 && row_stride(p) % kWide == 0 && is_aligned(p.x, 16) &&
+                         is_aligned(p.residual, 16) && is_aligned(p.weight, 16) && is_bias_aligned(p) &&
+                         is_aligned(p.out, 16) && is_aligned(p.tap.ring, 16);
     return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
   });
 }
 
 }  // namespace
 
-void rms_norm(const RmsNormParams& p, Stream stream) { norm(p, stream); }
+void rms_norm(const RmsNormParams& p, Stream stream) {
+  check(p.num_tokens <= 1 || p.stride >= p.hidden, "norm: rows overlap");
+  norm(p, stream);
+}
 
 void layer_norm(const LayerNormParams& p, Stream stream) { norm(p, stream); }
+
+void tap_rows(const TapParams& p, Stream stream) {
+  check(p.num_tokens >= 0 && p.hidden >= 1, "tap: empty rows");
+  check(p.tap.ring_rows != nullptr && in_range(p.tap), "tap: out of range");
+  if (p.num_tokens == 0) return;
+  dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    const bool aligned = p.hidden % kWide == 0 && is_aligned(p.x, 16) && is_aligned(p.tap.ring, 16);
+    const LaunchShape shape{
+        .grid = static_cast<unsigned>(p.num_tokens), .block = kTapThreads, .overlaps_previous = true};
+    if (aligned) return launch(tap_kernel<T, kWide>, shape, stream, p);
+    launch(tap_kernel<T, 1>, shape, stream, p);
+  });
+}
 
 }  // namespace bequest::cuda

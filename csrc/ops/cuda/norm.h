@@ -11,13 +11,15 @@
 namespace bequest::cuda {
 
 struct RmsNormParams {
-  const void* x;       // [T, H], contiguous
+  const void* x;       // [T, H], rows `stride` apart
   void* residual;      // [T, H], contiguous, or null: residual += x, and the residual is what is normalised
   const void* weight;  // [H]
-  void* out;           // [T, H], contiguous; may be x
+  float offset;        // added to the weight, in float32
+  void* out;           // [T, H], rows `stride` apart; may be x
   DType dtype;         // of all of them
   int64_t num_tokens;
   int64_t hidden;
+  int64_t stride;  // elements
   float eps;
   HiddenTap tap;
 };
@@ -42,5 +44,16 @@ struct LayerNormParams {
 // (x - mean) / deviation * weight + bias. Throws on H > 4096, where 16 bytes divide a row on 32 KiB.
 // REQUIRES: out does not overlap the residual.
 void layer_norm(const LayerNormParams& p, Stream stream);
+
+struct TapParams {
+  const void* x;  // [T, H], contiguous
+  DType dtype;
+  int64_t num_tokens;
+  int64_t hidden;
+  HiddenTap tap;
+};
+
+// Stores rows that no norm sees, of the tokens that asked for them. REQUIRES: tap.store_output is not set.
+void tap_rows(const TapParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -49,7 +49,7 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
       if (p.q_weight) {
         float w[E];
 #pragma unroll
-        for (int i = 0; i < E; ++i) w[i] = is_query ? weight[0][i] : weight[1][i];
+        for (int i = 0; i < E; ++i) w[i] = (is_query ? weight[0][i] : weight[1][i]) + p.weight_offset;
         normalise<T, E>(w, p.eps, p.head_dim, x[h]);
       }
       if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, whole, lane, staged[warp], x[h]);

@@ -24,6 +24,7 @@ struct QkvParams {
 
   const void* q_weight;  // [D]; both null: heads are not normalised
   const void* k_weight;  // [D]
+  float weight_offset;   // added to both, in float32
   float eps;
 
   const int32_t* positions;  // [T], in [0, P)

@@ -48,5 +48,8 @@ class CpuBackend:
     def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         return values.float().clone()
 
+    def offset_vector(self, values: Tensor, offset: float, dtype: torch.dtype) -> tuple[Tensor, float]:
+        return values.float() + offset, 0.0
+
     def compile(self, layers: Sequence[LayerSpec]) -> Stack:
         return compile_layers(layers, self.ops, [StackCompiler(self.ops)])

@@ -17,9 +17,13 @@ class CpuOps:
     """Ops."""
 
     def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
+        assert norm.offset == 0.0, "the backend adds it when it loads a weight"
         if norm.bias is None:
             return kernels.rms_norm(x, norm.weight, norm.eps, residual, tap=tap)
         return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps, residual, tap)
+
+    def tap(self, x: Tensor, tap: LayerTap) -> None:
+        kernels.tap_rows(x, tap)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return kernels.activate(x, activation)
@@ -66,16 +70,32 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
     num_heads, num_kv_heads, head_dim = heads.num_heads, step.kv_cache.shape[3], step.kv_cache.shape[5]
     rows = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = rows[:, :num_heads], rows[:, num_heads:-num_kv_heads], rows[:, -num_kv_heads:]
-    if heads.norm is not None:
-        kernels.head_rms_norm(q, heads.norm.q_weight, heads.norm.eps)
-        kernels.head_rms_norm(k, heads.norm.k_weight, heads.norm.eps)
+    if (norm := heads.norm) is not None:
+        assert norm.offset == 0.0, "the backend adds it when it loads a weight"
+        for part, weight in ((q, norm.q_weight), (k, norm.k_weight)):
+            kernels.head_rms_norm(_as_one_head(part) if norm.over_rows else part, weight, norm.eps)
     if heads.rope is not None:
         kernels.rotary(q, k, step.positions, heads.rope)
     kernels.write_kv(k, v, step.kv_cache, heads.cache_layer, step.slot_mapping, heads.kv_scales)
     return q
 
 
+def _as_one_head(heads: Tensor) -> Tensor:
+    """[T, heads, D] → [T, 1, heads D], in the same memory"""
+    num_tokens, num_heads, head_dim = heads.shape
+    width = num_heads * head_dim
+    return heads.as_strided((num_tokens, 1, width), (heads.stride(0), width, 1))
+
+
 def _attend(q: Tensor, heads: Heads, step: LayerStep, work: AttentionWork) -> Tensor:
     return kernels.paged_attention(
-        q, step.kv_cache, heads.cache_layer, plan_of(work), heads.scale, bias=heads.bias, scales=heads.kv_scales
+        q,
+        step.kv_cache,
+        heads.cache_layer,
+        plan_of(work),
+        heads.scale,
+        heads.soft_cap,
+        bias=heads.bias,
+        scales=heads.kv_scales,
+        sinks=heads.sinks,
     ).flatten(1)

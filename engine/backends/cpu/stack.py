@@ -46,7 +46,7 @@ class StackCompiler:
             return "a recurrent layer"
         if any(isinstance(mixer, Attention) and mixer.gate is not None for mixer in mixers):
             return "an attention with a gate"
-        return "what it adds has a factor" if any(sublayer.factor != 1.0 for sublayer in layer.sublayers) else None
+        return None
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> StackProgram:
         return StackProgram(layers, self._ops, ends=ends)
@@ -71,14 +71,13 @@ class StackProgram:
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         table, positions = start.table, start.position_table
         # A weight with something of its own, as an adapter has, looks its rows up itself.
-        is_scaled = start.factor != 1.0
-        if type(table) is not CpuWeight or not (positions is None or type(positions) is CpuRows) or is_scaled:
+        if type(table) is not CpuWeight or not (positions is None or type(positions) is CpuRows):
             stream = start.stream(self._ops)
             self.run(stream, step)
             return stream
         assert start.last_tokens is None, "on the CPU the runner resolves them"
         rows = None if positions is None else positions.values
-        return Stream(self._ops, *self._stack.run_from(self._step(step), start.ids, table.packed, rows))
+        return Stream(self._ops, *self._stack.run_from(self._step(step), start.ids, table.packed, start.factor, rows))
 
     def _step(self, step: LayerStep) -> cpu_stack.StackStep:
         plans = [plan_of(step.attention[window]) for window in self._windows]
@@ -92,8 +91,8 @@ class StackProgram:
         return made
 
     def _sublayer(self, sublayer: Sublayer) -> cpu_stack.StackSublayer:
-        norms = (_norm(norm) for norm in (sublayer.before, sublayer.behind, sublayer.after))
-        return cpu_stack.StackSublayer(self._mixer(sublayer.mixer), *norms)
+        norms = (_norm(sublayer.before), _norm(sublayer.behind), _norm(sublayer.after))
+        return cpu_stack.StackSublayer(self._mixer(sublayer.mixer), norms, sublayer.factor, sublayer.beside)
 
     def _mixer(self, mixer: Mixer) -> cpu_stack.StackAttention | cpu_stack.StackCross | cpu_stack.StackFeedForward:
         match mixer:
@@ -109,12 +108,16 @@ class StackProgram:
     def _heads(self, heads: Heads, *, is_cross: bool = False) -> cpu_stack.StackHeads:
         plan = 0 if is_cross else self._windows.index(heads.window)
         made = cpu_stack.heads(heads.num_heads, heads.scale, heads.cache_layer, plan, heads.kv_scales)
-        if heads.norm is not None:
-            cpu_stack.set_head_norms(made, heads.norm.q_weight, heads.norm.k_weight, heads.norm.eps)
+        made.soft_cap = heads.soft_cap
+        if (norm := heads.norm) is not None:
+            assert norm.offset == 0.0, "the backend adds it when it loads a weight"
+            cpu_stack.set_head_norms(made, norm.q_weight, norm.k_weight, norm.eps, over_rows=norm.over_rows)
         if heads.rope is not None:
             cpu_stack.set_rope(made, heads.rope)
         if heads.bias is not None:
             cpu_stack.set_bias(made, heads.bias)
+        if heads.sinks is not None:
+            cpu_stack.set_sinks(made, heads.sinks)
         return made
 
 
@@ -126,6 +129,7 @@ def _windows(layer: LayerSpec) -> list[int]:
 def _norm(norm: Norm | None) -> cpu_stack.StackNorm:
     if norm is None:
         return cpu_stack.StackNorm()
+    assert norm.offset == 0.0, "the backend adds it when it loads a weight"
     return cpu_stack.norm(norm.weight, norm.bias, norm.eps)
 
 

@@ -54,6 +54,12 @@ class CudaBackend:
     def vector(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         return values.to(self.device, dtype)
 
+    def offset_vector(self, values: Tensor, offset: float, dtype: torch.dtype) -> tuple[Tensor, float]:
+        """bfloat16 has too few bits for the sum."""
+        if dtype is torch.float32:
+            return (values.float() + offset).to(self.device), 0.0
+        return values.to(self.device, dtype), offset
+
     def compile(self, layers: Sequence[LayerSpec]) -> Stack:
         check_experts(layers)
         return compile_layers(layers, self.ops, [self._chain])

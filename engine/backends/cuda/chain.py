@@ -60,7 +60,8 @@ def _is_bfloat16(weight: Weight) -> bool:
 
 def _is_chained_norm(sublayer: Sublayer) -> bool:
     norm = sublayer.before
-    return norm is not None and norm.bias is None and sublayer.behind is None and sublayer.after is None
+    is_plain = norm is not None and norm.bias is None and norm.offset == 0.0
+    return is_plain and sublayer.behind is None and sublayer.after is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ class CudaOps:
 
     def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
         if norm.bias is None:
-            return cuda.rms_norm(x, norm.weight, norm.eps, residual, tap=tap)
+            return cuda.rms_norm(x, norm.weight, norm.eps, residual, tap=tap, offset=norm.offset)
         return cuda.layer_norm(x, norm.weight, norm.bias, norm.eps, residual, tap)
+
+    def tap(self, x: Tensor, tap: LayerTap) -> None:
+        cuda.tap_rows(x, tap)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return cuda.activate(x, activation)
@@ -28,7 +31,7 @@ class CudaOps:
 
     def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         plan = _plan(step.attention[heads.window])
-        if plan.single_token and heads.bias is None:
+        if plan.single_token and heads.bias is None and not heads.soft_cap:
             return _attend_token(qkv, heads, step, plan).flatten(1)
         return _attend(_prepared(qkv, heads, step), heads, step, plan)
 
@@ -65,6 +68,7 @@ def _plan(work: AttentionWork) -> cuda_attention.CudaAttentionPlan:
 
 def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
     """Queries [T, NQ, D], normed and rotated; keys and values are stored."""
+    _norm_rows(qkv, heads)
     return cuda.prepare_qkv(
         qkv,
         heads.num_heads,
@@ -80,12 +84,21 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
 
 def _attend(q: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
     return cuda_attention.paged_attention(
-        q, step.kv_cache, heads.cache_layer, plan, heads.scale, bias=heads.bias, scales=heads.kv_scales
+        q,
+        step.kv_cache,
+        heads.cache_layer,
+        plan,
+        heads.scale,
+        heads.soft_cap,
+        bias=heads.bias,
+        scales=heads.kv_scales,
+        sinks=heads.sinks,
     ).flatten(1)
 
 
 def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
     """The step's only token, [1, NQ, D], in one launch."""
+    _norm_rows(qkv, heads)
     return cuda_attention.attend_token(
         qkv,
         step.kv_cache,
@@ -97,9 +110,23 @@ def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attenti
         heads.rope,
         _head_norm(heads),
         heads.kv_scales,
+        heads.sinks,
     )
 
 
 def _head_norm(heads: Heads) -> cuda.QkNorm | None:
+    """What is left of it when `_norm_rows` is done."""
     norm = heads.norm
-    return None if norm is None else cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps)
+    if norm is None or norm.over_rows:
+        return None
+    return cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps, norm.offset)
+
+
+def _norm_rows(qkv: Tensor, heads: Heads) -> None:
+    """Norms over all heads of a token at once, in place."""
+    norm = heads.norm
+    if norm is None or not norm.over_rows:
+        return
+    (q_size,), (k_size,) = norm.q_weight.shape, norm.k_weight.shape
+    cuda.norm_in_place(qkv[:, :q_size], norm.q_weight, norm.eps, norm.offset)
+    cuda.norm_in_place(qkv[:, q_size : q_size + k_size], norm.k_weight, norm.eps, norm.offset)

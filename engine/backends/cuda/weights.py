@@ -69,7 +69,7 @@ class DenseWeight(Weight):
 
     def _takes_norm(self, stream: Stream, norm: Norm) -> bool:
         """What is still to be added to the stream would have to be added first."""
-        ready = stream.added is None and norm.bias is None
+        ready = stream.added is None and norm.bias is None and norm.offset == 0.0
         return ready and cuda_linear.is_fused(stream.total, self.matrix, normed=True)
 
 

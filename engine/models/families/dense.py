@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen, SmolLM3, Phi-3 and 4, GLM-4, Granite and what shares their shape, with experts or without."""
+"""Llama and what shares its shape, with experts or without: the names of all are in engine/models/registry.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from bequest.engine.layers.parts import HeadNorm, Heads
+from bequest.engine.layers.parts import HeadNorm, Heads, Norm
 from bequest.engine.layers.spec import Attention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import DecoderParts
@@ -18,50 +18,72 @@ from bequest.engine.models.weights import WeightSource, check_shapes
 
 
 def describe(config: DecoderConfig, read: Reader, num_positions: int) -> DecoderParts:
-    vocabulary, hidden = config.vocab_size, config.hidden_size
-    rope = read.placed(cos_sin_table(config.rope, config.rotary_dim, num_positions))  # [P, R]
+    vocabulary, hidden, factor = config.vocab_size, config.hidden_size, config.embedding_factor
     table = read.weight("model.embed_tokens", vocabulary, hidden)
     return DecoderParts(
         table,
-        read.each(partial(_layer, config, read, rope), config.num_layers),
-        read.norm("model.norm", hidden, config.rms_norm_eps),
+        read.each(partial(_layer, config, read, Ropes(config, read, num_positions)), config.num_layers),
+        _present_norm(config, read, "model.norm"),
         table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden),
-        start_factor=config.embedding_factor,
+        start_factor=read.rounded(factor) if config.rounds_embedding_factor else factor,
         logits_divisor=config.logits_divisor,
+        logits_cap=config.logits_cap,
     )
 
 
-def _layer(config: DecoderConfig, read: Reader, rope: Tensor, index: int) -> LayerSpec:
-    at = read.under(layer_prefix(index))
-    hidden, eps = config.hidden_size, config.rms_norm_eps
-    behind = {
-        name: at.norm(name, hidden, eps) if config.norms_behind else None
-        for name in ("post_self_attn_layernorm", "post_mlp_layernorm")
-    }
+class Ropes:
+    """Tables [P, R] of the rotary embedding: one, or one more for layers with a window."""
+
+    def __init__(self, config: DecoderConfig, read: Reader, num_positions: int) -> None:
+        kinds = {config.rope, config.window_rope or config.rope}
+        self._config = config
+        self._tables = {kind: read.placed(cos_sin_table(kind, config.rotary_dim, num_positions)) for kind in kinds}
+
+    def of_layer(self, index: int) -> Tensor | None:
+        config = self._config
+        if index in config.unrotated_layers:
+            return None
+        return self._tables[config.window_rope or config.rope if config.sliding_windows[index] else config.rope]
+
+
+def _layer(config: DecoderConfig, read: Reader, ropes: Ropes, index: int) -> LayerSpec:
+    at, style = read.under(layer_prefix(index)), config.style
     attention = Sublayer(
-        before=at.norm("input_layernorm", hidden, eps),
-        mixer=_token_mixer(config, at, rope, index),
-        behind=behind["post_self_attn_layernorm"],
+        before=_norm(config, at, style.before_attention),
+        mixer=_token_mixer(config, at, ropes, index),
+        behind=_norm(config, at, style.behind_attention),
         factor=config.residual_factor,
     )
     mlp = Sublayer(
-        before=at.norm("post_attention_layernorm", hidden, eps),
+        before=_norm(config, at, style.before_mlp),
         mixer=_mlp(config, at.under("mlp."), index),
-        behind=behind["post_mlp_layernorm"],
+        behind=_norm(config, at, style.behind_mlp),
         factor=config.residual_factor,
+        beside=style.parallel,
     )
     return LayerSpec(index, (attention, mlp))
 
 
-def _token_mixer(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> Attention | DeltaNet:
+def _token_mixer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> Attention | DeltaNet:
     recurrent, hidden = config.recurrent, config.hidden_size
     if recurrent is None or index not in recurrent.layers:
-        return _attention(config, at.under("self_attn."), rope, index)
+        return _attention(config, at.under("self_attn."), ropes, index)
     place = config.state_layer(index)
     return describe_delta_net(recurrent.sizes, at.under("linear_attn."), hidden, config.rms_norm_eps, place)
 
 
-def _attention(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> Attention:
+def _norm(config: DecoderConfig, at: Reader, name: str | None) -> Norm | None:
+    return None if name is None else _present_norm(config, at, name)
+
+
+def _present_norm(config: DecoderConfig, at: Reader, name: str) -> Norm:
+    hidden, eps, style = config.hidden_size, config.rms_norm_eps, config.style
+    if style.centred:
+        return at.centred_norm(name, hidden, eps)
+    return at.offset_norm(name, hidden, eps, style.norm_offset)
+
+
+def _attention(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> Attention:
     rows = [config.q_size, config.kv_size, config.kv_size]
     heads = Heads(
         num_heads=config.num_heads,
@@ -69,7 +91,8 @@ def _attention(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> A
         cache_layer=config.cache_layer(index),
         window=config.sliding_windows[index],
         norm=_head_norm(config, at) if config.qk_norm else None,
-        rope=None if index in config.unrotated_layers else rope,
+        rope=ropes.of_layer(index),
+        soft_cap=config.attention_cap,
         kv_scales=at.kv_scales(),
     )
     hidden, biased = config.hidden_size, config.attention_bias
@@ -82,8 +105,13 @@ def _attention(config: DecoderConfig, at: Reader, rope: Tensor, index: int) -> A
 
 
 def _head_norm(config: DecoderConfig, at: Reader) -> HeadNorm:
-    q_weight, k_weight = (at.vector(f"{name}_norm.weight", config.head_dim) for name in ("q", "k"))
-    return HeadNorm(q_weight, k_weight, config.head_norm_eps)
+    style = config.style
+    sizes = (config.q_size, config.kv_size) if style.qk_norm_over_rows else (config.head_dim, config.head_dim)
+    (q_weight, offset), (k_weight, _) = (
+        at.offset_vector(f"{name}_norm.weight", size, style.norm_offset)
+        for name, size in zip(("q", "k"), sizes, strict=True)
+    )
+    return HeadNorm(q_weight, k_weight, config.head_norm_eps, offset, style.qk_norm_over_rows)
 
 
 def _mlp(config: DecoderConfig, at: Reader, index: int) -> FeedForward | Experts:

@@ -1,0 +1,115 @@
+"""The rotary embedding as a config.json of Hugging Face describes it, in its old and new spellings. No torch."""
+
+from __future__ import annotations
+
+import math
+
+from bequest.engine.errors import ModelError
+from bequest.engine.models.config import RopeConfig, parse_rope_kind
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.registry import HFVariant
+
+_OLD_ROPE_KINDS = {"su": "longrope"}
+
+
+def parse_hf_ropes(fields: Fields, max_position: int, variant: HFVariant) -> tuple[RopeConfig, RopeConfig | None]:
+    """That of layers that see all, and that of layers with a window, where it is another one.
+
+    Newer files hold one `rope_parameters` object, or one for each type of layer; older ones `rope_theta` beside
+    `rope_scaling`, and perhaps `rope_local_base_freq` for layers with a window."""
+    scaling = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    if not variant.rope.by_type:
+        return _parse_rope(fields, scaling, max_position), None
+    if scaling.has("full_attention") or scaling.has("sliding_attention"):
+        return (
+            _parse_rope(fields, scaling.section("full_attention"), max_position),
+            _parse_rope(fields, scaling.section("sliding_attention"), max_position, is_local=True),
+        )
+    local = Fields({}, fields.source)  # what is scaled are the other layers
+    return (
+        _parse_rope(fields, scaling, max_position),
+        _parse_rope(fields, local, max_position, is_local=True),
+    )
+
+
+def _parse_rope(fields: Fields, scaling: Fields, max_position: int, *, is_local: bool = False) -> RopeConfig:
+    """Of one object `scaling`, whose `rope_type` was once called `type`; `is_local`: of layers with a window."""
+    theta = scaling.number("rope_theta", _outer_theta(fields, is_local))
+    partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    named = scaling.string("rope_type", scaling.string("type", "default"))
+    kind = parse_rope_kind(_OLD_ROPE_KINDS.get(named, named), scaling.source)
+    _refuse_unsupported(scaling)
+    if kind == "default":
+        return RopeConfig(theta, partial_factor=partial_factor)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(theta, kind, partial_factor, factor=scaling.number("factor"))
+
+    # A length beside the rope object wins over the one inside it: a few models were saved with both.
+    original = fields.integer(
+        "original_max_position_embeddings", scaling.integer("original_max_position_embeddings", max_position)
+    )
+    if kind == "llama3":
+        return RopeConfig(
+            theta,
+            kind,
+            partial_factor,
+            factor=scaling.number("factor"),
+            original_max_position=original,
+            low_freq_factor=scaling.number("low_freq_factor"),
+            high_freq_factor=scaling.number("high_freq_factor"),
+        )
+    factor = scaling.number("factor", max_position / original)
+    if kind == "longrope":
+        return RopeConfig(
+            theta,
+            kind,
+            partial_factor,
+            factor=factor,
+            original_max_position=original,
+            attention_factor=_longrope_attention_factor(scaling, factor, original),
+            short_divisors=scaling.numbers("short_factor"),
+            long_divisors=scaling.numbers("long_factor"),
+        )
+    return RopeConfig(
+        theta,
+        kind,
+        partial_factor,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
+        beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
+        truncate=scaling.boolean("truncate", True),
+        attention_factor=_yarn_attention_factor(scaling, factor),
+    )
+
+
+def _outer_theta(fields: Fields, is_local: bool) -> float:
+    """Beside the object, which may have none."""
+    theta = fields.number("rope_theta", 10000.0)
+    return fields.number("rope_local_base_freq", theta) if is_local else theta
+
+
+def _refuse_unsupported(scaling: Fields) -> None:
+    for name in ("mrope_section", "full_attention", "sliding_attention"):
+        if scaling.has(name):
+            raise ModelError(f"{scaling.source}: {name} is not supported; all layers must rotate alike")
+    if scaling.number("llama_4_scaling_beta", 0.0):
+        raise ModelError(f"{scaling.source}: llama_4_scaling_beta, queries that grow with position, is not supported")
+
+
+def _longrope_attention_factor(scaling: Fields, factor: float, original: int) -> float:
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def _yarn_attention_factor(scaling: Fields, factor: float) -> float:
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    numerator, denominator = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    if numerator and denominator:
+        return magnitude(numerator) / magnitude(denominator)
+    return magnitude(1.0)

@@ -1,0 +1,51 @@
+"""The text model of a checkpoint that has other parts too, an encoder of images say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import Tensor
+
+from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.models.weights import SourceOver, WeightSource
+
+# How names of the text model begin, before transformers 5 and since, and how they do here.
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def text_part(source: WeightSource) -> WeightSource:
+    """Names as if the text model were all there is. A name that belongs to no part stays, for the error to show."""
+    stored = {_name(name): name for name in source.names() if not name.startswith(_OTHER_PARTS)}
+    return RenamedSource(source, stored)
+
+
+def _name(stored: str) -> str:
+    for prefix, ours in _PREFIXES.items():
+        if stored.startswith(prefix):
+            return ours + stored.removeprefix(prefix)
+    return stored
+
+
+class RenamedSource(SourceOver):
+    """A WeightSource of some tensors of another, by other names."""
+
+    def __init__(self, source: WeightSource, stored: dict[str, str]) -> None:
+        super().__init__(source)
+        self._stored = stored  # our name → that in the source
+
+    def names(self) -> Collection[str]:
+        return self._stored.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(self._stored[name])
+
+    def load(self, name: str) -> Tensor:
+        return self._source.load(self._stored[name])
+
+    def load_codes(self, name: str) -> QuantisedRows | None:
+        return self._source.load_codes(self._stored[name])

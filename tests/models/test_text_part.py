@@ -1,0 +1,47 @@
+"""The text model of a checkpoint that sees pictures too: the same states as that of its own checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bequest.engine.errors import ModelError
+from bequest.engine.models.load import load_model
+from tests.models.paged import PagedSequences
+
+TOKENS = [5, 9, 14, 3, 77, 31, 200, 8, 19]
+# Names of the text model, before transformers 5 and since.
+SPELLINGS = {"old": "language_model.model.", "new": "model.language_model."}
+
+
+def write(source: Path, directory: Path, spelling: str, **other_tensors: torch.Tensor) -> Path:
+    config = json.loads((source / "config.json").read_text())
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": config}
+    (directory / "config.json").write_text(json.dumps(outer))
+    shutil.copy(source / "generation_config.json", directory)
+    tensors = load_file(source / "model.safetensors")
+    renamed = {SPELLINGS[spelling] + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    vision = "vision_tower.x.weight" if spelling == "old" else "model.vision_tower.x.weight"
+    save_file(renamed | {vision: torch.ones(3)} | other_tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_text_is_read_and_the_rest_left(spelling: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = load_model(tiny_model("gemma3"))
+    part = load_model(write(tiny_model("gemma3"), tmp_path, spelling))
+    one, other = (PagedSequences(loaded.model, 1, 16).run(0, TOKENS, chunk=16) for loaded in (whole, part))
+    assert torch.equal(one, other)
+    assert part.num_parameters == whole.num_parameters
+
+
+def test_a_tensor_of_no_part_is_named(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    directory = write(tiny_model("gemma3"), tmp_path, "old", **{"adapter.weight": torch.ones(2)})
+    with pytest.raises(ModelError, match=r"adapter\.weight is not a tensor of this architecture"):
+        load_model(directory)
