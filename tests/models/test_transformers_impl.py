@@ -225,6 +225,31 @@ def test_code_of_a_checkpoint_runs_only_when_it_is_trusted(copied: Path) -> None
         load_model(copied)
 
 
+@torch.inference_mode()
+def test_trusted_code_runs_and_is_told(
+    copied: Path, tokens: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of a checkpoint's own file, whose logits are twice those of its parent."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(copied.parent / "modules"))
+    monkeypatch.syspath_prepend(str(copied.parent / "modules"))
+    (copied / "twice.py").write_text(
+        "from transformers import PhiConfig, PhiForCausalLM\n\n\n"
+        "class TwiceConfig(PhiConfig):\n    model_type = 'twice'\n\n\n"
+        "class TwiceForCausalLM(PhiForCausalLM):\n    config_class = TwiceConfig\n\n"
+        "    def forward(self, *args, **kwargs):\n"
+        "        output = super().forward(*args, **kwargs)\n"
+        "        output.logits = 2 * output.logits\n"
+        "        return output\n"
+    )
+    code = {"AutoConfig": "twice.TwiceConfig", "AutoModelForCausalLM": "twice.TwiceForCausalLM"}
+    change(copied, model_type="twice", architectures=["TwiceForCausalLM"], auto_map=code)
+    with caplog.at_level("WARNING"):
+        loaded = load_model(copied, "float32", impl=Implementation(trust_remote_code=True))
+    assert any("running Python code of the model itself" in record.getMessage() for record in caplog.records)
+    expected = 2 * make_other("phi")(torch.tensor([tokens])).logits[0]
+    assert_near(PagedSequences(loaded.model, 1, LENGTH).run(0, tokens, 7), expected)
+
+
 def test_unknown_models_and_other_heads(copied: Path) -> None:
     with pytest.raises(ModelError, match="has no model_type 'phi-and-more'"):
         load_model(change(copied, model_type="phi-and-more"))

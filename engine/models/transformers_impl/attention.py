@@ -22,9 +22,10 @@ class PagedAttention:
     The calls of a forward come in the order in which they were watched; the n-th has the n-th layer of the cache.
     """
 
-    def __init__(self, calls: Sequence[Call], head_dim: int, ops: Ops) -> None:
+    def __init__(self, calls: Sequence[Call], head_dim: int, dtype: torch.dtype, ops: Ops) -> None:
         self._calls = [(call, _heads(call, layer)) for layer, call in enumerate(calls)]
         self._head_dim = head_dim  # of the cache
+        self._dtype = dtype  # of what kernels take
         self._ops = ops
         self._step: LayerStep | None = None
         self._next = 0
@@ -40,7 +41,13 @@ class PagedAttention:
         assert self._next == len(self._calls), f"{self._next} attentions of {len(self._calls)} were called"
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **given: object
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: object = None,
+        **given: object,
     ) -> AttentionResult:
         """query [1, NQ, T, D], key and value [1, NKV, T, D] → [1, T, NQ, D]"""
         call, heads = self._calls[self._next]
@@ -48,10 +55,7 @@ class PagedAttention:
         assert self._step is not None and module is call.module, "another attention than was watched"
         assert number(given.get("scaling"), call.scale) == call.scale, "another scale than was watched"
         rows = torch.cat([self._padded(part) for part in (query, key, value)], dim=1)  # [T, NQ + 2 NKV, D]
-        qkv = rows.flatten(1)
-        if qkv.is_cpu:  # where kernels have float32, whatever weights are stored in
-            qkv = qkv.float()
-        gathered = self._ops.attend(qkv, heads, self._step)  # [T, NQ D]
+        gathered = self._ops.attend(rows.flatten(1).to(self._dtype), heads, self._step)  # [T, NQ D]
         found = gathered.view(-1, call.num_heads, self._head_dim)[..., : call.value_dim]
         return found.to(query.dtype)[None], None
 

@@ -9,11 +9,19 @@ from bequest.engine.models.transformers_impl.library_model import LibraryModel
 
 
 class _Given(nn.Module):
-    """Stands where the base model stood, and gives what it was told to."""
+    """Stands where the base model stood, and gives what it was told to. Some heads call a part of the base model that
+    has all layers, and others read weights of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: nn.Module, layer: nn.Module) -> None:
         super().__init__()
+        self._behind = (base, layer)  # not as parts of this one
         self.states: Tensor | None = None  # [1, R, H]
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        base, layer = self.__dict__["_behind"]
+        part: Tensor | nn.Module = getattr(base, name)
+        has_layers = isinstance(part, nn.Module) and any(module is layer for module in part.modules())
+        return self if has_layers else part
 
     def forward(self, *_: object, **__: object) -> _GivenOutput:
         assert self.states is not None
@@ -37,10 +45,11 @@ class _GivenOutput:
 class Head:
     """Takes the base model out of `model`, which from then on is a head: soft caps, scales and casts are its own."""
 
-    def __init__(self, model: LibraryModel) -> None:
+    def __init__(self, model: LibraryModel, layer: nn.Module) -> None:
+        """`layer`: any of the base model's."""
         self.base = model.base
         self._model = model
-        self._given = _Given()
+        self._given = _Given(self.base, layer)
         model.replace_base(self._given)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -20,11 +20,6 @@ class LibraryModel:
         return device
 
     @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._model.dtype
-        return dtype
-
-    @property
     def num_outputs(self) -> int:
         """Of the head, which may have more rows than the tokenizer has tokens."""
         return int(self._model.get_output_embeddings().weight.shape[0])

@@ -25,17 +25,20 @@ from bequest.engine.types import NO_TOKEN
 class TransformersDecoder:
     """What engine.models.decoder.Decoder is for families of our own."""
 
-    def __init__(self, model: LibraryModel, watched: Watched, config: TransformersConfig, ops: Ops) -> None:
+    def __init__(
+        self, model: LibraryModel, watched: Watched, config: TransformersConfig, dtype: torch.dtype, ops: Ops
+    ) -> None:
+        """`dtype` is what kernels take: on a CPU float32, whatever weights are stored in."""
         self.config = config
         self._ops = ops
-        self._attention = PagedAttention(watched.calls, config.head_dim, ops)
+        self._attention = PagedAttention(watched.calls, config.head_dim, dtype, ops)
         install(model, self._attention.attend)
-        self._dtype, self._on_cpu = model.dtype, model.device.type == "cpu"
-        self._tap_norm = Norm(_ones(config.hidden_size, model), 1.0)
+        self._dtype, self._on_cpu = dtype, model.device.type == "cpu"
+        self._tap_norm = Norm(torch.ones(config.hidden_size, dtype=dtype, device=model.device), 1.0)
         self._batch: ModelInput | None = None
         for index, layer in enumerate(watched.layers):
             layer.register_forward_pre_hook(_LayerHook(self, index), with_kwargs=True)
-        self._head = Head(model)
+        self._head = Head(model, watched.layers[0])
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The hidden states after the final norm: [T, H], or [R, H] of the rows in `batch.read`.
@@ -69,8 +72,7 @@ class TransformersDecoder:
 
     def _store(self, states: Tensor, tap: LayerTap) -> None:
         """Norms store states on their way; this one's result is for nobody."""
-        rows = states.float() if self._on_cpu else states
-        self._ops.norm(rows.contiguous(), self._tap_norm, None, tap)
+        self._ops.norm(states.to(self._dtype).contiguous(), self._tap_norm, None, tap)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -88,10 +90,6 @@ class _LayerHook:
         state = input_state(args, kwargs)
         assert state is not None, "this layer was watched"
         self._model.see_state(self._layer, state)
-
-
-def _ones(size: int, model: LibraryModel) -> Tensor:
-    return torch.ones(size, dtype=torch.float32 if model.device.type == "cpu" else model.dtype, device=model.device)
 
 
 def _token_ids(batch: ModelInput) -> Tensor:

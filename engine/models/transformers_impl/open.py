@@ -15,7 +15,7 @@ from bequest.engine.models.transformers_impl.library import Found, find_class, l
 from bequest.engine.models.transformers_impl.library_model import LibraryModel
 from bequest.engine.models.transformers_impl.model import TransformersDecoder
 from bequest.engine.models.transformers_impl.shape import TransformersConfig
-from bequest.engine.models.transformers_impl.watched import Call, Watched, watch
+from bequest.engine.models.transformers_impl.watched import Call, Watched, failures_told, watch
 from bequest.engine.types.hidden import MOST_LAYERS
 
 
@@ -57,8 +57,10 @@ def make(opened: Opened, backend: Backend, dtype: torch.dtype, *, dummy: bool) -
     num_parameters, num_bytes = model.num_parameters, model.num_bytes
     watched = watch(model, opened.source, opened.max_position)
     shape = _shape(opened, model, watched, backend.head_sizes(dtype))
-    expected = trial.by_the_library(model, shape.vocab_size)
-    decoder = TransformersDecoder(model, watched, shape, backend.ops)
+    with failures_told(opened.source):
+        expected = trial.by_the_library(model, shape.vocab_size)
+    computed = torch.float32 if backend.device.type == "cpu" else dtype
+    decoder = TransformersDecoder(model, watched, shape, computed, backend.ops)
     trial.compare(decoder, expected, dtype, opened.source)
     return Made(decoder, num_parameters, num_bytes)
 

@@ -21,6 +21,7 @@ from bequest.engine.models.transformers_impl.described import refusal
 from bequest.engine.models.transformers_impl.library_model import LibraryModel
 from bequest.engine.models.transformers_impl.model import TransformersDecoder
 from bequest.engine.models.transformers_impl.shape import TransformersConfig
+from bequest.engine.models.transformers_impl.watched import failures_told
 
 _LENGTHS = (23, 9)
 _STEPS = ((14, 4), (8, 4), (1, 1))  # new tokens of each sequence
@@ -59,7 +60,8 @@ def by_the_library(model: LibraryModel, vocab_size: int) -> Computed:
 
 def compare(model: TransformersDecoder, expected: Computed, dtype: torch.dtype, name: str) -> None:
     """Raises ModelError where the model computes something else over the paged cache."""
-    computed = over_the_cache(model, dtype, expected.logits.device)
+    with failures_told(name):
+        computed = over_the_cache(model, dtype, expected.logits.device)
     most = _MOST_APART[dtype]
     if (apart := _apart(computed.logits, expected.logits, dtype)) > most:
         raise refusal(name, f"its logits differ from those of transformers alone by {apart:.1%} in a trial")

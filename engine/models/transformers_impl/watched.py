@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bequest.engine.errors import ModelError
 from bequest.engine.models.transformers_impl.described import refusal
 from bequest.engine.models.transformers_impl.interface import AttentionResult, attending, options_of
 from bequest.engine.models.transformers_impl.library_model import LibraryModel
@@ -55,7 +56,13 @@ class Watcher:
         return SeenMask(window_of(mask_function, self._num_positions))
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **given: object
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: object = None,
+        **given: object,
     ) -> AttentionResult:
         """In the place of transformers' attention functions: query [1, NQ, T, D], key and value [1, NKV, T, D]."""
         options = options_of(given, key.shape[-1], self._name)
@@ -70,7 +77,7 @@ class Watcher:
                 value_dim=value.shape[3],
                 scale=options.scale,
                 soft_cap=options.soft_cap,
-                window=self._window(mask),
+                window=self._window(attention_mask),
             )
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
@@ -90,13 +97,26 @@ def watch(model: LibraryModel, name: str, num_positions: int) -> Watched:
     base, watcher = model.base, Watcher(name, num_positions)
     with attending(model, watcher.attend, watcher.mask), torch.inference_mode():
         ids = torch.arange(NUM_TOKENS, device=model.device)[None]
-        with _recorded_inputs(base) as seen:
+        with _recorded_inputs(base) as seen, failures_told(name):
             hidden = base(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
     if not watcher.calls:
         raise refusal(name, "its attention does not go through transformers' attention interface")
     layers = _layers(base, watcher.calls, name)
     _check_layers(layers, seen, hidden, name)
     return Watched(tuple(watcher.calls), layers, hidden.shape[-1])
+
+
+@contextmanager
+def failures_told(name: str) -> Iterator[None]:
+    """Whatever the code of a model raises is a reason not to serve it."""
+    try:
+        yield
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if SeenMask.__name__ in str(error):
+            raise refusal(name, "it makes something of its own of its attention masks") from error
+        raise refusal(name, f"its code fails: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
