@@ -49,7 +49,8 @@ struct ExpertSummedParams {
 };
 
 // The same; products are rounded to their dtype, their sum is float32, and NaN where a pair counts NaN. Reads
-// the plan, and weights by it, before the kernel ahead has ended: the plan is of an earlier one.
+// the plan, and weights by it, before the kernel ahead has ended. REQUIRES: expert_gated has been called with
+// the same choice, or the choice has been waited for.
 void expert_summed(const ExpertSummedParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -1,6 +1,6 @@
 // A warp has a token: its logits lie in registers, the best are drawn one after another by reductions over
-// the warp. The rows of a small step are one CTA, which also makes the plan of the products; else the plan is
-// a second kernel.
+// the warp. The rows of a small step are one CTA, which also makes the plan of the products, out of what its
+// threads have in registers; else the plan is a second kernel.
 #include "ops/cuda/expert_route.h"
 
 #include <bit>
@@ -96,9 +96,10 @@ __device__ __forceinline__ Scorer load_logits(const T* logits, const RouteParams
   return {p.routing.scoring == ExpertScoring::kSoftmax, top, warp_sum(total)};
 }
 
-// By a warp. `ranked`: [E] of shared memory, used where there are groups.
+// By a warp. `ranked`: [E] of shared memory, used where there are groups. The expert of rank `lane`; -1:
+// there is none, or it counts NaN.
 template <class T, int kPerLane>
-__device__ __forceinline__ void route_row(const RouteParams& p, int64_t row, float* ranked) {
+__device__ __forceinline__ int route_row(const RouteParams& p, int64_t row, float* ranked) {
   const int lane = threadIdx.x % kWarp, num_experts = static_cast<int>(p.sizes.num_experts);
   const int num_chosen = static_cast<int>(p.sizes.num_chosen);
   const T* logits = static_cast<const T*>(p.logits) + row * num_experts;
@@ -121,63 +122,79 @@ __device__ __forceinline__ void route_row(const RouteParams& p, int64_t row, flo
   const bool has_one = lane < num_chosen;
   float weight = has_one ? scorer(widen(logits[mine])) : 0.0f;
   if (p.routing.renormalises) weight /= warp_sum(weight) + 1e-20f;
-  if (!has_one) return;
+  if (!has_one) return -1;
   p.ids[row * num_chosen + lane] = mine;
   p.weights[row * num_chosen + lane] = weight * p.routing.factor;
+  return weight == weight ? mine : -1;
 }
 
-// Whoever comes later finds the plan complete, even one that has not waited for its predecessor.
-__device__ __forceinline__ void leave_plan() {
-  __threadfence();
-  __syncthreads();
-  let_next_start();
-}
-
-template <class T, int kPerLane, bool kSorts>
-__global__ __launch_bounds__(kSorts ? kSortThreads : kWarpsApart * kWarp) void route_kernel(
-    const __grid_constant__ RouteParams p, ExpertPlan plan) {
-  extern __shared__ __align__(16) int32_t counts[];  // [warps, E]
+template <class T, int kPerLane>
+__global__ __launch_bounds__(kWarpsApart* kWarp) void route_kernel(const __grid_constant__ RouteParams p) {
+  extern __shared__ __align__(16) float ranked[];  // [warps, E]
   const int warp = threadIdx.x / kWarp;
-  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / kWarp) + warp;
-  if constexpr (!kSorts) let_next_start();
+  const int64_t row = int64_t{blockIdx.x} * kWarpsApart + warp;
+  let_next_start();
   wait_for_previous();
-  if (row < p.sizes.num_tokens)
-    route_row<T, kPerLane>(p, row, reinterpret_cast<float*>(counts) + warp * p.sizes.num_experts);
-  if constexpr (kSorts) {
-    __shared__ SortShared shared;
-    __syncthreads();
-    sort_pairs({p.ids, p.weights}, p.sizes, plan, counts, shared);
-    leave_plan();
-  }
+  if (row < p.sizes.num_tokens) route_row<T, kPerLane>(p, row, ranked + warp * p.sizes.num_experts);
+}
+
+// Up to kGroupTokens tokens, and their plan.
+template <class T, int kPerLane>
+__global__ __launch_bounds__(kSortThreads) void route_few_kernel(const __grid_constant__ RouteParams p,
+                                                                 ExpertPlan plan) {
+  extern __shared__ __align__(16) float ranked[];  // [warps, E]
+  __shared__ SortShared shared;
+  __shared__ uint32_t bits[kMostExperts];  // the tokens of an expert
+  __shared__ int firsts[kMostExperts];     // its first pair, in the order of runs
+  const int token = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  bits[threadIdx.x] = 0;
+  let_next_start();
+  __syncthreads();
+  wait_for_previous();
+  const bool exists = token < p.sizes.num_tokens;
+  const int mine = exists ? route_row<T, kPerLane>(p, token, ranked + token * p.sizes.num_experts) : -1;
+  if (mine >= 0) atomicOr(bits + mine, 1u << token);
+  __syncthreads();
+  firsts[threadIdx.x] = leave_runs(__popc(bits[threadIdx.x]), plan, shared);
+  __syncthreads();
+  if (mine >= 0)
+    plan.order[firsts[mine] + __popc(bits[mine] & bits_before(token))] =
+        token * static_cast<int>(p.sizes.num_chosen) + lane;
 }
 
 __global__ __launch_bounds__(kSortThreads) void sort_kernel(ChosenPairs pairs, ExpertSizes sizes,
                                                             ExpertPlan plan) {
-  extern __shared__ __align__(16) int32_t counts[];  // [kSortWarps, E]
+  extern __shared__ __align__(16) uint32_t words[];
   __shared__ SortShared shared;
+  let_next_start();
   wait_for_previous();
-  sort_pairs(pairs, sizes, plan, counts, shared);
-  leave_plan();
+  sort_pairs(pairs, sizes, plan, words, shared);
 }
 
 template <class T, int kPerLane>
 void launch_route(const RouteParams& p, Stream stream) {
-  const ExpertPlan plan = expert_plan_at(p.plan, p.sizes);
-  const size_t sort_bytes = sort_count_bytes(p.sizes.num_experts);
-  if (p.sizes.num_tokens <= kSortWarps) {
-    const LaunchShape shape{
-        .grid = 1, .block = kSortThreads, .shared_bytes = sort_bytes, .overlaps_previous = true};
-    return launch(route_kernel<T, kPerLane, true>, shape, stream, p, plan);
+  const ExpertSizes& sizes = p.sizes;
+  const ExpertPlan plan = expert_plan_at(p.plan, sizes);
+  const size_t ranked_bytes = p.routing.num_groups > 1 ? sizes.num_experts * sizeof(float) : 0;  // of a warp
+  static_assert(kGroupTokens <= kSortWarps);
+  if (sizes.num_tokens <= kGroupTokens) {
+    const LaunchShape shape{.grid = 1,
+                            .block = kSortThreads,
+                            .shared_bytes = ranked_bytes * kSortWarps,
+                            .overlaps_previous = true};
+    return launch(route_few_kernel<T, kPerLane>, shape, stream, p, plan);
   }
-  const LaunchShape shape{
-      .grid = static_cast<unsigned>(ceil_div(p.sizes.num_tokens, kWarpsApart)),
-      .block = kWarpsApart * kWarp,
-      .shared_bytes = p.routing.num_groups > 1 ? sort_bytes / kSortWarps * kWarpsApart : 0,
-      .overlaps_previous = true};
-  launch(route_kernel<T, kPerLane, false>, shape, stream, p, plan);
+  const LaunchShape shape{.grid = static_cast<unsigned>(ceil_div(sizes.num_tokens, kWarpsApart)),
+                          .block = kWarpsApart * kWarp,
+                          .shared_bytes = ranked_bytes * kWarpsApart,
+                          .overlaps_previous = true};
+  launch(route_kernel<T, kPerLane>, shape, stream, p);
   const LaunchShape sort_shape{
-      .grid = 1, .block = kSortThreads, .shared_bytes = sort_bytes, .overlaps_previous = true};
-  launch(sort_kernel, sort_shape, stream, ChosenPairs{p.ids, p.weights}, p.sizes, plan);
+      .grid = 1,
+      .block = kSortThreads,
+      .shared_bytes = SortPlaces(sizes.num_tokens, sizes.num_experts).bytes(sizes.num_experts),
+      .overlaps_previous = true};
+  launch(sort_kernel, sort_shape, stream, ChosenPairs{p.ids, p.weights}, sizes, plan);
 }
 
 }  // namespace
