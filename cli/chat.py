@@ -13,6 +13,7 @@ from typing import Any
 
 from bequest.cli.connection import Connection, Failure, connected
 from bequest.cli.conversation import Conversation
+from bequest.cli.shown import ShownAnswer
 
 _HELP = """\
 /help                this list
@@ -94,20 +95,18 @@ class Chat:
     def _ask(self, question: str) -> None:
         body = {"model": self._model, "messages": self.conversation.messages(question), **self._settings}
         events = self._connection.stream("/v1/chat/completions", body)
-        answer, usage, began = "", None, time.monotonic()
+        answer, usage, began = ShownAnswer(), None, time.monotonic()
         try:
             for event in events:
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):
-                    text = choice["delta"].get("content") or ""
-                    answer += text
-                    print(text, end="", flush=True)
+                    answer.take(choice["delta"])
         except KeyboardInterrupt:
             print(" …", end="")
         finally:
             events.close()
         print()
-        turn = self.conversation.add(question, answer)
+        turn = self.conversation.add(question, answer.text)
         if sys.stderr.isatty() and usage is not None:
             seconds = time.monotonic() - began
             told = (

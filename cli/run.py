@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bequest.cli.connection import Connection, Failure, connected
+from bequest.cli.shown import ShownAnswer
 
 _EPILOG = """\
   bequest run org/name "What is the capital of France?"
@@ -84,10 +85,10 @@ def _schema(given: str) -> Any:
 
 def _answer(connection: Connection, body: dict[str, Any]) -> int:
     """0, or 1 where the answer was cut off at its longest."""
-    reason = None
+    reason, answer = None, ShownAnswer()
     for event in connection.stream("/v1/chat/completions", body):
         for choice in event.get("choices", ()):
-            print(choice["delta"].get("content") or "", end="", flush=True)
+            answer.take(choice["delta"])
             reason = choice.get("finish_reason") or reason
     print()
     if reason == "length":

@@ -13,10 +13,11 @@ from bequest.engine.dialects.events import AnswerEvent, Content, Thought
 from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta, Inheritance, Retained, TokenLogprob, Usage
 from bequest.engine.types.states import StatesArray
-from bequest.server.answers.message import reason_with_calls, whole_message
+from bequest.server.answers.deltas import reason_with_calls
 from bequest.server.answers.running import Collector
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.reading import Reading
+from bequest.server.asks.spoken import whole_message
 from bequest.server.transport.pieces import release
 
 

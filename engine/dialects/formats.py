@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bequest.engine.dialects.call_reader import CallSyntax
 from bequest.engine.dialects.gemma_calls import GemmaCalls
-from bequest.engine.dialects.headed_calls import DEEPSEEK_HEAD, MISTRAL_HEAD, NAME_LINE, HeadedCalls
+from bequest.engine.dialects.headed_calls import DEEPSEEK_HEAD, KIMI_HEAD, MISTRAL_HEAD, NAME_LINE, HeadedCalls
 from bequest.engine.dialects.json_calls import JsonCalls
 from bequest.engine.dialects.python_calls import PythonCalls
 from bequest.engine.dialects.tag_calls import TagCalls
+from bequest.engine.dialects.values import written
 
 Arguments = Literal["json", "tags", "python", "gemma"]
 
@@ -32,16 +35,31 @@ class Layout:
     arguments: Arguments = "json"
     argument: tuple[str, str, str] = ("", "", "")  # of a tag: before the key, between it and its value, after that
 
-    def written(self, calls: list[tuple[str, str]]) -> str:
-        """REQUIRES: arguments are JSON"""
-        assert self.arguments == "json"
+    @property
+    def can_write(self) -> bool:
+        return self.arguments in ("json", "python")
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls, by their names and their arguments as JSON. REQUIRES: can_write"""
+        assert self.can_write
         bodies = [
-            self.head.replace("{name}", name).replace("{index}", str(index)) + arguments + self.tail
+            self.head.replace("{name}", name).replace("{index}", str(index)) + self._arguments(arguments) + self.tail
             for index, (name, arguments) in enumerate(calls)
         ]
         if self.each:
             return self.between.join(f"{self.before}{body}{self.after}" for body in bodies)
         return self.before + self.between.join(bodies) + self.after
+
+    def _arguments(self, arguments: str) -> str:
+        if self.arguments == "json":
+            return arguments
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            return arguments  # a model may have written broken JSON
+        if not isinstance(given, dict):
+            return arguments
+        return ", ".join(f"{key}={written(value)}" for key, value in given.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,14 @@ _MINIMAX_TAGS = TagCalls(
     key=('<parameter name="', '">'),
     value=("", "</parameter>"),
     call_end="</invoke>",
+)
+_SEED_TAGS = TagCalls(
+    begins=("<seed:tool_call>",),
+    end="</seed:tool_call>",
+    name=("<function=", ">"),
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    call_end="</function>",
 )
 _ALL = (
     CallFormat(
@@ -192,6 +218,31 @@ _ALL = (
             each=False,
             arguments="tags",
             argument=('<parameter name="', '">', "</parameter>\n"),
+        ),
+    ),
+    CallFormat(
+        "kimi_k2",
+        HeadedCalls(("<|tool_calls_section_begin|>",), KIMI_HEAD, end="<|tool_calls_section_end|>"),
+        Layout(
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+            "",
+            each=False,
+        ),
+    ),
+    CallFormat(
+        "seed_oss",
+        _SEED_TAGS,
+        Layout(
+            "<seed:tool_call>\n",
+            "<function={name}>\n",
+            "</function>",
+            "\n</seed:tool_call>",
+            "\n",
+            arguments="tags",
+            argument=("<parameter=", ">", "</parameter>\n"),
         ),
     ),
     CallFormat(

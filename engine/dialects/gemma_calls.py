@@ -15,6 +15,7 @@ _PLAIN = re.compile(r"[^,\]}]*")
 _KEY = re.compile(r"\s*([^:,{}\[\]]+?)\s*:")
 _DEEPEST = 64
 _DECODER = json.JSONDecoder()
+_PYTHON_NAMES = {"True": True, "False": False, "None": None}  # as its template writes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class _Values:
         try:
             return json.loads(text, parse_constant=no_number)
         except ValueError:
-            return text
+            return _PYTHON_NAMES.get(text, text)
 
     def _take(self, mark: str) -> bool:
         if not self._text.startswith(mark, self.at):

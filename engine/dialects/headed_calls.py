@@ -107,4 +107,8 @@ DEEPSEEK_HEAD = re.compile(
     rf"[\s`]*(<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*(function<｜tool▁sep｜>)?(?P<name>{_WORD})"
     r"(<｜tool▁sep｜>)?\s*(```json)?\s*"
 )
+KIMI_HEAD = re.compile(
+    rf"\s*(<\|tool_call_end\|>)?\s*<\|tool_call_begin\|>\s*(functions\.)?(?P<name>{_WORD}):[0-9]+\s*"
+    r"<\|tool_call_argument_begin\|>\s*"
+)
 NAME_LINE = re.compile(rf"\s*(?P<name>{_WORD})\s*\n\s*")

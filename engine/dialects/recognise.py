@@ -18,6 +18,9 @@ _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("glm45", ("<tool_call>", "<arg_key>")),
     ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("seed_oss", ("<seed:tool_call>", "<function=")),
     ("granite", ("<|tool_call|>", "<|start_of_role|>")),
     ("phi4_mini_json", ("<|tool_call|>",)),
     ("hermes", ("<tool_call>",)),
@@ -33,6 +36,7 @@ _CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _THINKING: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai_gptoss", ("<|channel|>", "analysis")),
     ("mistral", ("[THINK]",)),
+    ("cohere_command4", ("<|START_THINKING|>", "<|START_TEXT|>")),
     ("cohere_command3", ("<|START_THINKING|>",)),
     ("gemma4", ("<|channel>", "<channel|>")),
     ("seed_oss", ("<seed:think>",)),

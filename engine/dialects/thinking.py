@@ -165,6 +165,9 @@ THINKING: dict[str, ThinkingFormat] = {
     "cohere_command3": ThinkingFormat(
         "cohere_command3", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"
     ),
+    "cohere_command4": ThinkingFormat(
+        "cohere_command4", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"
+    ),
     "gemma4": ThinkingFormat("gemma4", "<|channel>thought", "<channel|>"),
     "seed_oss": ThinkingFormat("seed_oss", "<seed:think>", "</seed:think>"),
 }

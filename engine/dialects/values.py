@@ -35,10 +35,17 @@ def json_of_text(text: str, schema: Any) -> str:
     try:
         value = json.loads(text, parse_constant=no_number)
     except ValueError:
-        value = {"True": True, "False": False, "None": None}.get(text.strip(), text)
+        value = _python_or_text(text)
     if isinstance(value, str) or ("string" in types and not (value is None and "null" in types)):
         return written(text if not isinstance(value, str) or "string" in types else value)
     return written(value)
+
+
+def _python_or_text(text: str) -> Any:
+    try:
+        return python_value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
 
 
 def written(value: Any) -> str:

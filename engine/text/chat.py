@@ -14,9 +14,10 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from bequest.engine.dialects.recognise import calls_of
 from bequest.engine.errors import InvalidRequest, ModelError
 from bequest.engine.text.chat_sandbox import ChatEnvironment
-from bequest.engine.text.tool_prompt import spelled_out
+from bequest.engine.text.tool_prompt import spelled_out, with_calls_spelled_out
 
 Message = Mapping[str, Any]
 _LONGEST_REASON = 300  # characters of what a template says for itself
@@ -64,6 +65,8 @@ class ChatTemplate:
         compiled = self._tool_template if tools else self._template
         if not compiled.knows_tools and (tools or not compiled.knows_calls):
             messages = spelled_out(messages, tools or ())
+        elif not compiled.knows_calls:
+            messages = with_calls_spelled_out(messages, compiled.layout)
         prepared = [_prepare(message, compiled) for message in messages]
         end_mark = _mark_end(prepared) if continue_final_message else None
         variables = {
@@ -86,8 +89,11 @@ class _Compiled:
         self.knows_developer = "developer" in source
         self.knows_tools = "tools" in source
         self.knows_calls = "tool_calls" in source
+        self.layout = calls_of(source).layout
         self.reads_parts = any(map(_reads_content, environment.parse(source).find_all(nodes.For)))
         self.needs_parts = self.reads_parts and "is string" not in source
+        # Mistral's: thoughts are parts of the content.
+        self.thinks_in_parts = self.reads_parts and "[THINK]" in source
 
 
 def _reads_content(loop: nodes.For) -> bool:
@@ -110,6 +116,8 @@ def _prepare(message: Message, template: _Compiled) -> dict[str, Any]:
     reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     if reasoning is not None:
         prepared |= {"reasoning_content": reasoning, "thinking": message.get("thinking") or reasoning}
+        if template.thinks_in_parts:
+            prepared["content"] = _with_thoughts(prepared["content"], reasoning)
     if message.get("tool_calls"):
         prepared["tool_calls"] = [_prepare_tool_call(call) for call in message["tool_calls"]]
     return prepared
@@ -129,6 +137,11 @@ def _prepare_content(content: Any, template: _Compiled) -> Any:
     if template.reads_parts:
         return [dict(part) for part in content]
     return "\n".join(part.get("text", "") for part in content)
+
+
+def _with_thoughts(content: Any, reasoning: str) -> list[dict[str, Any]]:
+    said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    return [{"type": "thinking", "thinking": reasoning}, *said]
 
 
 def _prepare_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bequest.engine.dialects.formats import FORMATS
+from bequest.engine.dialects.formats import FORMATS, Layout
 
 _LAYOUT = FORMATS["hermes"].layout
 _INTRODUCTION = """You may call functions to help with the request. They are described in JSON, one per line:
@@ -20,9 +20,14 @@ To call one, write its name and its arguments as a JSON object between tags:
 The result comes back in the next message."""
 
 
+def with_calls_spelled_out(messages: Sequence[Mapping[str, Any]], layout: Layout) -> list[Mapping[str, Any]]:
+    """For a template that shows tools and no calls: the calls as the model wrote them."""
+    return [_spelled_out(message, layout if layout.can_write else _LAYOUT) for message in messages]
+
+
 def spelled_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The messages with tools, calls and results as text that any template shows."""
-    plain = [_spelled_out(message) for message in messages]
+    plain = with_calls_spelled_out(messages, _LAYOUT)
     if not tools:
         return plain
     described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -33,12 +38,12 @@ def spelled_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     return [{"role": "system", "content": introduction}, *plain]
 
 
-def _spelled_out(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _spelled_out(message: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:
     if not message.get("tool_calls"):
         return message
     calls = [(call["function"]["name"], _json(call["function"].get("arguments"))) for call in message["tool_calls"]]
     said = _text(message.get("content"))
-    written = _LAYOUT.written(calls)
+    written = layout.written(calls)
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**rest, "content": f"{said}\n{written}" if said else written}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from bequest.server.asks.reading import dialect_of
 from bequest.server.context import CONTEXT, Context, unknown_model
 from bequest.server.transport.replies import json_response
 
@@ -25,6 +26,7 @@ async def retrieve_model(request: web.Request) -> web.Response:
 
 
 def _model(context: Context, name: str) -> dict[str, Any]:
+    dialect = dialect_of(context)
     return {
         "id": name,
         "object": "model",
@@ -33,4 +35,6 @@ def _model(context: Context, name: str) -> dict[str, Any]:
         "root": context.engine.info.name,
         "parent": None,
         "max_model_len": context.engine.info.max_model_len,
+        "reasoning_parser": dialect.reasoning,
+        "tool_call_parser": dialect.calls.name,
     }

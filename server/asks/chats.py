@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 from bequest.engine.errors import EngineError
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.messages import MESSAGE_CHARS, conversation, text_length
-from bequest.server.asks.prompt import Truncation
+from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import check_length, encode
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
@@ -34,6 +35,8 @@ class ChatSource:
     tools: Tools | None = None  # None: nothing is said of them
     special: bool = False  # whether the tokenizer adds its special tokens: the template writes its own
     truncation: Truncation = Truncation()
+    # How a parent's answer becomes a message, where it is more than its text: it holds thoughts.
+    reads_answer: Callable[[str, Prompt], dict[str, Any]] | None = None
     only_counts: bool = False  # tokens are counted, for whatever model: it need not converse, nor must they fit
 
 
@@ -57,6 +60,18 @@ class TemplateUse:
             **self.kwargs,
         )
         return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
+
+    def after_answer(self, before: Conversation, new: Sequence[Mapping[str, Any]]) -> str | None:
+        """The text between an answer to `before` and where the next one begins: the end of its turn, new messages.
+
+        None: the template does not show an answer as it is, or not without the calls in it.
+        """
+        mark = f"ANSWER-{secrets.token_hex(16)}"
+        try:
+            text = self.render([*before.answered(mark), *new]).prompt_text
+        except EngineError:
+            return None
+        return text.partition(mark)[2] if text.count(mark) == 1 else None
 
 
 def template_use(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bequest.engine.types import Lineage
-from bequest.server.asks.chats import ChatSource, off_loop_rendering, rendered_chat, template_use
+from bequest.server.asks.chats import ChatSource, TemplateUse, off_loop_rendering, rendered_chat, template_use
 from bequest.server.asks.extension import Conversation, answer_text, extend
 from bequest.server.asks.inheriting import Cut, Inheriting, cut
 from bequest.server.asks.messages import conversation
@@ -87,10 +87,15 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
             "continuation_at",
         )
     tokenizer = context.text.tokenizer
-    messages = [*_history(context, before, begin), *new]
+    answer = _answer(context, begin)
+    messages = [*_history(source, before, begin, answer), *new]
     use = template_use(context, source, new[-1]["role"], before)
 
     def work() -> Prompt:
+        if source.reads_answer is not None and answer is not None:
+            kept = _behind_all(context, begin, use, before, answer, messages, len(new))
+            if kept is not None:
+                return kept
         whole = use.render(messages)
         check_length(context, whole.prompt_text)
         choice = replace(begin.choice, num_prompt=begin.answer_at)
@@ -113,15 +118,46 @@ def _conversation_of(begin: Cut) -> Conversation:
     )
 
 
-def _history(context: Context, before: Conversation, begin: Cut) -> Sequence[Mapping[str, Any]]:
-    """The parent's messages with as much of its answer as is kept. A parent that sampled nothing, or a branch before
-    its first token, has no answer; one that ended at once has an empty one."""
+def _answer(context: Context, begin: Cut) -> str | None:
+    """As much of the parent's answer as is kept. A parent that sampled nothing, or a branch before its first token, has
+    none; one that ended at once has an empty one."""
     ids = begin.choice.token_ids
     if begin.at == begin.answer_at and (begin.branch or len(ids) == begin.answer_at):
+        return None
+    return answer_text(context.text.tokenizer, ids[begin.answer_at : begin.at], context.engine.info.eos_token_ids)
+
+
+def _history(source: ChatSource, before: Conversation, begin: Cut, answer: str | None) -> Sequence[Mapping[str, Any]]:
+    """The parent's messages with its answer."""
+    if answer is None:
         return before.messages
-    return before.answered(
-        answer_text(context.text.tokenizer, ids[begin.answer_at : begin.at], context.engine.info.eos_token_ids)
-    )
+    if source.reads_answer is None or before.continued:
+        return before.answered(answer)
+    prompt = Prompt(begin.choice.token_ids[: begin.answer_at], origin=replace(before, answer_at=None))
+    return (*before.messages, source.reads_answer(answer, prompt))
+
+
+def _behind_all(
+    context: Context,
+    begin: Cut,
+    use: TemplateUse,
+    before: Conversation,
+    answer: str,
+    messages: Sequence[Mapping[str, Any]],
+    num_new: int,
+) -> Prompt | None:
+    """The next turn behind all of the parent's tokens, its thoughts too, which many templates would leave out.
+
+    None: the template does not say what follows an answer.
+    """
+    tail = use.after_answer(before, messages[len(messages) - num_new :])
+    if tail is None:
+        return None
+    text = before.prompt_text + answer + tail
+    check_length(context, text)
+    ids = context.text.tokenizer.encode(tail, add_special_tokens=False)
+    whole = Conversation(tuple(messages), text, use.source, use.kwargs, use.tools, use.continued)
+    return begin.prompt(begin.at, ids, whole)
 
 
 def _check_not_repeated(before: Conversation, new: list[dict[str, Any]]) -> None:

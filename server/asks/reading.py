@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bequest.engine.dialects.events import AnswerEvent, Content
 from bequest.engine.dialects.reader import AnswerReader, Dialect
 from bequest.engine.dialects.recognise import calls_of, reasoning_of
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.leads import content_head, lead_of
 from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.spoken import whole_message
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.interfaces import TokenizerLike
@@ -64,6 +66,12 @@ class Reading:
         if reader is not None and self.shows_thoughts:
             reader.prime(_begun(self._dialect, self._tokenizer, prompt))
         return reader
+
+    def message(self, answer: str, prompt: Prompt) -> dict[str, Any]:
+        """An answer behind the prompt, as a message to a template."""
+        reader = self.reader(prompt)
+        events: list[AnswerEvent] = [Content(answer)] if reader is None else [*reader.feed(answer), *reader.finish()]
+        return {"role": "assistant", **whole_message(events)}
 
     def constraint(self, answer: Constraint | None, prompt: Prompt) -> Constraint | None:
         """What the answer behind the prompt has to follow, if anything. `answer` is what the body asks for."""

@@ -9,7 +9,7 @@ class Answer {
     this.cut = cut;
     this.question = question;
     this.children = [];
-    this.pieces = []; // { text, tokens }
+    this.pieces = []; // { text, thought, tokens }
     this.id = null;
     this.promptTokens = 0;
     this.told = "";
@@ -137,8 +137,9 @@ export class Chat {
       const { inherited_tokens: inherited, computed_tokens: computed, source } = event.continuation;
       answer.told = `inherited ${inherited} tokens (${source}), computed ${computed}`;
     }
-    if (choice?.token_ids?.length || choice?.delta?.content) {
-      answer.pieces.push({ text: choice.delta.content ?? "", tokens: choice.token_ids?.length ?? 1 });
+    const { content, reasoning_content: thought } = choice?.delta ?? {};
+    if (choice?.token_ids?.length || content || thought) {
+      answer.pieces.push({ text: content || thought || "", thought: Boolean(thought), tokens: choice.token_ids?.length ?? 1 });
     }
     if (event.usage && !answer.promptTokens) answer.promptTokens = event.usage.prompt_tokens;
     this.draw();
@@ -192,6 +193,7 @@ export class Chat {
   token(answer, piece, index) {
     const token = document.createElement("span");
     token.className = "token";
+    if (piece.thought) token.className += " thought";
     if (this.marked?.answer === answer && this.marked.index === index) token.className += " marked";
     token.textContent = piece.text;
     token.addEventListener("click", () => {

@@ -12,9 +12,9 @@ from aiohttp import web
 from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
+from bequest.server.answers.deltas import DeltaMaker, reason_with_calls
 from bequest.server.answers.generated import Head, answered
 from bequest.server.answers.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
-from bequest.server.answers.message import DeltaMaker, reason_with_calls, whole_message
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
 from bequest.server.answers.thought_tokens import ThoughtTokens
@@ -22,6 +22,7 @@ from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
 from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.reading import Reading
+from bequest.server.asks.spoken import whole_message
 from bequest.server.asks.tools import chat_tools
 from bequest.server.generation.asks import chat_ask, kept_open
 from bequest.server.transport.work import apart

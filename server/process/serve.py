@@ -27,7 +27,8 @@ from bequest.engine.errors import ModelError
 from bequest.server.access.auth import is_loopback
 from bequest.server.access.keys import KeyRing
 from bequest.server.app import AppRunner, make_app
-from bequest.server.context import CONTEXT
+from bequest.server.asks.reading import dialect_of
+from bequest.server.context import CONTEXT, Context
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
 from bequest.server.process.loading import loading_front
@@ -83,6 +84,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         try:
             await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE).start()
             listener.listen(_BACKLOG)  # asyncio takes one number for both
+            _log.info("%s", _dialect_line(app[CONTEXT]))
             _log.info("%s", _ready_line(listener, app[CONTEXT].model_names, time.monotonic() - began))
             notifier.ready(_status(engine))
             beside.append(asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine))))
@@ -155,6 +157,12 @@ async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
 def _draining_line(number: signal.Signals, num_open: int, seconds: float) -> str:
     again = "Ctrl-C again" if number is signal.SIGINT else f"another {number.name}"
     return f"{number.name}: draining {num_open} requests for up to {seconds:g} s; {again} to stop at once"
+
+
+def _dialect_line(context: Context) -> str:
+    """How answers are read: by the model's template, or by the flags."""
+    dialect = dialect_of(context)
+    return f"reasoning parser: {dialect.reasoning or 'none'}; tool call parser: {dialect.calls.name}"
 
 
 def _ready_line(listener: socket.socket, names: Sequence[str], seconds: float) -> str:

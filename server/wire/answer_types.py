@@ -28,6 +28,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Continued(msgspec.Struct, kw_only=True):
@@ -86,6 +87,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -226,6 +229,8 @@ class Model(msgspec.Struct, kw_only=True):
     root: str
     parent: None
     max_model_len: int
+    reasoning_parser: str | None
+    tool_call_parser: str
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 
+from bequest.engine.config import ToolCallParser
 from bequest.engine.dialects.call_reader import CallReader
 from bequest.engine.dialects.events import CallArguments, CallBegun, Content
-from bequest.engine.dialects.formats import FORMATS
+from bequest.engine.dialects.formats import CALL_FORMATS, FORMATS
 from bequest.engine.dialects.recognise import calls_of
 from bequest.engine.text.chat import ChatTemplate
 
@@ -39,6 +41,72 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
     ("llama3_json", ' {"name": "f", "parameters": "{\\"a\\": 1}"}', "", [["f", '{"a": 1}']]),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", TWO),
     ("mistral", "text [TOOL", "text [TOOL", []),
+    ("mistral_args", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}', "", TWO),
+    ("mistral_args", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]', "", TWO),
+    ("mistral_args", '[TOOL_CALLS]f{"a": "}\\"{"} tail', " tail", [["f", '{"a": "}\\"{"}']]),
+    ("mistral_args", "[TOOL_CALLS]f[ARGS]{", "", [["f", "{"]]),
+    ("mistral_args", "[TOOL_CALLS]no call at all", "[TOOL_CALLS]no call at all", []),
+    ("granite", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", TWO),
+    ("phi4_mini_json", 'functools[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]', "", TWO),
+    ("phi4_mini_json", "use functools for that", "use functools for that", []),
+    ("glm4", 'f\n{"a": 1}\ng\n{}', "", TWO),
+    ("glm4", 'f\nis a function {"a": 1}', 'f\nis a function {"a": 1}', []),
+    ("glm4", 'h\n{"a": 1}', 'h\n{"a": 1}', []),
+    ("glm4", 'f\n{"a": 1}\nDone.', "\nDone.", TWO[:1]),
+    (
+        "deepseek_v3",
+        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        '```json\n{"a": 1}\n```<｜tool▁call▁end｜>\n'
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Sure.",
+        TWO,
+    ),
+    ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1', "", [["f", '{"a": 1']]),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜>?", "<｜tool▁calls▁begin｜>?", []),
+    (
+        "qwen3_coder",
+        "Sure.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n\n x </p>\n\n</parameter>\n"
+        "</function>\n</tool_call>\n<function=g>\n</function>",
+        "Sure.",
+        [["f", '{"a": 1, "b": "\\n x </p>\\n"}'], ["g", "{}"]],
+    ),
+    (
+        "qwen3_coder",
+        "<function=f><parameter=c>\n{'x': None}\n</parameter></function>",
+        "",
+        [["f", '{"c": {"x": null}}']],
+    ),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter></function> ok", " ok", [["f", '{"a": "x"}']]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=b>\nso far", "", [["f", '{"b": "so far']]),
+    ("qwen3_coder", "<tool_call>plain</tool_call>", "<tool_call>plain</tool_call>", []),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call><tool_call>g</tool_call>", "", TWO),
+    ("glm45", "<tool_call>f\n<arg_key>b</arg_key>\n<arg_value></arg_value>\n</tool_call>", "", [["f", '{"b": ""}']]),
+    ("glm45", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+    ("minimax_m2", '<minimax:tool_call><invoke name="g"></invoke></minimax:tool_call>ok', "ok", [["g", "{}"]]),
+    ("pythonic", "[f(a=1), g()]", "", TWO),
+    ("pythonic", " [f(1, b='x]', c=[True, null])]", "", [["f", '{"a": 1, "b": "x]", "c": [true, null]}']]),
+    ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
+    ("pythonic", "[f(a=import)] no", "[f(a=import)] no", []),
+    ("pythonic", "[f(a=open('x'))]", "[f(a=open('x'))]", []),
+    ("pythonic", "[f(a=1", "[f(a=1", []),
+    ("olmo3", "Sure. <function_calls>f(a=1)\ng()</function_calls>", "Sure.", TWO),
+    ("olmo3", "<function_calls>f(**x)</function_calls>", "<function_calls>f(**x)</function_calls>", []),
+    ("gemma3", "```tool_code\nprint(f(a=1))\n```", "", TWO[:1]),
+    ("gemma3", "```python\nf(a=1)\n```", "```python\nf(a=1)\n```", []),
+    ("gemma4", "<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{}<tool_call|>", "", TWO),
+    (
+        "gemma4",
+        '<|tool_call>call:f{b:<|"|>x},<|"|>,c:{d:[<|"|>y<|"|>,-1.5,true]}}<tool_call|>',
+        "",
+        [["f", '{"b": "x},", "c": {"d": ["y", -1.5, true]}}']],
+    ),
+    ("gemma4", "<|tool_call>call:f{a:<tool_call|>", "<|tool_call>call:f{a:<tool_call|>", []),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{",
+        "",
+        [["f", "{"]],
+    ),
 ]
 
 
@@ -83,6 +151,10 @@ def test_an_answer_held_to_calls_has_no_content_wherever_it_ends(name: str) -> N
         content, calls = read(name, text[:end], [], only_calls=True)
         assert content == "" and [call[0] for call in calls] == ["f", "g"][: len(calls)]
         assert all('{"a": 1}'.startswith(call[1]) or call[1] == "{}" for call in calls)
+
+
+def test_flags_and_formats_have_the_same_names() -> None:
+    assert set(get_args(ToolCallParser)) == {"auto", *CALL_FORMATS}
 
 
 def test_formats_of_templates() -> None:

@@ -171,3 +171,50 @@ async def test_what_a_response_thought_goes_back_into_the_prompt(start: Starter)
     await front.post("/v1/responses", {"input": [*first["output"], {"role": "user", "content": "Sure?"}]})
     prompt = bytes(front.engine.submitted[-1].prompt_token_ids).decode()
     assert "[assistant]<think>I weigh\nit 👋.</think>Yes.\n[user]Sure?" in prompt
+
+
+# --- continuation ------------------------------------------------------------------------------------------------
+
+DROPS = OPENED.replace("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}", "")
+
+
+async def last_prompt(front: Front, **body: Any) -> str:
+    answer, _ = await front.post("/v1/chat/completions", body)
+    assert answer.status == 200
+    return bytes(front.engine.submitted[-1].prompt_token_ids).decode()
+
+
+@pytest.mark.parametrize("template", [OPENED, DROPS])
+async def test_a_child_goes_on_behind_all_that_its_parent_thought(start: Starter, template: str) -> None:
+    front = await thinking(start)
+    front.text.chat_template = ChatTemplate(template)  # type: ignore[assignment]
+    first = await last_prompt(front, messages=ASK, request_id="first")
+    sure = [{"role": "user", "content": "Sure?"}]
+    second = await last_prompt(front, messages=sure, continuation_of="first", request_id="second")
+    assert second == f"{first}{ANSWER}\n[user]Sure?\n[assistant]<think>"
+    lineage = front.engine.submitted[-1].terms.lineage
+    assert lineage is not None and lineage.at == len((first + ANSWER).encode())
+    third = await last_prompt(front, messages=[{"role": "user", "content": "Really?"}], continuation_of="second")
+    assert third == f"{second}{ANSWER}\n[user]Really?\n[assistant]<think>"
+
+
+async def test_an_answer_that_goes_on_in_its_thoughts(start: Starter) -> None:
+    front = await thinking(start, "I weigh", "length")
+    await last_prompt(front, messages=ASK, request_id="cut")
+    front.engine.script = saying(" it.</think>Yes.", 3, by_byte=True)
+    _, body = await front.post("/v1/chat/completions", {"messages": [], "continuation_of": "cut", "request_id": "more"})
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (" it.", "Yes.")
+    front.engine.script = saying(" Or </think> no.", 3, by_byte=True)
+    _, body = await front.post("/v1/chat/completions", {"messages": [], "continuation_of": "more"})
+    assert body["choices"][0]["message"]["content"] == " Or </think> no."
+
+
+async def test_a_last_message_that_goes_on(start: Starter) -> None:
+    front = await thinking(start, " it.</think>Yes.")
+    begun = [*ASK, {"role": "assistant", "content": "<think>I weigh"}]
+    _, body = await front.post("/v1/chat/completions", {"messages": begun, "continue_final_message": True})
+    assert body["choices"][0]["message"]["reasoning"] == " it."
+    begun = [*ASK, {"role": "assistant", "content": "I"}]
+    _, body = await front.post("/v1/chat/completions", {"messages": begun, "continue_final_message": True})
+    assert body["choices"][0]["message"]["content"] == " it.</think>Yes."

@@ -53,6 +53,11 @@ WRITTEN = {
         '<parameter name="far">3</parameter>\n<parameter name="how">up</parameter>\n'
         '<parameter name="deep">{"a": true}</parameter>\n</invoke>\n<invoke name="go">\n</invoke>\n</minimax:tool_call>'
     ),
+    "seed_oss": (
+        '<seed:tool_call>\n<function=look>\n<parameter=at>the "sea"</parameter>\n<parameter=far>3</parameter>\n'
+        '<parameter=how>up</parameter>\n<parameter=deep>{"a": true}</parameter>\n</function>\n</seed:tool_call>\n'
+        "<seed:tool_call>\n<function=go>\n</function>\n</seed:tool_call>"
+    ),
     "pythonic": '[look(at="the \\"sea\\"", far=3, how="up", deep={"a": true}), go()]',
     "lfm2": '<|tool_call_start|>[look(at="the \\"sea\\"", far=3, how="up", deep={"a": true}), go()]<|tool_call_end|>',
     "olmo3": '<function_calls>look(at="the \\"sea\\"", far=3, how="up", deep={"a": true})\ngo()</function_calls>',
@@ -142,6 +147,7 @@ def test_optional_arguments_may_be_left_out(name: str) -> None:
         "qwen3_coder": "<tool_call>\n<function=look>\n</function>\n</tool_call>",
         "glm45": "<tool_call>look\n</tool_call>",
         "minimax_m2": '<minimax:tool_call>\n<invoke name="look">\n</invoke>\n</minimax:tool_call>',
+        "seed_oss": "<seed:tool_call>\n<function=look>\n</function>\n</seed:tool_call>",
         "gemma4": "<|tool_call>call:look{}<tool_call|>",
     }
     layout = FORMATS[name].layout
