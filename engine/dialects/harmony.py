@@ -28,10 +28,14 @@ _LONGEST_HEADER = 512
 
 
 class HarmonyReader:
-    """One answer, with its thoughts and its calls. Without `reads_calls` a call is content."""
+    """One answer, with its thoughts and its calls. Without `reads_calls` a call is content, without `thinks` a thought
+    is."""
 
-    def __init__(self, reads_calls: bool, most_calls: int | None = None, only_calls: bool = False) -> None:
+    def __init__(
+        self, reads_calls: bool, most_calls: int | None = None, only_calls: bool = False, thinks: bool = True
+    ) -> None:
         self._reads_calls = reads_calls
+        self._thinks = thinks
         self._only_calls = only_calls
         self._most_calls = most_calls
         self._calls = Calls(most_calls)
@@ -82,8 +86,8 @@ class HarmonyReader:
 
     def _header(self, events: list[AnswerEvent]) -> bool:
         at = self._rest.find(MESSAGE)
-        if at < 0:
-            plain = len(self._rest) > _LONGEST_HEADER
+        if not 0 <= at <= _LONGEST_HEADER:
+            plain = len(self._rest) > _LONGEST_HEADER + len(MESSAGE)
             if plain:
                 self._kind = "final"
             return plain
@@ -99,7 +103,7 @@ class HarmonyReader:
             self._kind = "call"
             self._calls.begin(recipient[1].removeprefix("functions."))
             self._flush(events)
-        elif name == "analysis" and recipient is None:
+        elif name == "analysis" and recipient is None and self._thinks:
             self._kind = "analysis"
             self.spans.append((self._began, self._began))
         else:

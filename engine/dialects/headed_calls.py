@@ -77,12 +77,12 @@ class _HeadedRegion:
         if stop >= 0 and (brace < 0 or stop < brace):
             self.ended = True
             return text[stop + len(end) :], False
-        head = self._syntax.head.fullmatch(text[:brace]) if brace >= 0 else None
+        head = self._syntax.head.fullmatch(text[:brace]) if 0 <= brace <= _LONGEST_HEAD else None
         if head is not None:
             calls.begin(head["name"])
             self._scanner, self._first = ObjectScanner(), False
             return text[brace:], True
-        if brace < 0 and len(text) <= _LONGEST_HEAD and not (self._first and "\n\n" in text):
+        if brace < 0 and len(text) <= _LONGEST_HEAD:
             return text, False
         self.ended = True  # nothing that could be a call follows
         if self._first:

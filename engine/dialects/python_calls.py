@@ -13,7 +13,7 @@ from bequest.engine.dialects.values import properties_of, python_value, written
 
 _BARE = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
 _MAYBE_BARE = re.compile(r"\[\s*([A-Za-z_][\w.]*)?")
-_LONGEST = 1 << 20  # characters that are parsed
+_LONGEST = 1 << 16  # characters that are parsed: about 50 ms, for which all others wait
 
 
 @dataclass(frozen=True, slots=True)

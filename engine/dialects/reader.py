@@ -77,7 +77,7 @@ class Dialect:
         if self.is_harmony or (terms is not None and self.calls.syntax is None):
             if terms is None:
                 return HarmonyReader(reads_calls=False)
-            return HarmonyReader(True, terms.most, terms.only_calls)
+            return HarmonyReader(True, terms.most, terms.only_calls, thinks=self.is_harmony)
         thinking = thinking_format(self.reasoning)
         if thinking is None and terms is None:
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bequest.engine.dialects.call_reader import Calls, Functions, Region
-from bequest.engine.dialects.marks import partial
+from bequest.engine.dialects.marks import first_of, partial
 from bequest.engine.dialects.values import json_of_text, properties_of, types_of, written
 
 _BLANK = " \t\r\n"
@@ -131,9 +131,12 @@ class _TagRegion:
             self._state = "between"
             self.ended = self._alone or end == self._syntax.end
             return text[len(end) :], True
-        if key.startswith(text) or end.startswith(text):
-            return text, False
-        return text[1:], True  # what stands between arguments is nothing
+        # What stands between arguments is nothing.
+        found = first_of(text, (key, end))
+        if found is not None:
+            return text[found[0] :], True
+        kept = partial(text, (key, end))
+        return text[len(text) - kept :], False
 
     def _in_key(self, text: str) -> tuple[str, bool]:
         key, mark, rest = text.partition(self._syntax.key[1])

@@ -324,8 +324,8 @@ CHATML = """{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' a
         ("m.content", "<think>hm</think> Yes. ", len("<think>hm</think> Yes. ")),
         ("m.content | trim", "Yes. \n", len("Yes.")),
         ("m.content | trim", " Yes.", 0),
-        ("m.content.split('</think>')[-1]", "<think>hm</think>Yes.", 0),
-        ("m.content.split('</think>')[-1]", "Yes.", len("Yes.")),
+        ("m.content.split('***')[-1]", "hm***Yes.", 0),
+        ("m.content.split('***')[-1]", "Yes.", len("Yes.")),
         ("m.content | upper", "OKay", 2),
     ],
 )

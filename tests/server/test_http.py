@@ -216,7 +216,8 @@ async def test_models(front: Front, path: str) -> None:
         one = await answer.json()
     _, listed = await front.get("/v1/models")
     assert listed == {"object": "list", "data": [one]}
-    assert set(one) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len"}
+    parsers = {"reasoning_parser", "tool_call_parser"}
+    assert set(one) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", *parsers}
     assert (await front.strict().models.retrieve("fake/model")).id == "fake/model"
     assert [model.id async for model in front.strict().models.list()] == ["fake/model"]
 
