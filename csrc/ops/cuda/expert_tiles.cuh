@@ -36,7 +36,7 @@ struct TileShape {
   static constexpr int kDepth = kPanels * kPanelColumns;
   static constexpr int kWeightPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kTokenPanelBytes = Tokens * kPanelRowBytes;
-  static constexpr int kStages = Tokens == 128 ? 3 : 4;
+  static constexpr int kStages = Tokens == 8 ? 5 : Tokens == 128 ? 3 : 4;
   static constexpr int kMultipliers = Groups * 128;  // threads
   static constexpr int kRowWarps = Tokens <= 16 ? 1 : Tokens == 32 ? 2 : 3;
   static constexpr int kThreads = kMultipliers + kWarp + kRowWarps * kWarp;
@@ -44,8 +44,9 @@ struct TileShape {
   static constexpr bool kSharesRegisters = Tokens == 256;
   static constexpr int kMultiplierRegisters = 184, kLoaderRegisters = 136;
   static constexpr int kResultPitch = kRows + 8;  // tokens that are stored at once lie in different banks
-  // A narrow tile leaves room for one of the kernel behind it.
-  static constexpr int kBlocks = Groups == 1 ? 2 : 1;  // per multiprocessor
+  // Per multiprocessor, and no more have room: else those that come in beside the last of the kernel ahead
+  // would lie unevenly.
+  static constexpr int kBlocks = Groups == 1 ? 2 : 1;
 };
 
 template <class S>
