@@ -35,6 +35,7 @@ class Case:
     window: int = 0
     soft_cap: float = 0.0
     bias_reach: int | None = None
+    has_sinks: bool = False
     seed: int = 0
 
     @property
@@ -48,6 +49,11 @@ class Case:
             return None
         generator = torch.Generator(DEVICE).manual_seed(99)
         return 2 * torch.randn(self.num_q_heads, 2 * self.bias_reach + 1, generator=generator, device=DEVICE)
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """[NQ], of which some take nearly all of the weight and some hardly any."""
+        return torch.linspace(-6.0, 9.0, self.num_q_heads, device=DEVICE) if self.has_sinks else None
 
     @property
     def num_tokens(self) -> int:
@@ -133,7 +139,10 @@ def reference(case: Case, step: Step) -> Tensor:
         seen = (key <= query) | (not case.causal)
         if case.window:
             seen &= key > query - case.window
-        weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if case.sinks is not None:
+            scores = torch.cat((scores, case.sinks[:, None, None].expand(-1, query_len, 1)), -1)
+        weights = torch.softmax(scores, -1)[..., :seq_len]
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v)
     return out
 
@@ -160,7 +169,9 @@ def run(case: Case, step: Step, plan: cuda.CudaAttentionPlan | None = None) -> T
     guarded = torch.full((case.num_tokens + 2, case.num_q_heads, case.head_dim), 7.0, dtype=case.dtype, device=DEVICE)
     plan = plan or workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
     out = guarded[1:-1]
-    cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out, case.bias)
+    cuda.paged_attention(
+        step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out, case.bias, sinks=case.sinks
+    )
     torch.cuda.synchronize()
     assert (guarded[0] == 7).all() and (guarded[-1] == 7).all()
     return out
@@ -213,7 +224,11 @@ def test_heads(lens: tuple[tuple[int, int], ...], head_dim: int, heads: tuple[in
 PREFIXES = (0, 1, 15, 16, 31, 47, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 257, 640)
 
 
-@pytest.mark.parametrize("change", [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}, {"has_sinks": True}],
+    ids=str,
+)
 @pytest.mark.parametrize("query_len", [17, 32, 64, 65, 129])
 @pytest.mark.parametrize("heads", [(4, 1, 128), (2, 2, 64), (96, 1, 128)], ids=str)
 def test_prefixes_around_tile_ends(heads: tuple[int, int, int], query_len: int, change: dict[str, float]) -> None:
@@ -229,7 +244,8 @@ def test_prefixes_around_tile_ends(heads: tuple[int, int, int], query_len: int, 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "change", [{"window": 1}, {"window": 16}, {"window": 100}, {"soft_cap": 3.0}, {"causal": False}]
+    "change",
+    [{"window": 1}, {"window": 16}, {"window": 100}, {"soft_cap": 3.0}, {"causal": False}, {"has_sinks": True}],
 )
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_masks_and_caps(change: dict[str, float], head_dim: int, dtype: torch.dtype) -> None:

@@ -64,7 +64,9 @@ def attend(case: Case, step: Step, scales: KvScales = UNSCALED) -> Tensor:
     """The rows over a cache with `scales`."""
     out = torch.full((case.num_tokens, case.num_q_heads, case.head_dim), 7.0, dtype=case.dtype, device=DEVICE)
     plan = workspace_of(case).plan(step.query_start, step.seq_lens, step.block_tables)
-    return cuda.paged_attention(step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out, scales=scales)
+    return cuda.paged_attention(
+        step.q, step.kv_cache, LAYER, plan, case.scale, case.soft_cap, out, scales=scales, sinks=case.sinks
+    )
 
 
 def check(case: Case, common: tuple[int, ...] = ()) -> None:
@@ -88,7 +90,9 @@ def test_heads(lens: str, head_dim: int, heads: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "change", [{"window": 1}, {"window": 16}, {"window": 100}, {"soft_cap": 3.0}, {"causal": False}], ids=str
+    "change",
+    [{"window": 1}, {"window": 16}, {"window": 100}, {"soft_cap": 3.0}, {"causal": False}, {"has_sinks": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_masks_and_caps(change: dict[str, float], head_dim: int, dtype: torch.dtype) -> None:
@@ -123,7 +127,11 @@ def test_shared_prefixes(count: int, keys: int, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 64, 128])
-@pytest.mark.parametrize("change", [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}, {"has_sinks": True}],
+    ids=str,
+)
 @pytest.mark.parametrize("query_len", [17, 64, 65, 129])
 @pytest.mark.parametrize("heads", [(4, 1, 128), (2, 2, 64), (96, 1, 128), (7, 1, 64)], ids=str)
 def test_prefixes_around_tile_ends(

@@ -47,7 +47,9 @@ def test_heads(keys: int, heads: tuple[int, int], head_dim: int) -> None:
     check_shared(case, [keys] * 40)
 
 
-@pytest.mark.parametrize("change", [{"window": 100}, {"soft_cap": 3.0}, {"causal": False}, {"dtype": torch.float32}])
+@pytest.mark.parametrize(
+    "change", [{"window": 100}, {"soft_cap": 3.0}, {"has_sinks": True}, {"causal": False}, {"dtype": torch.float32}]
+)
 def test_masks_caps_and_dtypes(change: dict[str, object]) -> None:
     case = Case(sharers(20, 2500), num_q_heads=32, num_kv_heads=16, **change)  # type: ignore[arg-type]
     check_shared(case, [2500] * 20)

@@ -34,11 +34,16 @@ class Case:
     window: int = 0
     kv_dtype: torch.dtype = torch.bfloat16
     scales: KvScales = UNSCALED
+    has_sinks: bool = False
     stored: bool = True  # False: the token's key and value are in the cache, and it has no slot
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return torch.linspace(-6.0, 9.0, self.num_q_heads, device=DEVICE) if self.has_sinks else None
 
 
 @dataclass(frozen=True)
@@ -116,13 +121,23 @@ def apart(case: Case, step: Step) -> tuple[Tensor, Tensor]:
         case.scales,
     )
     out = torch.full(q.shape, CANARY, dtype=q.dtype, device=DEVICE)
-    attention.paged_attention(q, cache, LAYER, step.plan, case.scale, out=out, scales=case.scales)
+    attention.paged_attention(q, cache, LAYER, step.plan, case.scale, out=out, scales=case.scales, sinks=case.sinks)
     return out, cache
 
 
 def together(case: Case, step: Step, qkv: Tensor, cache: Tensor) -> Tensor:
     return attention.attend_token(
-        qkv, cache, LAYER, step.plan, case.scale, step.slots, step.positions, step.cos_sin, step.norm, case.scales
+        qkv,
+        cache,
+        LAYER,
+        step.plan,
+        case.scale,
+        step.slots,
+        step.positions,
+        step.cos_sin,
+        step.norm,
+        case.scales,
+        case.sinks,
     )
 
 
@@ -155,6 +170,14 @@ def test_lengths(seq_len: int, kv_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (14, 2), (16, 1), (5, 1), (32, 8), (32, 32), (40, 40), (64, 4)])
 def test_heads(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> None:
     check(Case(777, heads[0], heads[1], head_dim, kv_dtype=kv_dtype))
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("seq_len", [1, 33, 1025, 4097])
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks(window: int, seq_len: int, kv_dtype: torch.dtype) -> None:
+    heads = {"num_q_heads": 64, "head_dim": 64, "norm": False}
+    check(Case(seq_len, kv_dtype=kv_dtype, window=window, has_sinks=True, **heads))  # type: ignore[arg-type]
 
 
 def test_shapes_that_are_not_served() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ class Case:
     window: int = 0
     soft_cap: float = 0.0
     bias_reach: int | None = None
+    has_sinks: bool = False
     bfloat16: bool = False
     seed: int = 0
 
@@ -43,6 +45,11 @@ class Case:
             return None
         generator = torch.Generator().manual_seed(99)
         return 3 * torch.randn(self.num_q_heads, 2 * self.bias_reach + 1, generator=generator)
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """[NQ], of which some take nearly all of the weight and some hardly any."""
+        return torch.linspace(-6.0, 9.0, self.num_q_heads) if self.has_sinks else None
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def make_plan(step: Step) -> kernels.AttentionPlan:
 def attend(step: Step) -> Tensor:
     case = step.case
     return kernels.paged_attention(
-        step.q, step.kv_cache, LAYER, make_plan(step), case.scale, case.soft_cap, bias=case.bias
+        step.q, step.kv_cache, LAYER, make_plan(step), case.scale, case.soft_cap, bias=case.bias, sinks=case.sinks
     )
 
 
@@ -138,7 +145,10 @@ def reference(step: Step) -> Tensor:
                     scores += bias[head, distances.clamp(-reach, reach) + reach].double()
                 if begin == end:
                     continue
-                out[token, head] = torch.softmax(scores, 0) @ step.values[s][begin:end, kv_head].double()
+                if case.sinks is not None:
+                    scores = torch.cat((scores, case.sinks[head, None].double()))
+                weights = torch.softmax(scores, 0)[: end - begin]
+                out[token, head] = weights @ step.values[s][begin:end, kv_head].double()
     return out
 
 
@@ -203,6 +213,12 @@ def test_block_sizes(block_size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("window", [1, 7, 8, 63, 64, 65, 200, 5000])
 def test_windows(window: int) -> None:
     check(Case(((1, 1), (1, 600), (70, 70), (5, 530), (20, 140)), window=window))
+
+
+@pytest.mark.parametrize("change", [{}, {"window": 9}, {"soft_cap": 3.0}, {"num_kv_heads": 6, "head_dim": 20}], ids=str)
+def test_sinks(change: dict[str, Any]) -> None:
+    """In one split and over several, of one query and of many."""
+    check(replace(Case(((1, 70), (20, 80), (1, 1), (1, 1300), (30, 600)), num_q_heads=6, has_sinks=True), **change))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -46,7 +46,10 @@ def expected(step: Step, s: int) -> tuple[Tensor, Tensor]:
     hidden = distance > 0 if case.causal else torch.zeros_like(distance, dtype=torch.bool)
     if case.window:
         hidden = hidden | (distance <= -case.window)
-    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if case.sinks is not None:
+        scores = torch.cat((scores, case.sinks[:, None, None].double().expand(-1, query_len, 1)), -1)
+    weights = torch.softmax(scores, -1)[..., :seq_len]
     out = torch.einsum("htk,khd->thd", weights, values)
     away = (values[None] - out[:, None]).abs()  # [query_len, seq_len, NQ, D]
     size = torch.einsum("htk,khd->thd", weights, values.abs())
@@ -105,6 +108,11 @@ def test_grouped_heads(heads: tuple[int, int]) -> None:
 @pytest.mark.parametrize("window", [1, 7, 31, 32, 33, 64, 200, 5000])
 def test_windows(window: int) -> None:
     check(Case(((1, 600), (70, 70), (35, 530), (3, 1060)), window=window))
+
+
+@needs_units
+def test_sinks() -> None:
+    check(Case(((1, 70), (20, 80), (40, 40), (1, 1300)), num_q_heads=6, has_sinks=True))
 
 
 @needs_units
