@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.recurrent import RecurrentStates, Stateless
 from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
@@ -28,6 +29,7 @@ from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text, text_from_gguf
 from bequest.engine.types import Runner
+from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.watching.observation import Observer
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
@@ -52,6 +54,7 @@ class CacheSizes:
     num_blocks: int
     num_host_blocks: int = 1
     num_lease_blocks: int = 0  # of the device's, that leases may hold
+    states: StateSizes | None = None  # of a model with recurrent layers
 
 
 def make_scheduler(
@@ -72,12 +75,15 @@ def make_scheduler(
     pool = BlockPool(sizes.num_blocks, sizes.block_size, limits.prefix_caching)
     host = HostTier(BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False))
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
-    retention = Retention(RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records), pool, wall)
+    states = Stateless() if sizes.states is None else RecurrentStates(sizes.states, sizes.block_size)
+    kept = RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records, sizes.states)
+    retention = Retention(kept, pool, wall, states)
     cache = KvCache(
         pool,
         host,
         retention.leases,
         retention.cross,
+        states,
         device_budget=sizes.num_lease_blocks,
         prefix_caching=limits.prefix_caching,
     )
@@ -96,7 +102,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None, *
         prepared.info,
         make_scheduler(
             SchedulerLimits(
-                max_num_seqs=config.max_num_seqs,
+                max_num_seqs=prepared.max_num_seqs,
                 max_num_batched_tokens=prepared.max_num_batched_tokens,
                 prefix_caching=config.enable_prefix_caching,
                 max_num_tokens_alone=prepared.max_num_tokens_alone,
@@ -114,7 +120,13 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None, *
                 prompt_pace=prepared.prompt_pace,
                 tuning=tuning,
             ),
-            CacheSizes(config.block_size, prepared.num_blocks, prepared.num_host_blocks, prepared.num_lease_blocks),
+            CacheSizes(
+                config.block_size,
+                prepared.num_blocks,
+                prepared.num_host_blocks,
+                prepared.num_lease_blocks,
+                prepared.states,
+            ),
             prepared.info.eos_token_ids,
             max_records=config.retained_tokens_records,
             max_leases=config.max_leases,

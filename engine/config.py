@@ -133,6 +133,11 @@ class EngineConfig:
         None, "share of the cache that leases may hold; default: 0.5, or less where a longest request needs the rest"
     )
     host_cache_gb: float = option(4.0, "host memory in GiB that leases and preempted requests may move to")
+    state_interval: int | None = option(
+        None,
+        "tokens between two states that recurrent layers keep for those who continue from the middle; default: as many "
+        "as have keys and values of the size of a state",
+    )
     default_ttl: float = option(300.0, "seconds that `retain: true` leases for")
     max_ttl: float = option(86400.0, "longest lease in seconds")
     max_leases: int | None = option(None, "most leases of one tenant; default: what the budget holds")
@@ -189,7 +194,7 @@ class EngineConfig:
                 f"default_ttl must be over 0, at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"
             )
         lengths = ("max_model_len", "max_num_batched_tokens", "max_encoder_len", "max_num_encoder_tokens")
-        for name in (*lengths, "num_blocks", "threads"):
+        for name in (*lengths, "num_blocks", "threads", "state_interval"):
             value, least = getattr(self, name), 2 if name == "num_blocks" else 1
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")

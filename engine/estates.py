@@ -14,7 +14,7 @@ import numpy as np
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.device import DeviceThread
-from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate
+from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate, InvalidRequest
 from bequest.engine.inheritance.estates import Coming, Estates, Leaving
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.types import IntArray, ModelInfo, StepMoves
@@ -48,7 +48,15 @@ class EstateDesk:
         self._closed: EngineError | None = None
         self.piece_bytes = _PIECE_BYTES
 
+    def _refuse_recurrent(self) -> None:
+        if self._cache.states.passes_in_order:
+            raise InvalidRequest(
+                "Estates hold keys and values; recurrent states of this model cannot leave its engine.",
+                reason="estates_without_states",
+            )
+
     async def take_out(self, tenant: str, reference: str) -> Estate:
+        self._refuse_recurrent()
         identity = await self._identity(tenant)
         leaving = self._estates.leave(tenant, reference)
         try:
@@ -61,6 +69,7 @@ class EstateDesk:
             self._wake()
 
     async def bring_in(self, tenant: str, estate: Estate, ttl: float, origin: object) -> str:
+        self._refuse_recurrent()
         identity = await self._identity(tenant)
         if differs := estate.deed.identity.differs(identity):
             message = f"The estate is of another engine: {', '.join(differs)}."

@@ -20,6 +20,7 @@ from typing import Protocol, get_args
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from bequest.engine.cache.cross import CrossPlace, CrossTables
 from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.tiers.ticket import Ticket, done
 from bequest.engine.cache.tiers.tier import Moves, Tier
 from bequest.engine.state.record import Record
@@ -50,6 +51,10 @@ class Holders(Protocol):
 
     @property
     def budget(self) -> LeasedBlocks: ...
+
+    @property
+    def num_states(self) -> int:
+        """Of recurrent layers, that they hold."""
 
     def on_device(self) -> list[Record]:
         """Those that hold some on the device, least recently used first."""
@@ -101,6 +106,7 @@ class KvCache:
         tier: Tier,
         leases: Holders,
         cross: CrossTables,
+        states: States,
         *,
         device_budget: int,
         prefix_caching: bool,
@@ -110,6 +116,7 @@ class KvCache:
         self.tier = tier
         self.host = tier.pool
         self.cross = cross
+        self.states = states
         self._leases = leases
         self.device_budget = device_budget
         self._prefix_caching = prefix_caching
@@ -136,6 +143,7 @@ class KvCache:
         assert self.pool.num_used == budget.num_held - on_host, "device blocks lost"
         assert self.host.num_used == on_host, "host blocks lost"
         assert budget.num_promised == 0, "promised blocks lost"
+        self.states.check_only(self._leases.num_states)
 
     def index(self, record: Record) -> None:
         """Lets others find the full blocks of a record whose bytes came from elsewhere."""
@@ -188,6 +196,7 @@ class KvCache:
         """Of one group."""
         for sequence in waiting:
             sequence.table.free()
+            self.states.let_go(sequence)
             sequence.num_computed = 0
         self.release_cross(waiting[0].group)
 
@@ -195,6 +204,8 @@ class KvCache:
         return self.tier.read([host_block(entry) for entry in filter(is_on_host, table.blocks)])
 
     def _place_self(self, sequence: Sequence) -> Placement:
+        if len(sequence.table):
+            self._step_back(sequence)
         if len(sequence.table):
             return self._resume(sequence)
         placement = self._inherit(sequence)
@@ -216,6 +227,7 @@ class KvCache:
         """
         sequence.table = placement.table
         sequence.num_computed = placement.computed
+        self.states.take(sequence, placement.computed)
         moving = [] if placement.table.resident else [placement.table]
         cross, group = placement.cross, sequence.group
         group.cross = self.cross.settle(cross, group.salt, group)
@@ -277,10 +289,9 @@ class KvCache:
         whole = placement.computed // self.pool.block_size * self.pool.block_size
         if whole == placement.computed or placement.table is sequence.table:
             return False
-        placement.table.truncate(whole)
+        placement.computed = self._startable(sequence, placement.table, whole)
         placement.release_lender()
-        placement.computed = whole
-        placement.missing = self._missing_to(sequence, placement.table, whole)
+        placement.missing = self._missing_to(sequence, placement.table, placement.computed)
         if sequence.group.request.terms.lineage is not None:
             placement.source = "recompute"
         return True
@@ -307,14 +318,32 @@ class KvCache:
         goal = sequence.work.goal_len(sequence)
         computed = min(lineage.at, held.computed, sequence.work.most_inherited(sequence), capacity, alike)
         table.truncate(computed)
-        if computed < goal:
-            computed = self._copyable(table, computed)
+        if self.states.nearest(sequence, computed) < goal:
+            computed = self._startable(sequence, table, computed)
         if computed == 0 and goal > 1:
             return None
         lender = None if held.holds_blocks else table.fork()
         missing = self._missing_to(sequence, table, computed)
         source: Source = "blocks" if table.resident else "host"
         return Placement(table, computed, missing, source, self.cross.nowhere, lender, held.lease)
+
+    def _step_back(self, sequence: Sequence) -> None:
+        """To where it can go on: recurrent layers may have lost their states since it gave way."""
+        start = self.states.nearest(sequence, sequence.num_computed)
+        if start < sequence.num_computed:
+            sequence.table.truncate(start)
+            sequence.num_computed = start
+
+    def _startable(self, sequence: Sequence, table: BlockTable, most: int) -> int:
+        """Of the first `most` tokens of a table those that the sequence can start behind, and write on; the table has
+        no others afterwards."""
+        computed = most
+        while True:
+            start = self.states.nearest(sequence, computed)
+            table.truncate(start)
+            computed = self._copyable(table, start)
+            if computed == start:
+                return start
 
     def _copyable(self, table: BlockTable, computed: int) -> int:
         """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
@@ -333,6 +362,8 @@ class KvCache:
             most = sequence.work.most_inherited(sequence)
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)
+            if self.states.nearest(sequence, computed) < computed:
+                computed = self._startable(sequence, table, computed)
         missing = self._missing_to(sequence, table, computed)
         whole_blocks = self._expected(sequence) // self.pool.block_size * self.pool.block_size
         found_all = computed > 0 and computed >= whole_blocks

@@ -17,7 +17,9 @@ from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, cou
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.errors import EngineError, InsufficientRetention
 from bequest.engine.inheritance.budget import LeaseBudget
+from bequest.engine.inheritance.state_leases import StateLeases
 from bequest.engine.state.record import KeptChoice, Living, Record
+from bequest.engine.state.recurrent import State
 from bequest.engine.state.sequence import Group
 from bequest.engine.types import Request, Retained
 
@@ -40,8 +42,16 @@ class Borrowed:
 
 
 class Leases:
-    def __init__(self, budget: LeaseBudget, pool: BlockPool, cross: CrossTables, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        budget: LeaseBudget,
+        pool: BlockPool,
+        cross: CrossTables,
+        states: StateLeases,
+        wall: Callable[[], float],
+    ) -> None:
         self.budget = budget
+        self._states = states
         self._pool = pool
         self._cross = cross
         self._wall = wall
@@ -60,7 +70,9 @@ class Leases:
         discount = self._shared_blocks(group.request, creditor)
         cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount - cross_discount
+        num_states = self._states.check(group)
         self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry)
+        self._states.promise(record, num_states)
         record.lease.charge, record.lease.ttl, record.lease.lost = charge, ttl, None
         record.lease.discount, record.lease.cross_discount = discount, cross_discount
 
@@ -74,11 +86,13 @@ class Leases:
         whole = self._most_blocks(group)
         more = whole - before
         try:
+            num_states = self._states.check(group, record)
             self.budget.promise(record.tenant, more, whole, self._earliest_expiry)
         except EngineError as error:
             self.give_up(record, f"the answer outgrew what could be leased: {error.message}")
             return
         record.lease.charge += more
+        self._states.promise(record, num_states)
 
     def give_up(self, record: Record, why: str) -> None:
         """A running request will not be leased after all."""
@@ -89,8 +103,10 @@ class Leases:
         record.lease.ttl, record.lease.lost = None, why
         self.release_if_free(record)
 
-    def hold(self, record: Record, kept: KeptChoice, table: BlockTable) -> None:
-        """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised."""
+    def hold(self, record: Record, kept: KeptChoice, table: BlockTable, states: list[State]) -> None:
+        """A choice of a promised lease has ended and keeps its blocks; they are paid from what was promised. So are its
+        states."""
+        self._states.hold(record, states)
         if record.encoder is not None and not record.inputs:
             self._hold_input(record)
         self._share_what_is_paid(record, kept, table)
@@ -98,12 +114,20 @@ class Leases:
         self._pay(record, table)
         self._add_holder(record)
 
+    def _states_of(self, record: Record, choices: list[KeptChoice]) -> list[list[State]]:
+        """What recurrent layers have of ended choices. Raises InsufficientRetention if some of it is gone."""
+        found = [self._states.find(record.salt, kept.tokens, kept.computed) for kept in choices]
+        if any(states is None for states in found):
+            self._states.drop([state for states in found if states is not None for state in states])
+            raise self._blocks_are_gone(record)
+        return [states for states in found if states is not None]
+
     def hold_ended(self, record: Record) -> None:
         """A lease was promised to a request some of whose choices had ended. Raises InsufficientRetention."""
         adopted, inputs = self._adopt(record)
         _free(inputs)  # the first choice that is held takes it
-        for kept, table in adopted:
-            self.hold(record, kept, table)
+        for (kept, table), states in zip(adopted, self._states_of(record, [kept for kept, _ in adopted]), strict=True):
+            self.hold(record, kept, table, states)
 
     # --- after its end -------------------------------------------------------------------------------------------
 
@@ -153,13 +177,18 @@ class Leases:
         found = [*(table for _, table in adopted), *inputs]
         tables = record.tables() + found
         fresh = self.budget.num_unpaid(record.tenant, tables)
+        states: list[list[State]] = []
         try:
+            states = self._states_of(record, [kept for kept, _ in adopted])
+            self._states.check_more(sum(map(len, states)))
             self.budget.open_lease(record.tenant, fresh, count_distinct_blocks(tables), self._earliest_expiry)
         except EngineError:
             _free(found)
+            self._states.drop([state for part in states for state in part])
             raise
         self.budget.settle(record.tenant, fresh)
         self._take_over(record, found, inputs)
+        self._states.hold(record, [state for part in states for state in part])
         for kept, table in adopted:
             kept.table, kept.epochs = table, BlockEpochs()
 
@@ -200,6 +229,7 @@ class Leases:
         if record.lease.ttl is not None or record.pins > 0 or record not in self._holders:
             return
         self._holders.remove(record)
+        self._states.release(record)
         self._on_device.pop(record, None)
         self.budget.let_go(record.tenant, record.tables())
         for kept in record.kept.values():
@@ -229,6 +259,11 @@ class Leases:
     def holders(self) -> list[Record]:
         """Every record that holds blocks."""
         return list(self._holders)
+
+    @property
+    def num_states(self) -> int:
+        """Of recurrent layers, that records hold."""
+        return self._states.num_held
 
     def on_device(self) -> list[Record]:
         """Those that hold some on the device, least recently used first."""
@@ -316,6 +351,7 @@ class Leases:
 
     def _end_promise(self, record: Record) -> None:
         self.budget.settle(record.tenant, record.lease.charge)
+        self._states.settle(record)
         record.lease.charge = record.lease.discount = record.lease.cross_discount = 0
 
     def _adopt(self, record: Record) -> tuple[list[tuple[KeptChoice, BlockTable]], list[BlockTable]]:

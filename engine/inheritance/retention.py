@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.cache.cross import CrossTables
+from bequest.engine.cache.recurrent import Stateless, States
 from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
 from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
+from bequest.engine.inheritance.state_leases import StateLeases
 from bequest.engine.inheritance.tallies import Tallies
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types import Grade, GradeLoad, Retained
+from bequest.engine.types.recurrent import StateSizes
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
 
@@ -30,6 +33,7 @@ class RetentionLimits:
     budget_per_tenant: int = 0
     max_leases: int | None = None  # per tenant
     max_records: int = 1024  # without a lease
+    states: StateSizes | None = None  # of a model with recurrent layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,13 @@ class Settlement:
 
 
 class Retention:
-    def __init__(self, limits: RetentionLimits, pool: BlockPool, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, limits: RetentionLimits, pool: BlockPool, wall: Callable[[], float], states: States | None = None
+    ) -> None:
         budget = LeaseBudget(limits.budget_blocks, limits.budget_per_tenant, limits.max_leases)
         self.cross = CrossTables(pool)
-        self.leases = Leases(budget, pool, self.cross, wall)
+        self.states = Stateless() if states is None else states
+        self.leases = Leases(budget, pool, self.cross, StateLeases(self.states, limits.states), wall)
         self._limits = limits
         self._pool = pool
         self.wall = wall
@@ -107,6 +114,7 @@ class Retention:
         record = sequence.group.ties.record
         if record is None or record.gone or record.failed:
             sequence.table.free()
+            self.states.let_go(sequence)
             return
         # A step launched past the end has computed more than the plain loop would have: it does not count. The last
         # token has KV where its hidden state was wanted.
@@ -115,6 +123,7 @@ class Retention:
         computed = min(sequence.num_computed, full)
         table = sequence.table
         table.truncate(computed)
+        states = self.states.end(sequence, computed)
         kept = KeptChoice(
             tokens=sequence.tokens,
             num_prompt=sequence.num_prompt,
@@ -130,9 +139,10 @@ class Retention:
             self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
         if complete and record.lease.ttl is not None:
             sequence.table = BlockTable(self._pool, record.salt)
-            self.leases.hold(record, kept, table)
+            self.leases.hold(record, kept, table, states)
         else:
             table.free()
+            self.states.drop(states)
 
     def keep_beams(self, group: Group, beams: KeptBeams) -> None:
         """A search that has no lease has ended. Its blocks are not held here."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput, ReadRows
@@ -50,8 +51,10 @@ class CpuRunner:
         host_cache: torch.Tensor,
         max_rows: int,
         dtype: torch.dtype,
+        states: torch.Tensor | None = None,
     ) -> None:
         self._model = model
+        self._states = states  # [NS, LR, E] float32 of a model with recurrent layers
         self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
@@ -154,8 +157,15 @@ class CpuRunner:
             if read is None
             else ReadRows(torch.from_numpy(read.rows), self._attention(batch, read.query_start, last_window)),
             cross=self._cross(batch),
+            recurrent=self._recurrent(batch),
             tap=tap,
         )
+
+    def _recurrent(self, batch: StepBatch) -> RecurrentStep | None:
+        if self._states is None or batch.state_starts is None or batch.state_slots is None:
+            return None
+        arrays = (batch.query_start, batch.state_starts, batch.state_slots)
+        return RecurrentStep(self._states, *map(torch.from_numpy, arrays))
 
     def _cross(self, batch: StepBatch) -> kernels.AttentionPlan | None:
         if batch.cross_tables is None or batch.cross_lens is None:

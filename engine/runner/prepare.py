@@ -22,7 +22,6 @@ from bequest.engine.errors import ModelError
 from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.generation import check_sampling
@@ -41,9 +40,11 @@ from bequest.engine.runner.memory import (
     plan_host_blocks,
     table,
 )
+from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
 from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.recurrent import StateSizes
 
 if TYPE_CHECKING:
     from bequest.engine.runner.cuda import RunnerLimits
@@ -96,6 +97,8 @@ class Prepared:
     max_num_tokens_extracting: int | None = None  # as in ExtractionLimits.max_step_tokens
     max_num_encoder_tokens: int = 0  # likewise
     short_extractions: tuple[int, ...] = ()  # as in ExtractionLimits.short_steps
+    max_num_seqs: int = 1  # as in SchedulerLimits
+    states: StateSizes | None = None  # of a model with recurrent layers
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -137,7 +140,9 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         available = host_memory()
         shares = [Share("weights", loaded.weight_bytes), Share("free before the cache", available)]
         wish = _wish(config, loaded)
-        plan = plan_cache(wish, available, min(int(available * _CPU_SHARE), _CPU_MOST), shares)
+        most = min(int(available * _CPU_SHARE), _CPU_MOST)
+        states = plan_states(state_wish(config, loaded, wish), most)
+        plan = plan_cache(wish, available - states.num_bytes, most - states.num_bytes, shares)
         shape = loaded.config.kv_shape(config.block_size)
         kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.kv_dtype)
         # Pages that nothing is written to take no memory.
@@ -150,11 +155,11 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
     _log_notes(loaded)
-    runner = CpuRunner(loaded.model, kv_cache, host_cache, config.max_num_seqs, loaded.dtype)
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, states.max_num_seqs, loaded.dtype, states.allocate())
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     info = _info(config, path, loaded, plan, torch.float32)
-    states = _states_rows(loaded, _CPU_STATES, torch.float32)
+    rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
         info,
@@ -163,11 +168,13 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         plan.num_lease_blocks,
         tokens,
         _CPU_PROMPT_PACE,
-        states,
+        rows,
         alone,
         _CPU_TOKENS_EXTRACTING,
         config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
         _CPU_SHORT_EXTRACTIONS,
+        states.max_num_seqs,
+        states.sizes,
     )
 
 
@@ -181,6 +188,8 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     with phase("weights"):
         loaded = _load_cuda(config, path, device, memory)
     wish = _wish(config, loaded)
+    if state_wish(config, loaded, wish).num_bytes:
+        raise ModelError(f"{loaded.config.architecture}: recurrent layers are served by device=cpu alone so far")
     shape = loaded.config.kv_shape(config.block_size)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
@@ -217,6 +226,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         max_num_tokens_extracting=extracting,
         short_extractions=tuple(size for size in mixed_ladder(tokens) if size < extracting),
         max_num_encoder_tokens=encoder_tokens,
+        max_num_seqs=config.max_num_seqs,
     )
 
 
@@ -314,8 +324,6 @@ def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
-    if isinstance(loaded.config, DecoderConfig) and loaded.config.recurrent is not None:
-        raise ModelError(f"{loaded.config.architecture}: recurrent layers can be computed, but are not served yet")
     return CacheWish(
         block_bytes=math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize,
         block_size=config.block_size,

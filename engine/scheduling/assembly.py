@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
+from bequest.engine.cache.recurrent import StatePlan
 from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.state.draft import Chunk, EncoderRun
 from bequest.engine.state.sequence import Copies, Sequence
@@ -45,12 +46,13 @@ def assemble(
     runs: list[EncoderRun],
     closing: tuple[int, ...],
     outcome: StepOutcome,
+    states: StatePlan | None,
 ) -> StepPlan:
     """REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar"""
     tapped = bool(outcome.tapped) or any(run.tapped is not None for run in runs)
     return StepPlan(
         step=step,
-        batch=_batch(batch, chunks),
+        batch=_batch(batch, chunks, states),
         moves=_moves(moves),
         rows=StepRows(close=closing, open=tuple(outcome.opened)),
         samples=_samples(step, outcome),
@@ -61,7 +63,7 @@ def assemble(
     )
 
 
-def _batch(batch: Batch, chunks: list[Chunk]) -> StepBatch:
+def _batch(batch: Batch, chunks: list[Chunk], states: StatePlan | None) -> StepBatch:
     cross_tables, cross_lens = _cross_arrays(chunks)
     return StepBatch(
         input_ids=batch.input_ids,
@@ -73,6 +75,8 @@ def _batch(batch: Batch, chunks: list[Chunk]) -> StepBatch:
         block_tables=batch.block_tables,
         cross_tables=cross_tables,
         cross_lens=cross_lens,
+        state_starts=None if states is None else states.starts,
+        state_slots=None if states is None else states.slots,
     )
 
 

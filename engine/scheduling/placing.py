@@ -21,6 +21,7 @@ class Placer:
         """Moves its blocks to the host, if they fit there."""
         if not self._cache.try_swap_out(sequence):
             return False
+        self._cache.states.let_go(sequence)
         self._swapped[sequence] = None
         return True
 
@@ -30,12 +31,15 @@ class Placer:
 
     def drop_blocks(self, sequence: Sequence) -> None:
         sequence.table.free()
+        self._cache.states.let_go(sequence)
         sequence.num_computed = 0
         self._cache.release_cross(sequence.group)
 
     def place(self, sequence: Sequence, running: Collection[Sequence]) -> Placement | Ticket | None:
         """Where it starts from, with room for it beside those that run; None if there is none. A ticket: its bytes are
         on their way, and it holds nothing new meanwhile."""
+        if not self._cache.states.has_room(sequence):
+            return None
         placement = self._cache.place(sequence)
         if placement.ticket.pending:
             return self._await(placement, sequence)

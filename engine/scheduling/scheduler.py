@@ -25,6 +25,7 @@ from functools import partial
 
 from bequest.engine._C import BlockPool
 from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.salt import salt_of
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.inheritance.retention import Retention
@@ -74,7 +75,7 @@ class Scheduler:
         self._kinds = kinds
         self._step_limits = limits.step
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
-        self._steps = StepMaker(self._rows, self, prefix_caching=limits.prefix_caching)
+        self._steps = StepMaker(self._rows, self, cache.states, prefix_caching=limits.prefix_caching)
         self.clock = StepClock(limits.extraction_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
@@ -94,6 +95,10 @@ class Scheduler:
     @property
     def max_num_seqs(self) -> int:
         return self.limits.max_num_seqs
+
+    @property
+    def states(self) -> States:
+        return self.cache.states
 
     @property
     def num_running(self) -> int:
@@ -190,6 +195,7 @@ class Scheduler:
         assert sequence.status is Status.RUNNING
         del self._running[sequence]
         sequence.table.free()
+        self.states.let_go(sequence)
         sequence.status = Status.FINISHED
 
     def is_alone(self, sequence: Sequence) -> bool:
@@ -221,6 +227,7 @@ class Scheduler:
         group = sequence.group
         group.kind.abandon()
         sequence.table.uncommit(0)
+        self.states.distrust(sequence)
         self.cache.cross.distrust(group.cross)
         if group.ties.record is not None:
             group.ties.record.failed = True

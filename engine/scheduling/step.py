@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bequest.engine._C import prepare_batch
+from bequest.engine.cache.recurrent import States
 from bequest.engine.scheduling.assembly import BlockMoves, assemble
 from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.scheduling.results import Samples
@@ -21,8 +22,9 @@ from bequest.engine.work.owed import StatesOfEncoder, StatesOfTokens
 
 
 class StepMaker:
-    def __init__(self, rows: SamplerRows, desk: Desk, *, prefix_caching: bool) -> None:
+    def __init__(self, rows: SamplerRows, desk: Desk, states: States, *, prefix_caching: bool) -> None:
         self._rows = rows
+        self._states = states
         self._desk = desk
         self._prefix_caching = prefix_caching
         self._step = 0
@@ -36,6 +38,7 @@ class StepMaker:
             [c.count for c in chunks],
             [c.sequence.row for c in chunks],
         )
+        states = self._states.plan(chunks)  # choices that part ways in this step share what it leaves
         closing = self._rows.take_closed()
         outcome = StepOutcome(self._rows)
         start = 0
@@ -51,7 +54,7 @@ class StepMaker:
         masked = _masked_last(outcome)
         self._step += 1
         runs = sorted(draft.encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
-        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome)
+        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome, states)
         samples = Samples(tuple(outcome.sampled), tuple(outcome.drafts) if outcome.drafts else None)
         return Launch(
             plan=plan,

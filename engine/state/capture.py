@@ -114,6 +114,12 @@ class Capture:
         owed = np.flatnonzero(self._missing(0, self._length))
         return int(owed[-1]) + 1 if len(owed) else 0
 
+    @property
+    def first_owed(self) -> int:
+        """The first position whose states no launched step brings; behind all, if there is none."""
+        owed = np.flatnonzero(self._missing(0, len(self._wanted)))
+        return int(owed[0]) if len(owed) else len(self._wanted)
+
     def num_owed(self, end: int | None = None) -> int:
         """Rows that no launched step brings; only those before `end`, if it is given."""
         return int(np.count_nonzero(self._missing(0, self._length if end is None else end)))

@@ -21,6 +21,7 @@ from typing import Protocol, overload
 
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.state.cross import CrossTable
+from bequest.engine.state.recurrent import State
 from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.encoder import EncoderInput
 
@@ -186,6 +187,7 @@ class Lease:
     expires_at: float | None = None  # once it is granted, on the engine's clock
     expires_at_wall: float | None = None
     lost: str | None = None  # why it was not granted after all
+    states: int = 0  # of recurrent layers, promised to it while its request runs
 
 
 @dataclass(slots=True, eq=False)
@@ -196,6 +198,7 @@ class Record:
     kept_beams: KeptBeams | None = None  # instead of kept choices, until somebody asks for those
     _kept: dict[int, KeptChoice] = field(default_factory=dict)
     inputs: list[CrossTable] = field(default_factory=list)  # held for all choices: of its encoder input, if it has one
+    states: list[State] = field(default_factory=list)  # of recurrent layers, that its lease holds
     children: int = 0
     pins: int = 0  # open children that were promised its blocks
     gone: bool = False  # nobody finds it any more

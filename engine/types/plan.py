@@ -39,6 +39,8 @@ class StepBatch(Data):
     block_tables: IntArray  # [S, MB], padded with block 0
     cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
     cross_lens: IntArray | None = None  # [S]
+    state_starts: IntArray | None = None  # [S] slots that recurrent layers go on from; -1: a sequence begins
+    state_slots: IntArray | None = None  # [T] slots that get the state behind a token; -1: nobody wants it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -37,3 +37,12 @@ class DeltaSizes:
     def state_size(self) -> int:
         """Floats of a layer's state: the matrices [HV, DK, DV], then the last inputs of the convolution [CW - 1, C]."""
         return self.value_size * self.key_dim + (self.conv_width - 1) * self.channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """How many states of recurrent layers there is room for."""
+
+    num_slots: int
+    num_lease_slots: int  # of these, that leases may hold
+    interval: int  # tokens between two states that are kept on the way

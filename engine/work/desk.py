@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from bequest.engine._C import BlockPool
+from bequest.engine.cache.recurrent import States
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types.catalogue import Catalogue
@@ -33,6 +34,10 @@ class Desk(Protocol):
 
     @property
     def drafter(self) -> Drafter | None: ...
+
+    @property
+    def states(self) -> States:
+        """Of recurrent layers."""
 
     def handle_of(self, catalogue: Catalogue) -> int:
         """By which the device knows it."""

@@ -42,7 +42,8 @@ class Generation(Kind):
         self._ends = self._eos | params.stop_token_ids
         self._num_logprobs = params.logprobs
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
-        self._drafter = None if params.grammar is not None or group.request.hidden_states else desk.drafter
+        drafts = params.grammar is None and not group.request.hidden_states and not desk.states.passes_in_order
+        self._drafter = desk.drafter if drafts else None
 
     @classmethod
     def takes(cls, request: Request) -> bool:
@@ -103,6 +104,7 @@ class Generation(Kind):
             status=Status.RUNNING,
             capture=None if leader.capture is None else leader.capture.sibling(),
         )
+        self._desk.states.fork(leader, other)
         self._open(other)
         return other
 

@@ -32,6 +32,8 @@ class Owed(Work):
 class OwedStates(Owed):
     """Those of the decoder."""
 
+    _desk: Desk
+
     def wishes(self, sequence: Sequence, room: Room) -> Iterator[Wish]:
         """Tokens that have no KV yet come first: for their blocks the sequence itself may have to give way."""
         capture, begin = _capture_of(sequence), sequence.num_computed
@@ -40,10 +42,14 @@ class OwedStates(Owed):
         if count > 0 and room.state_rows >= capture.num_layers and room.chunks_left > 0:
             yield Stretch(begin, capture.most_tokens(begin, count, room.state_rows))
         for first, end in capture.owed_runs(num_there):
-            count = min(end - first, room.budget, room.state_rows // capture.num_layers)
-            if count == 0 or room.chunks_left <= 0:
+            begin = self._desk.states.walk(sequence, first)
+            rows = room.state_rows // capture.num_layers
+            count = min(end - begin, room.budget, first - begin + rows)
+            if rows == 0 or count <= 0 or room.chunks_left <= 0:
                 return
-            yield Stretch(first, count, read_only=True)
+            yield Stretch(begin, count, read_only=True)
+            if self._desk.states.passes_in_order:
+                return
 
     def note_planned(self, sequence: Sequence, stretch: Stretch) -> None:
         sequence.group.states.num_tokens += stretch.count
@@ -54,6 +60,13 @@ class OwedStates(Owed):
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         capture = _capture_of(sequence)
         return capture.num_owed(num_computed) + max(0, capture.goal_len - num_computed)
+
+
+class OwedBehind(OwedStates):
+    """Of a sequence that was there for something else."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
 
 class OwedEncoderStates(Owed):
@@ -75,7 +88,7 @@ def end(sequence: Sequence, desk: Desk) -> None:
     if capture is None:
         desk.finish(sequence)
         return
-    owe(sequence, OwedEncoderStates() if isinstance(capture, EncoderCapture) else OwedStates())
+    owe(sequence, OwedEncoderStates() if isinstance(capture, EncoderCapture) else OwedBehind(desk))
     desk.release_row(sequence)
     if capture.complete:
         desk.finish(sequence)

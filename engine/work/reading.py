@@ -63,6 +63,7 @@ class Reading(Kind):
             tokens, output = TokenList(self.group.request.prompt_token_ids), sequence.output.sibling(choice)
             table, num_computed = sequence.table.fork(), sequence.num_computed
             child = Sequence(self.group, choice, tokens, table, output, self, num_computed, Status.RUNNING)
+            self._desk.states.fork(sequence, child)
             self.group.sequences.append(child)
             self._desk.run(child)
 

@@ -86,9 +86,9 @@ class Scoring(Reading):
 
     def _begin_candidates(self, leader: Sequence, room: Room) -> Iterator[Wish]:
         """Those that fit, once all that they share was computed by steps before this one."""
-        if leader.num_computed < leader.num_prompt - 1:
-            return
-        while self._waiting and room.budget > 0 and room.chunks_left > 1:
+        shared, states = leader.num_prompt - 1, self._desk.states
+        states.want(leader, shared)
+        while self._waiting and states.can_fork(leader, shared) and room.budget > 0 and room.chunks_left > 1:
             candidate = self._candidate(leader, self._waiting.popleft())
             self.group.sequences.append(candidate)
             yield Begin(candidate)
@@ -107,6 +107,7 @@ class Scoring(Reading):
         output = leader.output.sibling(number)
         candidate = Sequence(self.group, number + 1, tokens, table, output, self, shared, Status.RUNNING)
         candidate.planned_len = len(tokens) - 1  # nothing follows its last token
+        self._desk.states.fork(leader, candidate)
         return candidate
 
     def gives_way(self, sequence: Sequence) -> bool:

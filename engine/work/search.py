@@ -81,6 +81,15 @@ class Search(Kind):
                 max_tokens=request.params.max_tokens,
                 prompt_tokens=len(request.prompt_token_ids),
             )
+        if width > desk.states.most_beams:
+            raise InvalidRequest(
+                f"{width} beams have more recurrent states than there is room for: {desk.states.most_beams} can run.",
+                reason="beams_of_states_too_many",
+                field="beams.width",
+                details={"limit": desk.states.most_beams},
+                width=width,
+                limit=desk.states.most_beams,
+            )
         check_states(request, info)
 
     # --- its beginning -------------------------------------------------------------------------------------------
@@ -234,6 +243,7 @@ class Search(Kind):
         assert self.search is not None
         if self.beams is None:  # from now on the leader's blocks are those of the first beam
             self.beams = BeamTables(self.group.sequences[0].table)
+            self._desk.states.begin_beams(self.group.sequences[0])
         self._take_turn(self.search, self.search.advance(candidates, tops))
 
     def distrust(self) -> None:
@@ -271,18 +281,23 @@ class Search(Kind):
         back."""
         beams = self.beams
         assert beams is not None
+        leader, states = self.group.sequences[0], self._desk.states
         if turn.finished:
-            first = beams.end(np.asarray([ended.blocks_of for ended in turn.finished], np.int32))
+            rows = np.asarray([ended.blocks_of for ended in turn.finished], np.int32)
+            first = beams.end(rows)
+            states.end_beams(leader, rows, first)
             for place, ended in enumerate(turn.finished, first):
                 ended.place = place
         for dropped in turn.dropped:
             beams.take_ended(dropped.place).free()
+            states.take_ended(leader, dropped.place, None)
 
     def _reorder(self, search: BeamSearch, turn: Turn) -> None:
         """Each surviving beam gets its blocks, and the leader the tokens of the best."""
         assert self.beams is not None
-        self.beams.reorder(turn.parents, turn.tokens)
         leader = self.group.sequences[0]
+        self.beams.reorder(turn.parents, turn.tokens)
+        self._desk.states.reorder_beams(leader, turn.parents)
         if turn.parents[0] != 0:
             leader.tokens.truncate(leader.num_prompt)
             leader.tokens.extend(search.path_of(0)[:-1])
@@ -349,6 +364,7 @@ class Search(Kind):
                 capture=capture_of(self.group.request) if first is None else first.sibling(),
                 num_output=len(generated),
             )
+            self._desk.states.take_ended(leader, ended.place, choice)
             choices.append(choice)
         return choices
 

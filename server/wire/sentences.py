@@ -88,6 +88,12 @@ SENTENCES = {
     "one (DELETE /v1/continuations/{{id}}) or wait for one to expire.",
     "lease_too_large": "`retain` would lease up to {needed} blocks, but leases may hold {budget} at most; set a "
     "smaller max_tokens, or start the server with a larger --retain-fraction or --host-cache-gb.",
+    "beams_of_states_too_many": "{width} beams have more recurrent states than this server has room for; send a "
+    "`beam_width` of {limit} at most.",
+    "lease_of_states_too_large": "`retain` would lease up to {needed} recurrent states, but leases may hold {budget} "
+    "at most; set a smaller max_tokens or n, or start the server with a larger --state-interval.",
+    "leases_of_states_full": "`retain` needs up to {needed_states} recurrent states, but {taken} of {limit} are taken; "
+    "try again when a lease has expired.",
     "leases_full": "`retain` needs up to {needed_blocks} blocks, more than are free of the {limit} blocks of the "
     "retention budget, which all keys share; set a smaller max_tokens, or try again when a lease has expired.",
     "share_of_leases_full": "`retain` needs up to {needed_blocks} blocks, but {taken} of the {limit} blocks of this "

@@ -14,6 +14,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Terms, Usage
 from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
@@ -43,6 +44,7 @@ class Setup:
     encoder_tokens: int = 1 << 30  # of a step
     drafter: Drafter | None = None
     kinds: tuple[KindClass, ...] = KINDS
+    states: StateSizes | None = None  # of a model with recurrent layers
 
 
 @dataclass
@@ -61,8 +63,9 @@ class Answer:
 
 
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
-    runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks)
-    sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks)
+    num_states = 0 if setup.states is None else setup.states.num_slots
+    runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks, num_states)
+    sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks, setup.states)
     limits = SchedulerLimits(
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.chunk,

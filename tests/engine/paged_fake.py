@@ -121,8 +121,10 @@ def expected_tokens(
 
 
 class PagedFakeRunner:
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 1) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 1, num_states: int = 0) -> None:
+        """With `num_states` it has recurrent layers: their states are the tokens that they stand for."""
         self.block_size = block_size
+        self.states: list[tuple[int, ...] | None] = [None] * num_states
         self.slots = np.full(num_blocks * block_size, _EMPTY, dtype=np.int64)
         self.host_slots = np.full(num_host_blocks * block_size, _EMPTY, dtype=np.int64)
         self.rows: dict[int, RowSpec] = {}
@@ -183,6 +185,8 @@ class PagedFakeRunner:
         self.slots[slots] = np.asarray(input_ids)[written]
         for index in np.flatnonzero(~written).tolist():
             assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
+        if self.states:
+            self._recur(plan, input_ids)
         tokens, bad = self._sample(plan)
         top = plan.samples.num_logprobs
         return StepResult(
@@ -245,6 +249,25 @@ class PagedFakeRunner:
         assert len(set(pairs[:, 1].tolist())) == len(pairs), "two copies go to one block"
         content = source.reshape(-1, self.block_size)[pairs[:, 0]].copy()
         destination.reshape(-1, self.block_size)[pairs[:, 1]] = content
+
+    def _recur(self, plan: StepPlan, input_ids: list[int]) -> None:
+        """Each sequence goes on from a state, which must be of the tokens that its blocks hold."""
+        batch = plan.batch
+        assert batch.state_starts is not None and batch.state_slots is not None
+        starts, slots = batch.state_starts.tolist(), batch.state_slots.tolist()
+        written = [slot for slot in slots if slot >= 0]
+        assert len(set(written)) == len(written), "two states go to one slot"
+        assert not {*written} & {start for start in starts if start >= 0}, "a slot is both read and written"
+        before = [() if start < 0 else self.states[start] for start in starts]
+        for sequence, history in enumerate(before):
+            begin, end = batch.query_start[sequence : sequence + 2].tolist()
+            assert history is not None, "a state that nobody has left"
+            assert begin == end or slots[end - 1] >= 0, "the state behind a chunk has no place"
+            for index in range(begin, end):
+                history = (*history, input_ids[index])
+                assert history == tuple(self._history(plan, index).tolist()), "a state of other tokens"
+                if slots[index] >= 0:
+                    self.states[slots[index]] = history
 
     def _sample(self, plan: StepPlan) -> tuple[list[int], list[bool]]:
         tokens: list[int] = []

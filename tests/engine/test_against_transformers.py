@@ -72,7 +72,11 @@ def check(completion: Completion, expected: Expected) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite", "olmo3", "gemma3", "cohere2"]
+    "name",
+    [
+        *("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite"),
+        *("olmo3", "gemma3", "cohere2", "qwen3.5", "qwen3-next"),
+    ],
 )
 def test_tokens_and_logprobs_equal_transformers(name: str, tiny_model: Callable[[str], Path]) -> None:
     directory = tiny_model(name)

@@ -25,9 +25,9 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "glm4", "granite", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "glm4", "granite", "olmo2", "qwen3.5"])
 async def test_states_equal_transformers(name: str, scenario: str, tiny_model: Callable[[str], Path]) -> None:
     config = replace(SCENARIOS[scenario], model=str(tiny_model(name)), dtype="float32", device="cpu", max_model_len=96)
-    trial = Trial(reference_of(make_reference(name)), 1e-4, VOCAB_SIZE)
+    trial = Trial(reference_of(make_reference(name)), 1e-4, VOCAB_SIZE, recurrent=name.startswith("qwen3.5"))
     num_preempted = await check_states(config, trial, LENGTHS)
     assert (num_preempted > 0) == (scenario in ("preempting", "swapping"))

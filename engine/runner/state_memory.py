@@ -1,0 +1,96 @@
+"""Memory for the states of recurrent layers: how many there are, and how many sequences can run with them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import torch
+
+from bequest.engine.config import EngineConfig
+from bequest.engine.errors import ModelError
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.load import LoadedModel
+from bequest.engine.runner.memory import CacheWish, gib
+from bequest.engine.types.recurrent import StateSizes
+
+log = logging.getLogger("bequest.start")
+
+_SHARE = 0.5  # of what the cache may take
+_SLOTS_PER_SEQUENCE = 4  # two while it runs, and as many for what finished ones leave and leases hold
+_LEAST_SLOTS = 2 * _SLOTS_PER_SEQUENCE
+
+
+@dataclass(frozen=True, slots=True)
+class StateWish:
+    """What the configuration and the model say."""
+
+    shape: tuple[int, ...]  # of one state
+    architecture: str
+    max_num_seqs: int
+    interval: int | None
+    bytes_per_token: int  # of keys and values
+    block_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one state."""
+        return 4 * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StateMemory:
+    sizes: StateSizes | None  # None: the model has no recurrent layers
+    max_num_seqs: int
+    shape: tuple[int, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.sizes is None else 4 * self.sizes.num_slots * math.prod(self.shape)
+
+    def allocate(self, device: torch.device | None = None) -> torch.Tensor | None:
+        """[NS, LR, E] float32"""
+        if self.sizes is None:
+            return None
+        return torch.zeros((self.sizes.num_slots, *self.shape), dtype=torch.float32, device=device)
+
+
+def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish) -> StateWish:
+    of = loaded.config
+    shape = of.state_shape if isinstance(of, DecoderConfig) else ()
+    per_token = cache.block_bytes // cache.block_size
+    return StateWish(shape, of.architecture, config.max_num_seqs, config.state_interval, per_token, config.block_size)
+
+
+def plan_states(wish: StateWish, most: int) -> StateMemory:
+    """Takes up to a share of `most` bytes. Where that is too little for as many sequences as were asked for, fewer run
+    at once."""
+    if not wish.num_bytes:
+        return StateMemory(None, wish.max_num_seqs)
+    wanted = max(_SLOTS_PER_SEQUENCE * wish.max_num_seqs, _LEAST_SLOTS)
+    num_slots = min(wanted, int(most * _SHARE) // wish.num_bytes)
+    if num_slots < _LEAST_SLOTS:
+        raise ModelError(
+            f"{wish.architecture}: recurrent layers keep {gib(wish.num_bytes)} for a sequence, and at least "
+            f"{_LEAST_SLOTS} of these are needed, but {gib(int(most * _SHARE))} of memory are free for them"
+        )
+    num_seqs = min(wish.max_num_seqs, num_slots // _SLOTS_PER_SEQUENCE)
+    if num_seqs < wish.max_num_seqs:
+        log.warning("max_num_seqs lowered from %d to %d, what states have room for", wish.max_num_seqs, num_seqs)
+    sizes = StateSizes(num_slots=num_slots, num_lease_slots=num_slots // 2, interval=_interval(wish))
+    log.info(
+        "recurrent states: %d of %s, %d of them for leases; kept each %d tokens",
+        num_slots,
+        gib(wish.num_bytes),
+        sizes.num_lease_slots,
+        sizes.interval,
+    )
+    return StateMemory(sizes, num_seqs, wish.shape)
+
+
+def _interval(wish: StateWish) -> int:
+    """Kept states should not take more memory than the keys and values between them."""
+    if wish.interval is not None:
+        return wish.interval
+    return max(1, -(-wish.num_bytes // (wish.bytes_per_token * wish.block_size))) * wish.block_size

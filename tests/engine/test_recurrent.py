@@ -1,0 +1,111 @@
+"""Recurrent layers over the paged fake: every sequence goes on from a state of its own tokens, whatever happens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
+from bequest.engine.types import Lineage, Retain, SamplingParams
+from bequest.engine.types.recurrent import StateSizes
+from tests.engine.harness import Setup, ask, ask_all, request, running
+from tests.engine.test_differential import check, crowd
+
+STATES = StateSizes(num_slots=120, num_lease_slots=60, interval=24)
+FEW = StateSizes(num_slots=36, num_lease_slots=4, interval=8)
+
+
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+@pytest.mark.parametrize("num_blocks", [400, 42], ids=["ample", "tiny"])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
+@pytest.mark.parametrize("states", [STATES, FEW], ids=["many", "few"])
+async def test_tokens_equal_the_oracle_alone_and_in_a_crowd(
+    states: StateSizes, chunk: int, num_blocks: int, pipelined: bool
+) -> None:
+    setup = Setup(num_blocks, chunk=chunk, pipelined=pipelined, max_model_len=160, states=states, num_host_blocks=60)
+    jobs = crowd(seed=chunk, count=24)
+    async with running(setup) as (engine, _):
+        for prompt, params in jobs[:4]:
+            check(prompt, params, (await ask(engine, request(prompt, params))).token_ids)
+        answers = await ask_all(engine, [request(*job) for job in jobs])
+        for (prompt, params), answer in zip(jobs, answers, strict=True):
+            check(prompt, params, answer.token_ids)
+
+
+PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(10, 900) for _ in range(length)]
+
+
+async def test_an_equal_prompt_starts_at_its_last_whole_block() -> None:
+    async with running(Setup(states=STATES)) as (engine, _):
+        await ask(engine, request(prompt(50), PARAMS))
+        again = await ask(engine, request(prompt(50), PARAMS))
+        other_end = await ask(engine, request([*prompt(50)[:49], 5, 6, 7], PARAMS))
+        assert again.usage is not None and again.usage.cached_tokens == 48
+        assert other_end.usage is not None and other_end.usage.cached_tokens == 48
+
+
+async def test_a_common_beginning_starts_at_the_interval() -> None:
+    async with running(Setup(states=STATES)) as (engine, _):
+        await ask(engine, request(prompt(100), PARAMS))
+        other = await ask(engine, request([*prompt(100)[:60], *prompt(9, seed=1)], PARAMS))
+        assert other.usage is not None and other.usage.cached_tokens == 48  # two intervals of 24
+
+
+@pytest.mark.parametrize("retain", [None, Retain(60)], ids=["warm", "leased"])
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+async def test_a_child_at_the_end_computes_its_suffix_and_one_token(retain: Retain | None, pipelined: bool) -> None:
+    async with running(Setup(states=STATES, num_lease_blocks=60, pipelined=pipelined)) as (engine, _):
+        parent = await ask(engine, request(prompt(30), PARAMS, retain=retain))
+        tokens = [*prompt(30), *parent.token_ids[0]]
+        child = await ask(engine, request([*tokens, 7, 8], PARAMS, lineage=Lineage(parent.id, 0, len(tokens))))
+        assert child.inheritance is not None and child.inheritance.computed_tokens == 3
+        for at in (12, 24, 30, 35):
+            branch = request([*tokens[:at], 9], PARAMS, lineage=Lineage(parent.id, 0, at))
+            answer = await ask(engine, branch)
+            assert answer.inheritance is not None
+            assert answer.inheritance.computed_tokens == 1 + at - (0 if at < 24 else 24 if at < 28 else 28)
+        if retain is not None:
+            engine.forget("t", parent.id)
+
+
+async def test_leases_keep_their_states_from_a_crowd() -> None:
+    """More states come than there are slots: what is leased stays, what is warm goes."""
+    states = StateSizes(num_slots=44, num_lease_slots=8, interval=24)
+    async with running(Setup(states=states, num_lease_blocks=60)) as (engine, _):
+        leased = await ask(engine, request(prompt(30), PARAMS, retain=Retain(60)))
+        warm = await ask(engine, request(prompt(30, seed=1), PARAMS))
+        for round_number in range(4):
+            crowd = [request(prompt(40, seed=10 + i + 20 * round_number), PARAMS) for i in range(20)]
+            await ask_all(engine, crowd)
+        for parent, seed, is_there in ((leased, 0, True), (warm, 1, False)):
+            tokens = [*prompt(30, seed), *parent.token_ids[0]]
+            child = await ask(engine, request([*tokens, 7], PARAMS, lineage=Lineage(parent.id, 0, len(tokens))))
+            assert child.inheritance is not None
+            assert (child.inheritance.computed_tokens == 2) == is_there
+        engine.forget("t", leased.id)
+
+
+async def test_a_lease_is_refused_where_states_are_short() -> None:
+    async with running(Setup(states=FEW, num_lease_blocks=100)) as (engine, _):
+        with pytest.raises(RetentionTooLarge):
+            await ask(engine, request(prompt(30), SamplingParams(max_tokens=40), retain=Retain(60)))
+        few = SamplingParams(max_tokens=1, temperature=0)
+        kept = await ask(engine, request(prompt(9), few, retain=Retain(60)))
+        with pytest.raises(InsufficientRetention):
+            await ask(engine, request(prompt(9, seed=1), few, retain=Retain(60)))
+        engine.forget("t", kept.id)
+        again = await ask(engine, request(prompt(9, seed=1), few, retain=Retain(60)))
+        engine.forget("t", again.id)
+
+
+async def test_a_warm_record_can_be_leased_while_its_state_is_there() -> None:
+    async with running(Setup(states=FEW, num_lease_blocks=100)) as (engine, _):
+        parent = await ask(engine, request(prompt(9), SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)))
+        engine.set_ttl("t", parent.id, 60)
+        engine.forget("t", parent.id)
