@@ -11,6 +11,8 @@ from transformers import (
     Exaone4ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PreTrainedModel,
@@ -18,6 +20,8 @@ from transformers import (
     StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    VaultGemmaConfig,
+    VaultGemmaForCausalLM,
 )
 
 from tests.tiny_models import SHAPE, randomised, save_checkpoint
@@ -39,6 +43,15 @@ TINY_OTHERS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         ),
     ),
+    # Soft caps of scores and of logits, and a window in every second layer.
+    "vaultgemma": (
+        VaultGemmaForCausalLM,
+        VaultGemmaConfig(
+            **_SHAPE, head_dim=16, sliding_window=9, attn_logit_softcapping=1.5, final_logit_softcapping=3.0
+        ),
+    ),
+    # Attention sinks beside multipliers of embeddings, scores, sums and logits.
+    "granite-swa": (GraniteSWAForCausalLM, GraniteSWAConfig(**_SHAPE, sliding_window=7, logits_scaling=2.0)),
     "phi": (PhiForCausalLM, PhiConfig(**_SHAPE, qk_layernorm=True)),
     # Norms of heads; heads of a size that tensor cores do not have.
     "stablelm": (StableLmForCausalLM, StableLmConfig(**_SHAPE | {"hidden_size": 96}, qk_layernorm=True)),

@@ -15,7 +15,7 @@ from tests.engine.test_against_transformers import PARAMS, check, expect, prompt
 from tests.engine.test_beams_against_transformers import check_searches
 from tests.gpu.test_engine import BF16_GAP
 from tests.tiny_models import VOCAB_SIZE
-from tests.tiny_others import make_other
+from tests.tiny_others import TINY_OTHERS, make_other
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def config(directory: Path, **fields: object) -> EngineConfig:
     return EngineConfig(model=str(directory), device="cuda", **(shape | fields))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["starcoder2", "gpt-neox", "exaone4", "phi", "stablelm"])
+@pytest.mark.parametrize("name", TINY_OTHERS)
 @pytest.mark.parametrize("chunk", [7, 256])
 def test_float32_equals_transformers(name: str, chunk: int, tiny_other: Callable[[str], Path]) -> None:
     reference, asked = make_other(name), prompts()
@@ -45,7 +45,7 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_other: Callable
 
 
 # Heads of 16 and 24 are padded to those of tensor cores.
-@pytest.mark.parametrize("name", ["starcoder2", "gpt-neox", "exaone4", "phi", "stablelm"])
+@pytest.mark.parametrize("name", TINY_OTHERS)
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
 def test_bfloat16_differs_only_where_two_logits_are_near(
     name: str, cache: str, tiny_other: Callable[[str], Path]

@@ -67,4 +67,11 @@ class PagedAttention:
 
 
 def _heads(call: Call, layer: int) -> Heads:
-    return Heads(num_heads=call.num_heads, scale=call.scale, cache_layer=layer, window=call.window)
+    return Heads(
+        num_heads=call.num_heads,
+        scale=call.scale,
+        cache_layer=layer,
+        window=call.window,
+        soft_cap=call.soft_cap,
+        sinks=call.sinks,
+    )

@@ -46,15 +46,20 @@ _numbers = count()
 class Options:
     scale: float  # of scores
     soft_cap: float  # 0: none
+    sinks: Tensor | None  # [NQ] float32: a score per head that takes its share of the softmax and gives nothing
 
 
 def options_of(given: Mapping[str, object], head_dim: int, name: str) -> Options:
     """Raises ModelError for what our kernels do not know."""
-    known = {"scaling", "softcap"}
+    known = {"scaling", "softcap", "s_aux"}
     if others := sorted(key for key, value in given.items() if key not in known | _UNUSED and value is not None):
-        what = "attention sinks (s_aux)" if others == ["s_aux"] else f"attention with {', '.join(others)}"
-        raise refusal(name, f"it needs {what}, which is not supported")
-    return Options(number(given.get("scaling"), head_dim**-0.5), number(given.get("softcap"), 0.0))
+        raise refusal(name, f"it needs attention with {', '.join(others)}, which is not supported")
+    sinks = given.get("s_aux")
+    return Options(
+        number(given.get("scaling"), head_dim**-0.5),
+        number(given.get("softcap"), 0.0),
+        sinks.detach().float().contiguous() if isinstance(sinks, Tensor) else None,
+    )
 
 
 def number(value: object, default: float) -> float:

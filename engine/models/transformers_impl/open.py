@@ -90,8 +90,6 @@ def _check_calls(watched: Watched, source: str) -> None:
     num_heads, num_kv_heads = _heads(watched.calls[0])
     if num_heads % num_kv_heads:
         raise refusal(source, f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
-    if any(call.soft_cap for call in watched.calls):
-        raise refusal(source, "it needs attention with a soft cap, which is not supported")
 
 
 def _heads(call: Call) -> tuple[int, int]:

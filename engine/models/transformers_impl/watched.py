@@ -32,7 +32,8 @@ class Call:
     key_dim: int
     value_dim: int
     scale: float
-    soft_cap: float
+    soft_cap: float  # of scores; 0: none
+    sinks: Tensor | None  # [NQ] float32
     window: int  # tokens back, itself included; 0: all
 
 
@@ -77,6 +78,7 @@ class Watcher:
                 value_dim=value.shape[3],
                 scale=options.scale,
                 soft_cap=options.soft_cap,
+                sinks=options.sinks,
                 window=self._window(attention_mask),
             )
         )
