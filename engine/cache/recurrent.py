@@ -23,11 +23,10 @@ from bequest.engine._C import TokenList
 from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk
 from bequest.engine.state.recurrent import SequenceStates, State
-from bequest.engine.types import IntArray
+from bequest.engine.types import NO_STATE, IntArray
 from bequest.engine.types.recurrent import StateSizes
 
 _PER_BEAM = 3  # states: what it goes on from, what it writes, and one of a beam that has ended
-NO_STATE = -1  # in a plan: a sequence begins, or nobody wants the state behind a token
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ def delta_net(rows: Tensor, rule: DeltaRule, step: RecurrentStep) -> Tensor:
     """Rows [T, C + HV DV + 2 HV] → [T, HV DV], float32 or bfloat16. Sequences without tokens are padding; so are tokens
     behind the last one of a sequence."""
     sizes, num_tokens, num_sequences = rule.sizes, rows.shape[0], len(step.starts)
-    out = torch.empty(num_tokens, sizes.value_size, dtype=rows.dtype, device=rows.device)
+    # Rows of padding are in no sequence, and stay zeros.
+    out = torch.zeros(num_tokens, sizes.value_size, dtype=rows.dtype, device=rows.device)
     table, f32 = step.states, torch.float32
     states = address_of(table, f32, table.shape[0], table.shape[1], sizes.state_size)
     assert 0 <= rule.state_layer < table.shape[1], rule.state_layer

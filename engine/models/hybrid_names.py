@@ -1,7 +1,7 @@
 """Checkpoints of Qwen3-Next and Qwen3.5 as the decoders name and order their tensors.
 
 Queries of an attention come with their gates, head by head. Qwen3-Next joins what a recurrent layer projects, key head
-by key head. Norms are stored less one. A model that sees pictures, too, has its decoder one level deeper.
+by key head. A model that sees pictures, too, has its decoder one level deeper.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from bequest.engine.types.recurrent import DeltaSizes
 # Parts of a checkpoint that are not loaded: a head that drafts tokens, and the tower of a model that sees pictures.
 LEFT_OUT = ("mtp.", "model.visual.")
 _DEEPER = "model.language_model."
-_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
-_FINAL_NORM = "model.norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,6 @@ class HybridNames(SourceOver):
 
 def _parts_of(name: str, stored: str, config: DecoderConfig, sizes: DeltaSizes) -> dict[str, _Part]:
     prefix, matrix, kind = ("", "", *name.rsplit(".", 2))[-3:]
-    if name.endswith(_NORMS) or name == _FINAL_NORM:
-        return {name: _Part(stored, make=lambda tensor: tensor.float() + 1.0)}
     if matrix == "q_proj":
         counts = {"q_proj": config.head_dim, "gate_proj": config.head_dim}
         num_groups = config.num_heads

@@ -59,6 +59,11 @@ class PaddedHeads(SourceOver):
 
     def load(self, name: str) -> Tensor:
         tensor = self._source.load(name)
+        if ".linear_attn." in name:  # has heads of its own
+            return tensor
+        match name.rsplit(".", 3)[-3:]:
+            case ["self_attn", "gate_proj", _]:
+                return self._pad(tensor.unflatten(0, (-1, self._head_dim)), dim=1).flatten(0, 1)
         match name.rsplit(".", 2)[-2:]:
             case [_, ("k_scale" | "v_scale" | "output_scale")]:  # of an fp8 cache
                 return tensor

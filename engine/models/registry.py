@@ -56,7 +56,7 @@ class HFVariant:
     scales_embedding: bool = False  # by the root of the hidden size
     is_part: bool = False  # beside an encoder of images, say: config.json has it as `text_config`
     experts: HFExperts | None = None  # in place of MLPs
-    recurrent: bool = False  # `layer_types` has linear ones, attention a gate, and norms are stored less one
+    recurrent: bool = False  # `layer_types` has linear ones, and attention a gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,7 @@ _HYBRID = HFVariant(
     "never",
     qk_norm=True,
     sliding_window="never",
+    style=GEMMA,
     defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
     recurrent=True,
 )

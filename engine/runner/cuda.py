@@ -92,8 +92,11 @@ class CudaRunner:
         dtype: torch.dtype,
         num_host_blocks: int,
         limits: RunnerLimits,
+        states: Tensor | None = None,
     ) -> None:
+        """`states`: [NS, LR, E] float32 of a model with recurrent layers."""
         self._model = model
+        self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
@@ -129,7 +132,7 @@ class CudaRunner:
         if self._encoders is not None:
             workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
-        return StepBuffers(workspaces, max_tokens, self._limits.max_samples, widths, self._device)
+        return StepBuffers(workspaces, max_tokens, self._limits.max_samples, widths, self._device, self._recurrent)
 
     def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
         config = self._model.config
@@ -303,6 +306,7 @@ class CudaRunner:
         if len(plan.moves.copies):
             arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
         buffers.write_tables(batch)
+        buffers.write_states(batch, size.num_tokens)
         self._send(plan, buffers)
 
     def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
@@ -337,6 +341,7 @@ class CudaRunner:
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = NO_ROW
         buffers.write_lists(None)
+        buffers.write_states(None, size.num_tokens)
         buffers.send(0)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
@@ -353,6 +358,7 @@ class CudaRunner:
                 attention={window: buffers.bind(window, size) for window in self._model.config.windows},
                 last_tokens=self._sampler.last_tokens,
                 cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
+                recurrent=buffers.recurrent(size),
                 tap=self._states.table(
                     buffers.on_device("tap_rows")[: size.num_tokens], buffers.on_device("tap_layers")[: size.num_tokens]
                 ),

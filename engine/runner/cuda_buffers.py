@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace, WorkCounts
+from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.staging import Field, Staging, StagingLayout
-from bequest.engine.types import StepBatch
+from bequest.engine.types import NO_STATE, StepBatch
 
 CROSS = -1  # among the windows: cross attention, which is not causal
 MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
@@ -38,11 +39,19 @@ class StepBuffers:
         max_samples: int,
         table_widths: tuple[int, int],
         device: torch.device,
+        states: Tensor | None,
     ) -> None:
-        """workspaces: by window; table_widths: blocks of a sequence, and of its encoder input."""
+        """workspaces: by window; table_widths: blocks of a sequence, and of its encoder input; states: [NS, LR, E] of
+        recurrent layers, if there are any."""
         self.workspaces = workspaces
         self.max_tokens = max_tokens
         self._self_blocks = table_widths[0]
+        self._states = states
+        recurrent = [
+            Field("query_start", (max_tokens + 1,), torch.int32),
+            Field("state_starts", (max_tokens,), torch.int32),
+            Field("state_slots", (max_tokens,), torch.int32),
+        ]
         lists = [
             Field(_list_of(window), (workspace.list_len,), torch.int32) for window, workspace in workspaces.items()
         ]
@@ -59,6 +68,7 @@ class StepBuffers:
                     Field("masked_rows", (max_samples,), torch.int32),
                     Field("sample_positions", (max_samples,), torch.int32),
                     Field("copies", (max_tokens, 2), torch.int32),
+                    *([] if states is None else recurrent),
                     *lists,
                     # Self tables, then cross tables.
                     Field("block_tables", (max_tokens, sum(table_widths)), torch.int32),
@@ -94,6 +104,29 @@ class StepBuffers:
         if batch.cross_tables is not None:
             first = self._self_blocks
             tables[:, first : first + batch.cross_tables.shape[1]] = batch.cross_tables
+
+    def write_states(self, batch: StepBatch | None, num_tokens: int) -> None:
+        """Which slots recurrent layers read and write in a step that is padded to so many tokens: what is padded is in
+        no sequence."""
+        if self._states is None:
+            return
+        arrays = self.staging.arrays()
+        num_sequences, used = (0, 0) if batch is None else (len(batch.seq_lens), len(batch.input_ids))
+        arrays["query_start"][num_sequences : num_tokens + 1] = used
+        arrays["state_slots"][used:num_tokens] = NO_STATE
+        if batch is not None:
+            assert batch.state_starts is not None and batch.state_slots is not None
+            arrays["query_start"][: num_sequences + 1] = batch.query_start
+            arrays["state_starts"][:num_sequences] = batch.state_starts
+            arrays["state_slots"][:used] = batch.state_slots
+
+    def recurrent(self, size: StepSize) -> RecurrentStep | None:
+        if self._states is None:
+            return None
+        num = size.num_tokens  # no step has more sequences
+        names = ("query_start", "state_starts", "state_slots")
+        starts, *others = (self.on_device(name) for name in names)
+        return RecurrentStep(self._states, starts[: num + 1], *(array[:num] for array in others))
 
     def send(self, num_sequences: int, update_bytes: int = 0) -> None:
         used = self.staging.used_bytes("block_tables", num_sequences)

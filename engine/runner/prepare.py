@@ -188,14 +188,15 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     with phase("weights"):
         loaded = _load_cuda(config, path, device, memory)
     wish = _wish(config, loaded)
-    if state_wish(config, loaded, wish).num_bytes:
-        raise ModelError(f"{loaded.config.architecture}: recurrent layers are served by device=cpu alone so far")
+    memory_of_states = plan_states(state_wish(config, loaded, wish), _left_beside_weights(config, device))
+    recurrent = memory_of_states.allocate(device)
     shape = loaded.config.kv_shape(config.block_size)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
-    limits = RunnerLimits(config.max_num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
+    num_seqs = memory_of_states.max_num_seqs
+    limits = RunnerLimits(num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
     with phase("activations"):
-        activations = _measure_activations(loaded, shape, device, limits)
+        activations = _measure_activations(loaded, shape, device, limits, recurrent)
     with phase("cache"):
         shares = _cuda_shares(config, loaded, device, memory.others, activations)
         available = shares[-1].num_bytes
@@ -206,7 +207,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
-    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits)
+    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, recurrent)
     if _takes_graphs(config, loaded):
         with phase("graphs"):
             count = runner.capture()
@@ -226,7 +227,8 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         max_num_tokens_extracting=extracting,
         short_extractions=tuple(size for size in mixed_ladder(tokens) if size < extracting),
         max_num_encoder_tokens=encoder_tokens,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=memory_of_states.max_num_seqs,
+        states=memory_of_states.sizes,
     )
 
 
@@ -278,8 +280,18 @@ def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _
     return loaded
 
 
+def _left_beside_weights(config: EngineConfig, device: torch.device) -> int:
+    """Bytes."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, free - int(total * (1 - config.gpu_memory_utilization)))
+
+
 def _measure_activations(
-    loaded: LoadedModel, shape: tuple[int, ...], device: torch.device, limits: RunnerLimits
+    loaded: LoadedModel,
+    shape: tuple[int, ...],
+    device: torch.device,
+    limits: RunnerLimits,
+    states: torch.Tensor | None,
 ) -> int:
     """Bytes. One step of the largest size beside a cache of one block tells what the steps need."""
     from bequest.engine.runner.cuda import CudaRunner
@@ -287,7 +299,7 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
-    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits)
+    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, states)
     probe.run_padding(limits.max_num_batched_tokens)
     probe.run_encoder_padding()
     activations = torch.cuda.max_memory_allocated(device) - before

@@ -23,6 +23,7 @@ from bequest.engine.types.row import CatalogueSpec, RowSpec
 NO_ROW = -1  # no sampler row: of an input token, that its id is known; of a sample, that it is a beam's
 NO_TOKEN = 2**31 - 1  # of rows that pad a step on a GPU: their states are NaN, and nobody reads them
 NO_SLOT = -1  # the token's keys and values are there already, and are not written again
+NO_STATE = -1  # a sequence begins, or nobody wants the state behind a token
 NO_DRAFT = -1  # nothing was drafted to follow a sample
 
 

@@ -22,7 +22,22 @@ pytestmark = pytest.mark.gpu
 
 # Two logits this near may change places in bfloat16, where a value of 8 is known to 1/32.
 BF16_GAP = 0.25
-OTHERS = ["granite", "mixtral", "qwen2-moe", "qwen3-moe", "olmo2", "olmo3", "gemma2", "gemma3", "cohere", "cohere2"]
+OTHERS = [
+    "granite",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "olmo2",
+    "olmo3",
+    "gemma2",
+    "gemma3",
+    "cohere",
+    "cohere2",
+    "qwen3.5",
+    "qwen3.5-wide",
+    "qwen3-next",
+    "qwen3.5-moe",
+]
 
 
 def config(directory: Path, **fields: object) -> EngineConfig:
@@ -63,6 +78,7 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
         "olmo3",
         "gemma3",
         "cohere2",
+        "qwen3.5-wide",
     ],
 )
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
