@@ -10,7 +10,7 @@ import torch
 
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
-from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.load import LoadedModel
 from bequest.engine.runner.memory import CacheWish, gib
 from bequest.engine.types.recurrent import StateSizes
@@ -58,7 +58,7 @@ class StateMemory:
 
 def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish) -> StateWish:
     of = loaded.config
-    shape = of.state_shape if isinstance(of, DecoderConfig) else ()
+    shape = (0, 0) if isinstance(of, EncoderDecoderConfig) else of.state_shape
     per_token = cache.block_bytes // cache.block_size
     return StateWish(shape, of.architecture, config.max_num_seqs, config.state_interval, per_token, config.block_size)
 
