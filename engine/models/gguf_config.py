@@ -8,7 +8,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.registry import find_gguf_variant
+from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
 
 # Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.
 UNSUPPORTED_KEYS = (
@@ -30,11 +30,9 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     architecture = file.architecture
     variant = find_gguf_variant(architecture)
     prefix = architecture + "."
-    fields = Fields(
-        {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)},
-        f"{file.path}: {architecture}",
-    )
-    _refuse_unsupported(fields)
+    given = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    fields = Fields({**variant.defaults, **given}, f"{file.path}: {architecture}")
+    _refuse_unsupported(fields, variant)
 
     hidden_size = fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
@@ -46,6 +44,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
     context_length = fields.integer("context_length")
     rope = _parse_rope(file, fields, head_dim, context_length)
+    windows = _windows(fields, variant, num_layers)
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -55,16 +54,59 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         head_dim=head_dim,
         intermediate_size=fields.integer("feed_forward_length"),
         vocab_size=_vocab_size(file),
-        max_position=extended_max_position(context_length, rope),
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        max_position=context_length if variant.window_theta else extended_max_position(context_length, rope),
+        rms_norm_eps=fields.number(f"attention.layer_norm_{'' if variant.style.centred else 'rms_'}epsilon"),
         rope=rope,
-        sliding_windows=(fields.integer("attention.sliding_window", 0),) * num_layers,
+        window_rope=RopeConfig(variant.window_theta) if variant.window_theta else None,
+        sliding_windows=windows,
+        activation=variant.activation,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=variant.qk_norm,
+        style=variant.style,
+        attention_cap=fields.number("attn_logit_softcapping", 0.0),
+        logits_cap=fields.number("final_logit_softcapping", 0.0),
+        embedding_factor=hidden_size**0.5 if variant.scales_embedding else fields.number("embedding_scale", 1.0),
+        rounds_embedding_factor=variant.scales_embedding,
+        residual_factor=fields.number("residual_scale", 1.0),
+        logits_divisor=_logits_divisor(fields, variant),
+        score_scale=_score_scale(fields, variant, hidden_size / num_heads),
+        unrotated_layers=_unrotated_layers(variant, windows),
         tie_word_embeddings="output.weight" not in file.tensors,
     )
+
+
+def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int, ...]:
+    if not variant.full_every:
+        return (fields.integer("attention.sliding_window", 0),) * num_layers
+    window = fields.integer("attention.sliding_window")
+    return tuple(window if layer % variant.full_every else 0 for layer in range(1, num_layers + 1))
+
+
+def _unrotated_layers(variant: GGUFVariant, windows: tuple[int, ...]) -> frozenset[int]:
+    match variant.skipped_rope:
+        case "fourth":
+            return frozenset(range(3, len(windows), 4))
+        case "full":
+            return frozenset(layer for layer, window in enumerate(windows) if not window)
+        case "never":
+            return frozenset()
+
+
+def _logits_divisor(fields: Fields, variant: GGUFVariant) -> float:
+    """Granite's logits are divided by their scale, Cohere's multiplied."""
+    scale = fields.number("logit_scale", 1.0)
+    if scale <= 0:
+        raise ModelError(f"{fields.source}: logit_scale must be positive, not {scale}")
+    return 1.0 / scale if variant.style.parallel else scale
+
+
+def _score_scale(fields: Fields, variant: GGUFVariant, share: float) -> float | None:
+    """None: by the size of a head. A model may leave a head more dimensions than its `share` of the hidden size."""
+    if variant.shared_scale_layers == fields.integer("block_count"):
+        return float(share**-0.5)
+    return fields.number("attention.scale") if fields.has("attention.scale") else None
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -108,11 +150,13 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
     )
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, variant: GGUFVariant) -> None:
     found = [
         f"{name} = {fields.raw(name)!r}"
         for name in UNSUPPORTED_KEYS
-        if fields.has(name) and not (isinstance(fields.raw(name), (int, float)) and fields.raw(name) in (0, 1))
+        if name not in variant.defaults
+        and fields.has(name)
+        and not (isinstance(fields.raw(name), (int, float)) and fields.raw(name) in (0, 1))
     ]
     if found:
         raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")

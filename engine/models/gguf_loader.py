@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import gguf.quants
@@ -18,17 +18,16 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.dense import layer_prefix
 from bequest.engine.models.registry import find_gguf_variant
 from bequest.engine.models.rope import pair_halves
+from bequest.engine.models.style import LayerStyle
 
 GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -47,7 +46,9 @@ class GGUFSource:
 
     def __init__(self, file: GGUFFile, config: DecoderConfig) -> None:
         self.description = str(file.path)
-        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name != READ_ELSEWHERE}
+        names = layer_names(config.style)
+        read = {name: tensor for name, tensor in file.tensors.items() if name != READ_ELSEWHERE}
+        self._tensors = {hf_name(name, names): tensor for name, tensor in read.items()}
         self._config = config
         self._interleaved_rope = find_gguf_variant(file.architecture).interleaved_rope
 
@@ -80,14 +81,25 @@ class GGUFSource:
         return rows
 
 
-def hf_name(name: str) -> str:
+def layer_names(style: LayerStyle) -> dict[str, str]:
+    """Parts of a layer as GGUF files call them, and as a style's checkpoints do."""
+    norms = {
+        "attn_norm": style.before_attention,
+        "post_attention_norm": style.behind_attention,
+        "ffn_norm": style.before_mlp,
+        "post_ffw_norm": style.behind_mlp,
+    }
+    return LAYER_NAMES | {theirs: ours for theirs, ours in norms.items() if ours is not None}
+
+
+def hf_name(name: str, names: Mapping[str, str] = LAYER_NAMES) -> str:
     """blk.3.attn_q.weight → model.layers.3.self_attn.q_proj.weight; an unknown name stays, for the error to show."""
     stem, _, kind = name.rpartition(".")
     if stem in GLOBAL_NAMES:
         return f"{GLOBAL_NAMES[stem]}.{kind}"
     match stem.split("."):
-        case ["blk", layer, part] if layer.isdigit() and part in LAYER_NAMES:
-            return f"{layer_prefix(int(layer))}{LAYER_NAMES[part]}.{kind}"
+        case ["blk", layer, part] if layer.isdigit() and part in names:
+            return f"{layer_prefix(int(layer))}{names[part]}.{kind}"
     return name
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.style import COHERE, GEMMA, GEMMA2, GLM4, LLAMA, OLMO2, LayerStyle
+from bequest.engine.types.activation import Activation
 from bequest.engine.types.scoring import Scoring
 
 
@@ -65,6 +66,14 @@ class GGUFVariant:
 
     qk_norm: bool
     interleaved_rope: bool  # rows of Q and K are stored for a rotation of neighbours, not of halves
+    style: LayerStyle = LLAMA
+    activation: Activation = "silu"
+    scales_embedding: bool = False  # by the root of the hidden size
+    full_every: int = 0  # every so many layers see all, the others have a window; 0: all layers are alike
+    window_theta: float | None = None  # of the rotation of layers with a window; None: that of the others
+    skipped_rope: Literal["never", "fourth", "full"] = "never"  # every fourth layer, or those that see all
+    shared_scale_layers: int = 0  # with so many layers scores are scaled by the hidden size's share of a head
+    defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that others may not have
 
 
 MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
@@ -247,10 +256,48 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "Qwen3_5MoeForConditionalGeneration": replace(_HYBRID, experts=_ALWAYS_NORMED),  # its text alone
 }
 
+_GGUF_GEMMA = replace(GEMMA2, norm_offset=0.0)  # the converter has added it
+
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     "llama": GGUFVariant(qk_norm=False, interleaved_rope=True),  # Mistral's too
     "qwen2": GGUFVariant(qk_norm=False, interleaved_rope=False),
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
+    "olmo2": GGUFVariant(qk_norm=True, interleaved_rope=False, style=OLMO2),
+    "gemma2": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=False,
+        style=_GGUF_GEMMA,
+        activation="gelu_tanh",
+        scales_embedding=True,
+        full_every=2,
+        shared_scale_layers=46,  # the 27B
+        defaults={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention.sliding_window": 4096},
+    ),
+    "gemma3": GGUFVariant(
+        qk_norm=True,
+        interleaved_rope=False,
+        style=_GGUF_GEMMA,
+        activation="gelu_tanh",
+        scales_embedding=True,
+        full_every=6,
+        window_theta=10000.0,
+        shared_scale_layers=62,  # the 27B
+        defaults={"final_logit_softcapping": 0.0, "rope.freq_base": 1000000.0},
+    ),
+    "granite": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=True,
+        defaults={"attention.scale": None, "embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
+    ),
+    "smollm3": GGUFVariant(qk_norm=False, interleaved_rope=True, skipped_rope="fourth"),
+    "cohere2": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=True,
+        style=COHERE,
+        full_every=4,
+        skipped_rope="full",
+        defaults={"logit_scale": 1.0},
+    ),
 }
 
 

@@ -10,21 +10,36 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
-from bequest.engine.models.gguf_loader import GLOBAL_NAMES, LAYER_NAMES
+from bequest.engine.models.gguf_loader import GLOBAL_NAMES, layer_names
+from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.tiny_models import make_reference
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# Of configurations, by the type of their model.
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "olmo2": "olmo2",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "cohere2": "cohere2",
+}
+PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
+SHIFTED = ("gemma2", "gemma3")  # norms: by the 1 that transformers adds to them
 
 
 def write_tiny_gguf(
-    name: str,
+    name: str | PreTrainedModel,
     path: Path,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     metadata: dict[str, Any] | None = None,
     extra_tensors: dict[str, np.ndarray] | None = None,
 ) -> PreTrainedModel:
     """Matrices in `kind`, vectors in float32. Returns the reference, its matrices rounded as the file's are."""
-    reference = make_reference(name)
+    reference = make_reference(name) if isinstance(name, str) else name
     architecture = ARCHITECTURES[reference.config.model_type]
     writer = GGUFWriter(path, architecture)
     _add_metadata(writer, reference)
@@ -36,10 +51,12 @@ def write_tiny_gguf(
         if values.ndim == 2:
             values = gguf.dequantize(gguf.quantize(values, kind), kind)
             parameter.data.copy_(parameter.new_tensor(values))
-        if architecture == "llama" and (".q_proj." in tensor_name or ".k_proj." in tensor_name):
-            values = _interleave(values, reference.config.head_dim)
+        if architecture in PERMUTED and (".q_proj." in tensor_name or ".k_proj." in tensor_name):
+            values = _interleave(values, head_dim_of(reference))
+        if architecture in SHIFTED and tensor_name.endswith("norm.weight"):
+            values = values + 1
         stored = gguf.quantize(np.ascontiguousarray(values), kind) if values.ndim == 2 else values
-        writer.add_tensor(gguf_name(tensor_name), stored, raw_dtype=kind if values.ndim == 2 else None)
+        writer.add_tensor(gguf_name(tensor_name, architecture), stored, raw_dtype=kind if values.ndim == 2 else None)
     for tensor_name, values in (extra_tensors or {}).items():
         writer.add_tensor(tensor_name, values)
     writer.write_header_to_file()
@@ -49,14 +66,15 @@ def write_tiny_gguf(
     return reference
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
     """model.layers.3.self_attn.q_proj.weight → blk.3.attn_q.weight"""
     stem, kind = name.rsplit(".", 1)
     for ours, theirs in GLOBAL_NAMES.items():
         if stem == theirs:
             return f"{ours}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    ours = next(ours for ours, theirs in LAYER_NAMES.items() if theirs == part)
+    names = layer_names(GGUF_ARCHITECTURES[architecture].style)
+    ours = next(ours for ours, theirs in names.items() if theirs == part)
     return f"blk.{layer}.{ours}.{kind}"
 
 
@@ -74,10 +92,48 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _add_eps(writer, config)
     writer.add_eos_token_id(2)
-    if getattr(config, "head_dim", None):
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-        writer.add_rope_dimension_count(config.head_dim)
+    _add_rope(writer, config)
+    _add_scales(writer, config)
+    head_dim = head_dim_of(reference)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    if config.model_type not in ("qwen2", "qwen3", "mistral") and getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+
+
+def head_dim_of(reference: PreTrainedModel) -> int:
+    config = reference.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _add_eps(writer: GGUFWriter, config: Any) -> None:
+    if hasattr(config, "layer_norm_eps"):
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def _add_rope(writer: GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _add_scales(writer: GGUFWriter, config: Any) -> None:
+    for name, add in {
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+        "logit_scale": writer.add_logit_scale,
+    }.items():
+        if getattr(config, name, None) is not None:
+            add(getattr(config, name))

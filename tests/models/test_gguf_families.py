@@ -1,0 +1,86 @@
+"""GGUF files of families whose layers are made otherwise than Llama's, as the converter of llama.cpp writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+from gguf import GGMLQuantizationType
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedModel,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+
+from bequest.engine.errors import ModelError
+from bequest.engine.formats.gguf_file import GGUFFile
+from bequest.engine.models.gguf_config import parse_gguf_config
+from bequest.engine.models.gguf_loader import layer_names
+from bequest.engine.models.load import open_checkpoint
+from bequest.engine.models.registry import GGUF_ARCHITECTURES
+from tests.models.test_gguf_loader import assert_same_logits
+from tests.models.tiny_gguf import write_tiny_gguf
+from tests.tiny_models import SHAPE, make_reference, randomised
+
+FOUR, SIX = SHAPE | {"num_hidden_layers": 4}, SHAPE | {"num_hidden_layers": 6}
+F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
+
+
+def make(name: str) -> PreTrainedModel:
+    """With what the name of an architecture implies in a GGUF file, where transformers has a field for it."""
+    heads = {"head_dim": 32, "query_pre_attn_scalar": 32, "pad_token_id": 1}
+    match name:
+        case "gemma2":
+            caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+            return randomised(Gemma2ForCausalLM(Gemma2Config(**SHAPE, **heads, **caps, sliding_window=9)), name)
+        case "gemma3":
+            rope = {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+            config = Gemma3TextConfig(**SIX, **heads, sliding_window=7, rope_parameters=rope)
+            return randomised(Gemma3ForCausalLM(config), name)
+        case "smollm3":
+            return randomised(SmolLM3ForCausalLM(SmolLM3Config(**FOUR, pad_token_id=1)), name)
+        case "cohere2":
+            config = Cohere2Config(**FOUR, sliding_window=8, logit_scale=0.25, pad_token_id=1)
+            return randomised(Cohere2ForCausalLM(config), name)
+    return make_reference(name)
+
+
+@pytest.mark.parametrize("kind", [F32, Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere2"])
+def test_logits_are_those_of_transformers(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    reference = write_tiny_gguf(make(name), tmp_path / "model.gguf", kind)
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_the_largest_gemma_scales_scores_by_its_hidden_size(tmp_path: Path) -> None:
+    reference = make("gemma2")
+    reference.config.num_hidden_layers = 46  # in the description alone
+    write_tiny_gguf(reference, tmp_path / "model.gguf")
+    config = parse_gguf_config(GGUFFile(tmp_path / "model.gguf"))
+    assert config.attention_scale == (64 / 4) ** -0.5 != 32**-0.5
+
+
+def test_scales_of_other_families_are_refused(tmp_path: Path) -> None:
+    write_tiny_gguf("qwen3", tmp_path / "model.gguf", metadata={"logit_scale": 0.5, "final_logit_softcapping": 30.0})
+    with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0; logit_scale = 0\.5"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_names_are_those_of_the_gguf_package() -> None:
+    """Every tensor that we read is one that the package lists for the architecture."""
+    kinds = {gguf.MODEL_ARCH_NAMES[arch]: tensors for arch, tensors in gguf.MODEL_TENSORS.items()}
+    for name in ("olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere2"):
+        listed = {gguf.TENSOR_NAMES[kind].format(bid=0) for kind in kinds[name]}
+        read = [part for part in layer_names(GGUF_ARCHITECTURES[name].style) if part.endswith("norm")]
+        norms = {part for part in read if part not in ("attn_q_norm", "attn_k_norm")}
+        assert {f"blk.0.{part}" for part in norms} <= listed, name
