@@ -30,6 +30,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -129,6 +131,15 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama-llama3": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=LLAMA3)),
     "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=YARN)),
     "mistral": (MistralForCausalLM, MistralConfig(**SHAPE, sliding_window=8)),
+    "ministral": (
+        MinistralForCausalLM,
+        MinistralConfig(
+            **SHAPE,
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+    ),
     "qwen2": (
         Qwen2ForCausalLM,
         Qwen2Config(**SHAPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1),

@@ -42,6 +42,7 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
         return full
     window = fields.integer("sliding_window")
     if variant.sliding_window == "all_layers":
+        _refuse_other_types(fields)
         return (window,) * num_layers
     if not fields.boolean("use_sliding_window", False):
         return full
@@ -58,11 +59,21 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     return _windows_by_type(fields)
 
 
+def _refuse_other_types(fields: Fields) -> None:
+    """The transformers library overlooks the types of such a model."""
+    if others := sorted({str(kind) for kind in fields.list_of("layer_types")} - {"sliding_attention"}):
+        raise ModelError(
+            f"{fields.source}: layer_types {', '.join(others)} beside a sliding_window are not supported: all layers "
+            "of this architecture have the window"
+        )
+
+
 def _windows_by_type(fields: Fields) -> tuple[int, ...]:
     """As `layer_types` says, or each `sliding_window_pattern`-th layer sees all."""
     types = [str(kind) for kind in fields.list_of("layer_types")]
     if not types:
-        count, every = fields.integer("num_hidden_layers"), fields.integer("sliding_window_pattern")
+        count = fields.integer("num_hidden_layers")
+        every = fields.integer("sliding_window_pattern", count + 1)  # without one every layer has the window
         if every < 1:
             raise ModelError(f"{fields.source}: sliding_window_pattern must be positive, not {every}")
         types = ["sliding_attention" if layer % every else "full_attention" for layer in range(1, count + 1)]

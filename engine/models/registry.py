@@ -169,7 +169,12 @@ _ALWAYS_NORMED = replace(_HYBRID_EXPERTS, num_experts=256, top_k=8, renormalises
 
 HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "LlamaForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never"),
-    "MistralForCausalLM": HFVariant("never", "never", qk_norm=False, sliding_window="all_layers"),
+    "MistralForCausalLM": HFVariant(
+        "never", "never", qk_norm=False, sliding_window="all_layers", defaults={"sliding_window": 4096}
+    ),
+    "MinistralForCausalLM": HFVariant(
+        "never", "never", qk_norm=False, sliding_window="by_type", defaults={"sliding_window": 4096}
+    ),
     "Qwen2ForCausalLM": HFVariant("qkv", "never", qk_norm=False, sliding_window="by_layer"),
     "Qwen3ForCausalLM": HFVariant(
         "as_config", "never", qk_norm=True, sliding_window="by_layer", defaults={"head_dim": 128}

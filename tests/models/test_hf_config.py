@@ -156,6 +156,8 @@ def test_rotation_by_type_in_both_spellings() -> None:
         ("Gemma2ForCausalLM", (4096, 0, 4096, 0, 4096)),
         ("Cohere2ForCausalLM", (4096, 4096, 4096, 0, 4096)),
         ("Gemma3ForCausalLM", (4096, 4096, 4096, 4096, 4096)),
+        ("MinistralForCausalLM", (4096, 4096, 4096, 4096, 4096)),
+        ("MistralForCausalLM", (4096, 4096, 4096, 4096, 4096)),
     ],
 )
 def test_windows_of_a_description_without_types(architecture: str, windows: tuple[int, ...]) -> None:
@@ -175,6 +177,7 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
         ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
         ("CohereForCausalLM", {"logit_scale": 0.0}, "logit_scale must be positive, not 0.0"),
         ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block = False"),
+        ("MistralForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types full_attention beside a sliding"),
         ("MistralForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
         ("Gemma3ForConditionalGeneration", {"text_config": 3}, "text_config must be an object"),
         (
