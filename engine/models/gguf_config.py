@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
@@ -125,6 +126,8 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
         divisors = tuple(tensor.load().tolist())
         if len(divisors) != int(head_dim * partial_factor) // 2:
             raise ModelError(f"{file.path}: rope_freqs.weight has {len(divisors)} values for heads of {head_dim}")
+    if "rope_factors_long.weight" in file.tensors:
+        return _parse_longrope(file, fields, RopeConfig(theta, "longrope", partial_factor))
     # The first writers had one key for linear scaling.
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     name = fields.string("rope.scaling.type", "linear" if fields.has("rope.scale_linear") else "none")
@@ -147,6 +150,20 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=attention_factor * magnitude,
         frequency_divisors=divisors,
+    )
+
+
+def _parse_longrope(file: GGUFFile, fields: Fields, rope: RopeConfig) -> RopeConfig:
+    """By two tensors, for contexts up to the length in training and for longer ones."""
+    short, long = (file.tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long"))
+    if short is None or long is None:
+        raise ModelError(f"{file.path} lacks the tensor rope_factors_short.weight")
+    return replace(
+        rope,
+        original_max_position=fields.integer("rope.scaling.original_context_length"),
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0),
+        short_divisors=tuple(short.load().tolist()),
+        long_divisors=tuple(long.load().tolist()),
     )
 
 

@@ -32,7 +32,7 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-READ_ELSEWHERE = "rope_freqs.weight"  # by gguf_config.py
+READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by gguf_config.py
 
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
 # to run side by side.
@@ -46,11 +46,12 @@ class GGUFSource:
 
     def __init__(self, file: GGUFFile, config: DecoderConfig) -> None:
         self.description = str(file.path)
-        names = layer_names(config.style)
-        read = {name: tensor for name, tensor in file.tensors.items() if name != READ_ELSEWHERE}
+        variant = find_gguf_variant(file.architecture)
+        names = layer_names(config.style, variant.joined)
+        read = {name: tensor for name, tensor in file.tensors.items() if name not in READ_ELSEWHERE}
         self._tensors = {hf_name(name, names): tensor for name, tensor in read.items()}
         self._config = config
-        self._interleaved_rope = find_gguf_variant(file.architecture).interleaved_rope
+        self._interleaved_rope = variant.interleaved_rope
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,15 +82,17 @@ class GGUFSource:
         return rows
 
 
-def layer_names(style: LayerStyle) -> dict[str, str]:
-    """Parts of a layer as GGUF files call them, and as a style's checkpoints do."""
+def layer_names(style: LayerStyle, joined: Collection[str] = ()) -> dict[str, str]:
+    """Parts of a layer as GGUF files call them, and as a style's checkpoints do, with these matrices joined."""
     norms = {
         "attn_norm": style.before_attention,
         "post_attention_norm": style.behind_attention,
         "ffn_norm": style.before_mlp,
         "post_ffw_norm": style.behind_mlp,
     }
-    return LAYER_NAMES | {theirs: ours for theirs, ours in norms.items() if ours is not None}
+    matrices = {"attn_qkv": "self_attn.qkv_proj"} if "qkv_proj" in joined else {}
+    matrices |= {"ffn_up": "mlp.gate_up_proj"} if "gate_up_proj" in joined else {}
+    return LAYER_NAMES | matrices | {theirs: ours for theirs, ours in norms.items() if ours is not None}
 
 
 def hf_name(name: str, names: Mapping[str, str] = LAYER_NAMES) -> str:

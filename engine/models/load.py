@@ -39,7 +39,7 @@ from bequest.engine.models.loaded import LoadedModel as LoadedModel
 from bequest.engine.models.look import check_format, check_length
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.reader import Loader
-from bequest.engine.models.respelled import respelled
+from bequest.engine.models.respelled import respelled, respelled_gguf
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.weights import WeightSource
 
@@ -159,7 +159,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     file = GGUFFile(path)
     config = parse_gguf_config(file)
-    return Checkpoint(config, GGUFSource(file, config), gguf_generation_defaults(file))
+    return Checkpoint(config, respelled_gguf(GGUFSource(file, config), config), gguf_generation_defaults(file))
 
 
 def _tensors(config: OwnConfig) -> dict[str, tuple[int, ...]]:

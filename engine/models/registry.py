@@ -73,6 +73,7 @@ class GGUFVariant:
     window_theta: float | None = None  # of the rotation of layers with a window; None: that of the others
     skipped_rope: Literal["never", "fourth", "full"] = "never"  # every fourth layer, or those that see all
     shared_scale_layers: int = 0  # with so many layers scores are scaled by the hidden size's share of a head
+    joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that others may not have
 
 
@@ -267,6 +268,8 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     "llama": GGUFVariant(qk_norm=False, interleaved_rope=True),  # Mistral's too
     "qwen2": GGUFVariant(qk_norm=False, interleaved_rope=False),
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
+    "phi3": GGUFVariant(qk_norm=False, interleaved_rope=False, joined=("qkv_proj", "gate_up_proj")),  # Phi-4's too
+    "glm4": GGUFVariant(qk_norm=False, interleaved_rope=True, style=GLM4, joined=("gate_up_proj",)),
     "olmo2": GGUFVariant(qk_norm=True, interleaved_rope=False, style=OLMO2),
     "gemma2": GGUFVariant(
         qk_norm=False,
@@ -295,6 +298,7 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         defaults={"attention.scale": None, "embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
     ),
     "smollm3": GGUFVariant(qk_norm=False, interleaved_rope=True, skipped_rope="fourth"),
+    "command-r": GGUFVariant(qk_norm=False, interleaved_rope=True, style=COHERE, defaults={"logit_scale": 1.0}),
     "cohere2": GGUFVariant(
         qk_norm=False,
         interleaved_rope=True,

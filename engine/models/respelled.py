@@ -9,7 +9,7 @@ from torch import Tensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.hybrid_names import HybridNames
-from bequest.engine.models.registry import HF_ARCHITECTURES
+from bequest.engine.models.registry import HF_ARCHITECTURES, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.text_part import text_part
 from bequest.engine.models.weights import SourceOver, WeightSource
@@ -24,6 +24,12 @@ def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
     turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.rope.interleaved else {}
     text = text_part(source) if variant.is_part else source
     return RespelledSource(text, joined, turned, config.rotary_dim) if joined or turned else text
+
+
+def respelled_gguf(source: WeightSource, config: DecoderConfig) -> WeightSource:
+    """The same of a GGUF file, whose source turns rows itself."""
+    joined = {name: _JOINED[name](config) for name in find_gguf_variant(config.architecture).joined}
+    return RespelledSource(source, joined, {}, config.rotary_dim) if joined else source
 
 
 _JOINED = {
@@ -72,7 +78,9 @@ class RespelledSource(SourceOver):
         return part if heads is None else pair_halves(part, heads, self._rotary_dim)
 
     def load_codes(self, name: str) -> QuantisedRows | None:
-        return None
+        stored, rows = self._places[name]
+        codes = None if self._turned else self._source.load_codes(stored)
+        return codes if codes is None or rows is None else QuantisedRows(codes.bits, codes.rows[rows])
 
 
 def _parts_of(stored: str, joined: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[str, slice | None]]:

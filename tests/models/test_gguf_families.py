@@ -32,6 +32,8 @@ from tests.tiny_models import SHAPE, make_reference, randomised
 FOUR, SIX = SHAPE | {"num_hidden_layers": 4}, SHAPE | {"num_hidden_layers": 6}
 F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
 
+NAMES = ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere", "cohere2", "phi3", "phi3-long", "glm4"]
+
 
 def make(name: str) -> PreTrainedModel:
     """With what the name of an architecture implies in a GGUF file, where transformers has a field for it."""
@@ -56,7 +58,7 @@ def make(name: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", [F32, Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere2"])
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_transformers(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
     reference = write_tiny_gguf(make(name), tmp_path / "model.gguf", kind)
     assert_same_logits(tmp_path / "model.gguf", reference)
@@ -79,7 +81,7 @@ def test_scales_of_other_families_are_refused(tmp_path: Path) -> None:
 def test_names_are_those_of_the_gguf_package() -> None:
     """Every tensor that we read is one that the package lists for the architecture."""
     kinds = {gguf.MODEL_ARCH_NAMES[arch]: tensors for arch, tensors in gguf.MODEL_TENSORS.items()}
-    for name in ("olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere2"):
+    for name in ("phi3", "glm4", "olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere2"):
         listed = {gguf.TENSOR_NAMES[kind].format(bid=0) for kind in kinds[name]}
         read = [part for part in layer_names(GGUF_ARCHITECTURES[name].style) if part.endswith("norm")]
         norms = {part for part in read if part not in ("attn_q_norm", "attn_k_norm")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "granite": "granite",
     "smollm3": "smollm3",
+    "cohere": "command-r",
     "cohere2": "cohere2",
+    "phi3": "phi3",
+    "glm4": "glm4",
 }
 PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
 SHIFTED = ("gemma2", "gemma3")  # norms: by the 1 that transformers adds to them
@@ -73,7 +77,8 @@ def gguf_name(name: str, architecture: str) -> str:
         if stem == theirs:
             return f"{ours}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    names = layer_names(GGUF_ARCHITECTURES[architecture].style)
+    variant = GGUF_ARCHITECTURES[architecture]
+    names = layer_names(variant.style, variant.joined)
     ours = next(ours for ours, theirs in names.items() if theirs == part)
     return f"blk.{layer}.{ours}.{kind}"
 
@@ -99,7 +104,8 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     head_dim = head_dim_of(reference)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    partial = getattr(config, "rope_parameters", {}).get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(head_dim * partial))
     if config.model_type not in ("qwen2", "qwen3", "mistral") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
 
@@ -120,6 +126,14 @@ def _add_rope(writer: GGUFWriter, config: Any) -> None:
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        growth = math.log(config.max_position_embeddings / original) / math.log(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth))
+        for name in ("short", "long"):
+            factors = np.array(rope[f"{name}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
