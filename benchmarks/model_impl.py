@@ -1,6 +1,6 @@
 """What it costs when transformers computes a model: own family and `--model-impl transformers` on the same checkpoint.
 
-    python -m benchmarks.model_impl [--rounds 5] [--device cpu] [--dtype float32] [--json FILE]
+    python -m benchmarks.model_impl [--rounds 5] [--device cpu] [--dtype float32] [--threads N] [--json FILE]
 
 Random weights in two shapes: a tiny Llama, and that of SmolLM2-135M. Both engines are loaded first; then, round by
 round, each task is given to one after the other, so that what else happens on the machine falls on both alike. The
@@ -64,6 +64,7 @@ def compare(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_checkpoint(Path(folder), SHAPES[shape], vocab_size)
         flags = {"load_format": "dummy", "num_blocks": 1200, "dtype": options.dtype, "device": options.device}
+        flags["threads"] = options.threads
         engines = {impl: LLM(model, progress=False, model_impl=impl, **flags) for impl in IMPLS}
         for round_number in range(options.rounds + 1):
             for task in TASKS:
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
