@@ -148,7 +148,10 @@ def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
         if fields.has(name) and fields.raw(name) not in harmless
     ]
     if found:
-        raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")
+        asked = "; ".join(found)
+        raise ModelError(
+            f"{fields.source} asks for what is not supported: {asked}. --model-impl transformers may run it"
+        )
     described = fields.raw("quantization_config", None)
     if described and not _quantises_only_the_cache(described):
         raise ModelError(

@@ -72,9 +72,11 @@ def _remote_class(values: Mapping[str, object], directory: Path) -> type[Any]:
 def _check_class(found: type[Any] | None, values: Mapping[str, object], source: str) -> None:
     named = values.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
-    if found is None or found.__name__ not in names:
-        wanted = f"; of this model_type that would be {found.__name__}" if found is not None else ""
-        raise refusal(source, f"{', '.join(names) or 'no architecture'} is not a causal language model{wanted}")
+    if found is None:
+        raise refusal(source, f"the library has no causal language model of model_type {values.get('model_type')!r}")
+    if found.__name__ not in names:
+        named = ", ".join(names) or "(no architecture)"
+        raise refusal(source, f"{named} is not a causal language model; of this model_type that is {found.__name__}")
     if getattr(found, "_is_stateful", False):
         raise refusal(source, f"{found.__name__} has recurrent layers, whose state is not kept per token")
     by_interface = found._supports_attention_backend or hasattr(modules[found.__module__], "ALL_ATTENTION_FUNCTIONS")
