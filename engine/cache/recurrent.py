@@ -208,6 +208,7 @@ class RecurrentStates:
     def _most(self, sequence: running.Sequence, most: int) -> int:
         """Tokens whose hidden states are owed have to be passed again."""
         capture = sequence.capture
+        most = min(most, sequence.work.most_passed(sequence))
         return most if capture is None else min(most, capture.first_owed)
 
     def _nearest(self, salt: bytes, tokens: TokenList, most: int) -> State | None:
@@ -221,13 +222,16 @@ class RecurrentStates:
 
     def fork(self, leader: running.Sequence, child: running.Sequence) -> None:
         held = self._of[leader]
+        if child.num_computed == 0:
+            self._of[child] = SequenceStates()
+            return
         state = held.current if child.num_computed == leader.num_computed else held.kept
         assert state is not None and state.position == child.num_computed, "forked where there is no state"
         self._of[child].current = state.hold()
 
     def can_fork(self, leader: running.Sequence, position: int) -> bool:
         kept = self._of[leader].kept
-        return kept is not None and kept.position == position and self._fits(2)
+        return self._fits(2) and (position == 0 or (kept is not None and kept.position == position))
 
     def want(self, sequence: running.Sequence, position: int) -> None:
         held = self._of[sequence]

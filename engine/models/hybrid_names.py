@@ -17,9 +17,19 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.weights import SourceOver, WeightSource
 from bequest.engine.types.recurrent import DeltaSizes
 
-# Parts of a checkpoint that are not loaded: a head that drafts tokens, and the tower of a model that sees pictures.
-LEFT_OUT = ("mtp.", "model.visual.")
+# Parts of a checkpoint that are not loaded.
+_LEFT_OUT = {"mtp.": "a head that drafts tokens", "model.visual.": "what sees pictures"}
 _DEEPER = "model.language_model."
+
+
+def left_out(names: Collection[str]) -> tuple[str, ...]:
+    """For people: what a checkpoint has and nobody reads."""
+    counts = {prefix: sum(name.startswith(prefix) for name in names) for prefix in _LEFT_OUT}
+    return tuple(
+        f"{count} tensors of {prefix}* are not loaded ({_LEFT_OUT[prefix]})"
+        for prefix, count in counts.items()
+        if count
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class HybridNames(SourceOver):
         assert config.recurrent is not None
         self._parts: dict[str, _Part] = {}
         for stored in source.names():
-            if not stored.startswith(LEFT_OUT):
+            if not stored.startswith(tuple(_LEFT_OUT)):
                 name = "model." + stored.removeprefix(_DEEPER) if stored.startswith(_DEEPER) else stored
                 self._parts |= _parts_of(name, stored, config, config.recurrent.sizes)
 

@@ -34,6 +34,7 @@ from bequest.engine.models.generation import (
     gguf_generation_defaults,
     hf_generation_defaults,
 )
+from bequest.engine.models.hybrid_names import left_out
 from bequest.engine.models.impl import AUTO, Implementation
 from bequest.engine.models.loaded import LoadedModel as LoadedModel
 from bequest.engine.models.look import check_format, check_length
@@ -51,6 +52,7 @@ class Checkpoint:
     config: OwnConfig
     source: WeightSource
     generation: GenerationDefaults
+    notes: tuple[str, ...] = ()  # what is not loaded of it
 
 
 def load_model(
@@ -91,7 +93,7 @@ def load_model(
         generation=checkpoint.generation,
         dtype=storage,
         formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)})),
-        notes=model.notes,
+        notes=(*checkpoint.notes, *model.notes),
         kv_dtype=kv_dtype,
         max_model_len=length,
         num_parameters=num_parameters,
@@ -143,7 +145,8 @@ def _open_directory(directory: Path) -> Checkpoint:
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, files, generation)
     named = files if config.experts is None else ExpertNames(files)
-    return Checkpoint(config, respelled(named, config), generation)
+    notes = () if config.recurrent is None else left_out(files.names())
+    return Checkpoint(config, respelled(named, config), generation, notes)
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

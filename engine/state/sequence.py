@@ -238,6 +238,10 @@ class Work(ABC):
         """Tokens whose KV it may find in place; who samples has to compute the last one."""
         return len(sequence.tokens) - 1
 
+    def most_passed(self, sequence: Sequence) -> int:
+        """Tokens that recurrent layers may have passed where it starts; others are going to fork it there."""
+        return sequence.planned_len
+
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         """Tokens of forward until it has what it needs, from so many computed ones on."""
         return len(sequence.tokens) - num_computed

@@ -73,6 +73,10 @@ class Scoring(Reading):
         """A leader that has suffixes to begin is let in where there is room for one of them, too."""
         return candidate_blocks(self.group.request, self._desk.pool.block_size) if self._waiting else 0
 
+    def most_passed(self, sequence: Sequence) -> int:
+        """Candidates go on from the prompt without its last token."""
+        return sequence.num_prompt - 1 if sequence is self.leader and self._waiting else super().most_passed(sequence)
+
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         """Each candidate computes as many tokens as its suffix has."""
         return super().num_to_compute(sequence, num_computed) + sum(map(len, self._suffixes))

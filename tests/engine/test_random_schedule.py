@@ -65,3 +65,8 @@ def test_the_worlds_with_encoders_see_everything() -> None:
     for event in ("blocks", "host", "leased", "preempted", "swapped in", "encoded", "shared", "cross on the host"):
         assert seen[event] > 0, event
     assert seen["states of an encoder"] > 0
+
+
+@pytest.mark.parametrize("seed", range(400, 400 + RUNS))
+def test_random_steps_of_a_model_with_recurrent_layers(seed: int) -> None:
+    assert drive(World(seed, recurrent=True), STEPS_PER_RUN // 2).seen["finished"] > 5

@@ -37,6 +37,7 @@ from bequest.engine.types import (
 )
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
+from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.work import scoring
 from bequest.engine.work.owed import Owed
 from bequest.engine.work.scoring import Scoring
@@ -57,6 +58,7 @@ from tests.engine.paged_fake import (
 )
 
 MOST_TOKENS = 60
+MOST_WIDTH = 9  # of beams
 NAN_TOKEN = 666
 INFO = ModelInfo("fake", "fake", MOST_TOKENS, VOCAB, (EOS,), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
 
@@ -105,19 +107,23 @@ class Promise:
 
 
 class World:
-    def __init__(self, seed: int, most_encoder: int = 0) -> None:
-        """`most_encoder`: of an encoder-decoder model, the longest encoder input."""
+    def __init__(self, seed: int, most_encoder: int = 0, *, recurrent: bool = False) -> None:
+        """`most_encoder`: of an encoder-decoder model, the longest encoder input; `recurrent`: it has such layers."""
         self.draw = random.Random(seed)
         self.shape = shape = Shape.draw(self.draw, most_encoder)
         self.now = 0.0
-        sizes = CacheSizes(shape.block_size, shape.num_blocks, shape.num_host_blocks, shape.num_lease_blocks)
+        self.states = self._draw_states() if recurrent else None
+        sizes = CacheSizes(
+            shape.block_size, shape.num_blocks, shape.num_host_blocks, shape.num_lease_blocks, self.states
+        )
         self.drafter = OracleDrafter(seed, self.draw.random()) if self.draw.random() < 0.4 else None
         self.scheduler = make_scheduler(
             shape.limits, sizes, (EOS,), max_records=40, wall=lambda: self.now, drafter=self.drafter
         )
         self.retention = self.scheduler.retention
         self.pool, self.host = self.scheduler.pool, self.scheduler.cache.host
-        self.runner = PagedFakeRunner(shape.num_blocks, shape.block_size, shape.num_host_blocks)
+        num_states = 0 if self.states is None else self.states.num_slots
+        self.runner = PagedFakeRunner(shape.num_blocks, shape.block_size, shape.num_host_blocks, num_states)
         self.runner.bad_prompt_token = NAN_TOKEN
         self.launched: deque[Launch] = deque()
         self.open: list[Group] = []
@@ -135,6 +141,15 @@ class World:
             for length in [1, 3, 4, 5, 16, 17, 32, 47, most_encoder]
             if 0 < length <= most_encoder
         ]
+
+    def _draw_states(self) -> StateSizes:
+        leases = self.draw.choice([0, 4, 40])
+        least = 3 * max(self.shape.limits.max_num_seqs, MOST_WIDTH) + 3
+        return StateSizes(
+            num_slots=least + leases + self.draw.choice([0, 5, 60]),
+            num_lease_slots=leases,
+            interval=self.draw.choice([1, 7, 16, 50]),
+        )
 
     # --- moves ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +169,8 @@ class World:
             assert asked.terms.retain is not None and budget.used == before
             self.seen["refused"] += 1
             return
-        if parent is not None and parent.leased and asked.terms.lineage is not None and parent.encoder == asked.encoder:
+        counts = parent is not None and parent.leased and self.states is None  # recurrent layers cannot start anywhere
+        if counts and parent is not None and asked.terms.lineage is not None and parent.encoder == asked.encoder:
             estate = parent.choice(asked.terms.lineage.choice)
             assert isinstance(estate, KeptChoice)
             most = len(asked.prompt_token_ids) - 1
@@ -214,7 +230,7 @@ class World:
     def draw_beams(self, prompt: list[int], fields: dict[str, object]) -> Request | None:
         """A group of beams, if it could run alone: others are refused before they get here."""
         draw = self.draw
-        width = draw.choice([1, 2, 3, 5, 9])
+        width = draw.choice([1, 2, 3, 5, MOST_WIDTH])
         most = min(draw.choice([1, 2, 3, 6, 12, 30]), MOST_TOKENS - len(prompt))
         beams = BeamParams(width, draw.choice([0.0, 1.0, 2.0]), draw.choice([False, True, "never"]))
         params = SamplingParams(
