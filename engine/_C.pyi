@@ -78,6 +78,20 @@ def rotary(q: Heads, k: Heads, positions: int, cos_sin: Rows) -> None: ...
 def gated_activation(gate_up: int, out: int, num_tokens: int, intermediate: int, activation: int) -> None: ...
 def activate(x: int, count: int, activation: int) -> None: ...
 
+# --- csrc/ops: experts
+
+# top_k, scoring (0 softmax, 1 sigmoid), bias [E] or 0, num_groups, top_groups, group_best, renormalises, factor
+RoutingRule = tuple[int, int, int, int, int, int, bool, float]
+ChosenExperts = tuple[int, int, int, int]  # ids, weights [T, top_k], T, top_k
+
+class PackedExperts:  # one of each expert, `stride` bytes apart; the address of their biases [E, N], or 0
+    def __init__(self, first: PackedMatrix, stride: int, num_experts: int, bias: int) -> None: ...
+
+def route_experts(logits: Rows, rule: RoutingRule, ids: int, weights: int) -> None: ...
+def expert_gated(gate_up: PackedExperts, chosen: ChosenExperts, x: int, activation: int, out: int) -> None: ...
+def expert_summed(down: PackedExperts, chosen: ChosenExperts, x: int, out: int) -> None: ...
+def add_gated_rows(rows: Rows, gates: int, weights: int, out: int) -> None: ...
+
 # --- csrc/attention, KV tensors
 
 class KvCacheView:  # a cache tensor [NB, L, 2, NKV, BS, D]
@@ -132,7 +146,18 @@ class StackCross:
 class StackFeedForward:
     def __init__(self, up: StackProduct, activation: int, down: StackProduct, gated: bool) -> None: ...
 
-StackMixer = StackAttention | StackCross | StackFeedForward
+class StackExperts:
+    def __init__(
+        self,
+        router: StackProduct,
+        routing: RoutingRule,
+        up: PackedExperts,
+        activation: int,
+        down: PackedExperts,
+        shared: tuple[StackFeedForward, StackProduct | None] | None,
+    ) -> None: ...
+
+StackMixer = StackAttention | StackCross | StackFeedForward | StackExperts
 
 class StackSublayer:
     def __init__(
@@ -152,6 +177,7 @@ class StackStream:
     def __init__(self, sum: int, added: int, pending: bool, num_rows: int) -> None: ...
     pending: Final[bool]
     num_rows: Final[int]
+    num_experts_read: Final[int]
 
 class StackEmbedding:
     def __init__(self, ids: int, table: PackedMatrix, factor: float, rows: int, num_positions: int) -> None: ...

@@ -24,6 +24,8 @@ from transformers import (
     GenerationConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GraniteConfig,
@@ -40,6 +42,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -239,6 +243,7 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         ),
     ),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2)),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=3)),
     # Dense layers among those with experts, shared experts, windows.
     "qwen2-moe": (
         Qwen2MoeForCausalLM,
@@ -296,6 +301,25 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Qwen3_5MoeForCausalLM,
         Qwen3_5MoeTextConfig(**SHAPE | LINEAR_LAYERS | EXPERTS, head_dim=32, pad_token_id=1),
     ),
+    # Groups of experts, a bias for choosing, shared experts without a gate, a dense layer before the others.
+    "glm4-moe": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig(
+            **SHAPE,
+            head_dim=32,
+            attention_bias=True,
+            use_qk_norm=True,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            n_shared_experts=2,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=1.5,
+            num_mtp_layers=0,
+            pad_token_id=1,
+        ),
+    ),
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
@@ -324,6 +348,9 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
             # Keys are made out of a convolution and scaled to length one: small ones would be nothing but rounding.
             width = 4.0 * scale if "conv1d" in parameter_name else scale
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("correction_bias"):
+                buffer.copy_(scale * torch.randn(buffer.shape, generator=random))
     return model.eval()
 
 

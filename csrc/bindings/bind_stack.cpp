@@ -1,9 +1,12 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "bindings/expert_structs.h"
 #include "bindings/tensors.h"
 #include "core/check.h"
 #include "model/cpu/layer_stack.h"
@@ -16,6 +19,9 @@ namespace {
 
 using KvSizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 using Tap = std::tuple<Address, Address, Address, int64_t>;  // ring rows, layers, ring, rows of it
+
+// What all tokens take beside their experts, and its gate.
+using Shared = std::pair<StackFeedForward, std::optional<StackProduct>>;
 
 // A member that is a pointer, as an address.
 template <class Class, class T>
@@ -76,11 +82,18 @@ void bind_mixers(py::module_& m) {
       .def(py::init([](const StackProduct& up, int activation, const StackProduct& down, bool gated) {
         return StackFeedForward{up, Activation(activation), down, gated};
       }));
-  py::class_<StackSublayer>(m, "StackSublayer")
-      .def(py::init([](const std::variant<StackAttention, StackCross, StackFeedForward>& mixer,
-                       const std::array<StackNorm, 3>& norms, float factor, bool beside) {
-        return StackSublayer{mixer, norms[0], norms[1], norms[2], factor, beside};
+  py::class_<StackExperts>(m, "StackExperts")
+      .def(py::init([](const StackProduct& router, const RoutingRule& routing, const ExpertMatrices& up,
+                       int activation, const ExpertMatrices& down, const std::optional<Shared>& shared) {
+        StackExperts made{router, routing, up, Activation(activation), down, {}, {}};
+        if (shared) std::tie(made.shared, made.shared_gate) = *shared;
+        return made;
       }));
+  py::class_<StackSublayer>(m, "StackSublayer")
+      .def(py::init(
+          [](const StackMixer& mixer, const std::array<StackNorm, 3>& norms, float factor, bool beside) {
+            return StackSublayer{mixer, norms[0], norms[1], norms[2], factor, beside};
+          }));
 }
 
 void bind_step(py::module_& m) {
@@ -122,7 +135,8 @@ void bind_step(py::module_& m) {
         return StackStream{pointer<float>(sum), pointer<float>(added), pending, num_rows};
       }))
       .def_readonly("pending", &StackStream::pending)
-      .def_readonly("num_rows", &StackStream::num_rows);
+      .def_readonly("num_rows", &StackStream::num_rows)
+      .def_readonly("num_experts_read", &StackStream::num_experts_read);
   py::class_<StackEmbedding>(m, "StackEmbedding")
       .def(py::init(
           [](Address ids, const PackedMatrix& table, float factor, Address rows, int64_t num_positions) {

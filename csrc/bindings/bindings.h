@@ -17,6 +17,7 @@ T* pointer(Address address) {
 void bind_cache(pybind11::module_& m);
 void bind_ops(pybind11::module_& m);
 void bind_delta_net(pybind11::module_& m);
+void bind_experts(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_cuda_attention(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);

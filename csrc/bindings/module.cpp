@@ -28,6 +28,7 @@ PYBIND11_MODULE(_C, m) {
   bind_cache(m);
   bind_ops(m);
   bind_delta_net(m);
+  bind_experts(m);
   bind_attention(m);
   bind_cuda_attention(m);
   bind_beams(m);

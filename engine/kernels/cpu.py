@@ -26,6 +26,7 @@ from bequest.engine.kernels.cpu_sampler import Sampler as Sampler
 from bequest.engine.kernels.cpu_sampler import logprobs as logprobs
 from bequest.engine.kernels.cpu_weights import PackedWeight
 from bequest.engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
+from bequest.engine.kernels.cpu_weights import advise_large_pages as advise_large_pages
 from bequest.engine.kernels.cpu_weights import multiplies_tiles as multiplies_tiles
 from bequest.engine.kernels.cpu_weights import pack_quantised as pack_quantised
 from bequest.engine.kernels.cpu_weights import pack_weight as pack_weight
@@ -49,11 +50,6 @@ def set_num_threads(n: int) -> None:
 def keep_freed_memory() -> None:
     """Makes malloc keep what steps free for the next ones. Call when the weights are loaded."""
     _C.keep_freed_memory()
-
-
-def advise_large_pages(tensor: Tensor) -> None:
-    """Asks the system for large pages where nothing of the tensor has been written yet."""
-    _C.advise_large_pages(tensor.data_ptr(), tensor.nbytes)
 
 
 def populate_pages(tensor: Tensor, begin: int, end: int) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels.cpu import AttentionPlan
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cpu_experts import PackedExperts, RoutingRule
 from bequest.engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.kernels.host_arrays import address
@@ -24,6 +26,8 @@ StackHeads = _C.StackHeads
 StackAttention = _C.StackAttention
 StackCross = _C.StackCross
 StackFeedForward = _C.StackFeedForward
+StackExperts = _C.StackExperts
+StackMixer = StackAttention | StackCross | StackFeedForward | StackExperts
 StackSublayer = _C.StackSublayer
 StackStep = _C.StackStep
 StackEmbedding = _C.StackEmbedding
@@ -39,6 +43,18 @@ def product(weight: PackedWeight, bias: Tensor | None) -> StackProduct:
     """[T, K] → [T, N], bias [N] float32."""
     bias_address = _address(bias, weight.out_features)
     return StackProduct(weight._address, weight._format, bias_address, weight.out_features, weight.in_features)
+
+
+def experts(
+    router: StackProduct,
+    rule: RoutingRule,
+    up: PackedExperts,
+    activation: str,
+    down: PackedExperts,
+    shared: tuple[StackFeedForward, StackProduct | None] | None,
+) -> StackExperts:
+    """up [E, 2 I, H], down [E, H, I]; `shared` is what all tokens take, and its gate [1, H]."""
+    return StackExperts(router, rule, up._matrices, ACTIVATION_CODES[activation], down._matrices, shared)
 
 
 def heads(num_heads: int, scale: float, cache_layer: int, plan: int, scales: KvScales) -> StackHeads:

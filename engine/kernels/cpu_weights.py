@@ -38,6 +38,32 @@ def multiplies_tiles() -> bool:
     return _C.isa() == "amx"
 
 
+def storage_of(
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+    bits: Literal[4, 8] | None = None,
+    *,
+    tiles: bool = False,
+    count: int = 1,
+) -> Tensor:
+    """Memory [count, …] of so many packed weights [N, K]."""
+    num_panels = -(-out_features // PANEL_WIDTH)
+    if tiles:
+        assert dtype is torch.bfloat16 and bits is None, (dtype, bits)
+        num_strips, num_k_tiles = -(-out_features // STRIP_WIDTH), -(-in_features // TILE_DEPTH)
+        return torch.empty(count, num_strips, num_k_tiles, 2, PANEL_WIDTH, PANEL_WIDTH, 2, dtype=dtype)
+    if bits is None:
+        return torch.empty(count, num_panels, in_features, PANEL_WIDTH, dtype=dtype)
+    assert dtype is torch.float32 and in_features % GROUP == 0, (dtype, in_features)
+    return torch.empty(count, num_panels, in_features // GROUP, _QUANTISED_FORMATS[bits][1], dtype=torch.uint8)
+
+
+def advise_large_pages(tensor: Tensor) -> None:
+    """Asks the system for large pages where nothing of the tensor has been written yet."""
+    _C.advise_large_pages(tensor.data_ptr(), tensor.nbytes)
+
+
 class PackedWeight:
     """A weight [N, K] in the layout of the matrix kernel: panels of 16 rows, [ceil(N / 16), …], zero padded.
 
@@ -54,29 +80,22 @@ class PackedWeight:
         dtype: torch.dtype,
         bits: Literal[4, 8] | None = None,
         tiles: bool = False,
+        storage: Tensor | None = None,
     ) -> None:
+        """`storage` is its memory, if somebody has made that with others' (`storage_of`)."""
         assert out_features >= 1 and in_features >= 1 and dtype in _DTYPE_CODES, (out_features, in_features, dtype)
         self.out_features = out_features
         self.in_features = in_features
         self.dtype = dtype
         self.bits = bits
         self.tiles = tiles
-        num_panels = -(-out_features // PANEL_WIDTH)
-        if tiles:
-            assert dtype is torch.bfloat16 and bits is None, (dtype, bits)
-            self._format = _TILES
-            num_strips, num_k_tiles = -(-out_features // STRIP_WIDTH), -(-in_features // TILE_DEPTH)
-            self._storage = torch.empty(num_strips, num_k_tiles, 2, PANEL_WIDTH, PANEL_WIDTH, 2, dtype=dtype)
-        elif bits is None:
-            self._format = _DTYPE_CODES[dtype]
-            self._storage = torch.empty(num_panels, in_features, PANEL_WIDTH, dtype=dtype)
-        else:
-            assert dtype is torch.float32 and in_features % GROUP == 0, (dtype, in_features)
-            self._format, group_bytes = _QUANTISED_FORMATS[bits]
-            self._storage = torch.empty(num_panels, in_features // GROUP, group_bytes, dtype=torch.uint8)
-        self._address = self._storage.data_ptr()
+        self._format = _TILES if tiles else _DTYPE_CODES[dtype] if bits is None else _QUANTISED_FORMATS[bits][0]
+        if storage is None:
+            (storage,) = storage_of(out_features, in_features, dtype, bits, tiles=tiles)
+            advise_large_pages(storage)
+        self._storage = storage
+        self._address = storage.data_ptr()
         self._matrix = _C.PackedMatrix(self._address, self._format, out_features, in_features)
-        _C.advise_large_pages(self._address, self._storage.nbytes)
         self._storage[-1].zero_()
         if tiles and in_features % TILE_DEPTH:
             self._storage[:, -1].zero_()
@@ -116,7 +135,13 @@ def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype, tiles: bool | No
     if tiles is None:
         tiles = dtype is torch.bfloat16 and multiplies_tiles()
     packed = PackedWeight(sum(w.shape[0] for w in weights), in_features, dtype, tiles=tiles)
-    first_row = 0
+    pack_into(packed, weights)
+    return packed
+
+
+def pack_into(packed: PackedWeight, weights: Sequence[Tensor]) -> None:
+    """Weights [Ni, K] that make up all rows of a packed one."""
+    in_features, first_row = packed.in_features, 0
     for weight in weights:
         assert weight.dim() == 2 and weight.shape[1] == in_features and weight.is_cpu, weight.shape
         assert weight.dtype in (torch.float32, torch.bfloat16, torch.float16), weight.dtype
@@ -124,19 +149,25 @@ def pack_weights(weights: Sequence[Tensor], dtype: torch.dtype, tiles: bool | No
         dense = (weight.float() if weight.dtype is torch.float16 else weight).contiguous()
         packed._matrix.pack(dense.data_ptr(), _DTYPE_CODES[dense.dtype], first_row, rows)
         first_row += rows
-    return packed
+    assert first_row == packed.out_features, (first_row, packed)
 
 
 def pack_quantised(weights: Sequence[QuantisedRows]) -> PackedWeight:
     """Weights [Ni, K] of the same codes stacked along N, kept in these codes: they are the float32 values exactly."""
     bits, in_features = weights[0].bits, weights[0].in_features
     packed = PackedWeight(sum(weight.rows.shape[0] for weight in weights), in_features, torch.float32, bits)
-    first_row = 0
+    pack_quantised_into(packed, weights)
+    return packed
+
+
+def pack_quantised_into(packed: PackedWeight, weights: Sequence[QuantisedRows]) -> None:
+    """Weights [Ni, K] that make up all rows of a packed one."""
+    bits, in_features, first_row = packed.bits, packed.in_features, 0
     for weight in weights:
         assert weight.bits == bits and weight.in_features == in_features, weight
         assert weight.rows.dtype is torch.uint8 and weight.rows.is_cpu, weight.rows.dtype
         dense = weight.rows.contiguous()
         num_rows = dense.shape[0]
-        packed._matrix.pack_quantised(dense.data_ptr(), bits, first_row, num_rows)
+        packed._matrix.pack_quantised(dense.data_ptr(), weight.bits, first_row, num_rows)
         first_row += num_rows
-    return packed
+    assert first_row == packed.out_features, (first_row, packed)

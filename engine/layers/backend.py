@@ -42,6 +42,12 @@ class Backend(Protocol):
         memory a second time. The bias is [E, N] float32 on the host."""
         ...
 
+    def quantised_expert_weights(
+        self, matrices: Iterable[Sequence[QuantisedRows]], num_experts: int, bias: Tensor | None
+    ) -> ExpertWeights | None:
+        """The same of matrices in codes of the same width; None where it multiplies none of these."""
+        ...
+
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         """Rows [N, K] that nothing is multiplied with."""
         ...

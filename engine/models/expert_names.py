@@ -33,9 +33,11 @@ class _Place(NamedTuple):
 class ExpertNames(SourceOver):
     """A WeightSource over another: each matrix of each expert has a name."""
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, drafting: int | None = None) -> None:
+        """`drafting`: the layer from which on layers draft tokens; those are left out."""
         super().__init__(source)
-        self._places = {name: place for stored in source.names() for name, place in _places(source, stored)}
+        stored = [name for name in source.names() if drafting is None or _layer_of(name) < drafting]
+        self._places = {name: place for one in stored for name, place in _places(source, one)}
 
     def names(self) -> Collection[str]:
         return self._places.keys()
@@ -54,6 +56,13 @@ class ExpertNames(SourceOver):
     def load_codes(self, name: str) -> QuantisedRows | None:
         place = self._places[name]
         return self._source.load_codes(place.stored) if place.expert is None else None
+
+
+def _layer_of(name: str) -> int:
+    match name.split("."):
+        case ["model", "layers", layer, *_] if layer.isdigit():
+            return int(layer)
+    return -1
 
 
 def _places(source: WeightSource, stored: str) -> Iterator[tuple[str, _Place]]:

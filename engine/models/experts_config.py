@@ -40,3 +40,9 @@ class ExpertsConfig:
             raise ModelError(f"a token cannot take {self.top_k} of the {self.num_experts} experts")
         if self.shared_size < 0 or self.factor <= 0:
             raise ModelError("the size of shared experts and the factor of experts must be positive")
+
+    def num_idle(self, hidden_size: int) -> int:
+        """Parameters of experts that a token does not take."""
+        biases = 2 * self.intermediate_size + hidden_size if self.bias else 0
+        of_one = 3 * self.intermediate_size * hidden_size + biases
+        return len(self.layers) * (self.num_experts - self.top_k) * of_one

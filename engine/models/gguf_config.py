@@ -9,11 +9,12 @@ from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
 from bequest.engine.models.fields import Fields
+from bequest.engine.models.gguf_experts import parse_gguf_experts
 from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
 
 # Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.
 UNSUPPORTED_KEYS = (
-    "expert_count",
+    "expert_group_count",
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "logit_scale",
@@ -34,6 +35,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     given = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     fields = Fields({**variant.defaults, **given}, f"{file.path}: {architecture}")
     _refuse_unsupported(fields, variant)
+    experts = parse_gguf_experts(file, fields, variant)
 
     hidden_size = fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
@@ -53,7 +55,8 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        intermediate_size=fields.integer("feed_forward_length"),
+        intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else None),
+        experts=experts,
         vocab_size=_vocab_size(file),
         max_position=context_length if variant.window_theta else extended_max_position(context_length, rope),
         rms_norm_eps=fields.number(f"attention.layer_norm_{'' if variant.style.centred else 'rms_'}epsilon"),
@@ -168,9 +171,10 @@ def _parse_longrope(file: GGUFFile, fields: Fields, rope: RopeConfig) -> RopeCon
 
 
 def _refuse_unsupported(fields: Fields, variant: GGUFVariant) -> None:
+    names = UNSUPPORTED_KEYS if variant.renormalises_experts is not None else (*UNSUPPORTED_KEYS, "expert_count")
     found = [
         f"{name} = {fields.raw(name)!r}"
-        for name in UNSUPPORTED_KEYS
+        for name in names
         if name not in variant.defaults
         and fields.has(name)
         and not (isinstance(fields.raw(name), (int, float)) and fields.raw(name) in (0, 1))

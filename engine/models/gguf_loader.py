@@ -16,6 +16,7 @@ from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.dense import layer_prefix
+from bequest.engine.models.gguf_experts import expert_tensors
 from bequest.engine.models.registry import find_gguf_variant
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.style import LayerStyle
@@ -49,7 +50,7 @@ class GGUFSource:
         variant = find_gguf_variant(file.architecture)
         names = layer_names(config.style, variant.joined)
         read = {name: tensor for name, tensor in file.tensors.items() if name not in READ_ELSEWHERE}
-        self._tensors = {hf_name(name, names): tensor for name, tensor in read.items()}
+        self._tensors = {ours: part for name, whole in read.items() for ours, part in _named(name, whole, names)}
         self._config = config
         self._interleaved_rope = variant.interleaved_rope
 
@@ -93,6 +94,15 @@ def layer_names(style: LayerStyle, joined: Collection[str] = ()) -> dict[str, st
     matrices = {"attn_qkv": "self_attn.qkv_proj"} if "qkv_proj" in joined else {}
     matrices |= {"ffn_up": "mlp.gate_up_proj"} if "gate_up_proj" in joined else {}
     return LAYER_NAMES | matrices | {theirs: ours for theirs, ours in norms.items() if ours is not None}
+
+
+def _named(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tuple[str, GGUFTensor]]:
+    """What a stored tensor is by our names: itself, or one matrix of each expert."""
+    match name.removesuffix(".weight").split(".", 2):
+        case ["blk", layer, part] if layer.isdigit() and name.endswith(".weight"):
+            if found := list(expert_tensors(layer_prefix(int(layer)), part, tensor)):
+                return found
+    return [(hf_name(name, names), tensor)]
 
 
 def hf_name(name: str, names: Mapping[str, str] = LAYER_NAMES) -> str:

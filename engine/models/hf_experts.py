@@ -14,7 +14,7 @@ COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")
 def parse_hf_experts(fields: Fields, implied: HFExperts) -> ExpertsConfig | None:
     """None: every layer is dense."""
     count = next((fields.integer(name) for name in COUNT_NAMES if fields.has(name)), implied.num_experts)
-    layers = _layers(fields)
+    layers = _layers(fields, implied.dense_first)
     if count == 0 or not layers:
         return None
     inner = fields.integer("moe_intermediate_size", implied.inner_size) if implied.inner_size else None
@@ -51,11 +51,11 @@ def _shared_size(fields: Fields, implied: HFExperts, inner: int) -> int:
     return fields.integer("n_shared_experts", 1) * inner if implied.shared == "counted" else 0
 
 
-def _layers(fields: Fields) -> frozenset[int]:
+def _layers(fields: Fields, dense_first: int) -> frozenset[int]:
     """Those with experts: every `decoder_sparse_step`-th from `first_k_dense_replace` on, but for `mlp_only_layers`."""
     step = fields.integer("decoder_sparse_step", 1)
     if step < 1:
         raise ModelError(f"{fields.source}: decoder_sparse_step must be positive, not {step}")
     dense = frozenset(fields.integers("mlp_only_layers"))
-    first = fields.integer("first_k_dense_replace", 0)
+    first = fields.integer("first_k_dense_replace", dense_first)
     return frozenset(range(fields.integer("num_hidden_layers"))[first:][(step - 1 - first) % step :: step]) - dense

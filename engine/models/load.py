@@ -40,6 +40,7 @@ from bequest.engine.models.loaded import LoadedModel as LoadedModel
 from bequest.engine.models.look import check_format, check_length
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.reader import Loader
+from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.respelled import respelled, respelled_gguf
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.weights import WeightSource
@@ -144,9 +145,15 @@ def _open_directory(directory: Path) -> Checkpoint:
     files = SafetensorsSource(directory)
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, files, generation)
-    named = files if config.experts is None else ExpertNames(files)
     notes = () if config.recurrent is None else left_out(files.names())
-    return Checkpoint(config, respelled(named, config), generation, notes)
+    return Checkpoint(config, respelled(_with_experts(files, config), config), generation, notes)
+
+
+def _with_experts(files: SafetensorsSource, config: DecoderConfig) -> WeightSource:
+    if config.experts is None:
+        return files
+    implied = HF_ARCHITECTURES[config.architecture].experts
+    return ExpertNames(files, config.num_layers if implied is not None and implied.drafts else None)
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

@@ -8,6 +8,7 @@ import torch
 
 from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.any_model import Model
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.generation import GenerationDefaults
 
 
@@ -24,3 +25,11 @@ class LoadedModel:
     num_parameters: int
     weight_bytes: int
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that one token meets."""
+        config = self.config
+        if not isinstance(config, DecoderConfig) or config.experts is None:
+            return self.num_parameters
+        return self.num_parameters - config.experts.num_idle(config.hidden_size)

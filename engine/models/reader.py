@@ -16,6 +16,8 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
+from bequest.engine.errors import ModelError
+from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -234,13 +236,16 @@ class Loader(Reader):
 
     def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
         """A float32 matrix stays in the codes of a quantised file, which are its values."""
+        codes = self._codes(names)
+        return None if codes is None else self._backend.quantised_weight(codes, bias)
+
+    def _codes(self, names: Sequence[str]) -> list[QuantisedRows] | None:
+        """Of matrices that are one weight; None where they are not all in codes of one width."""
         if self._dtype is not torch.float32:
             return None
         codes = [self._source.load_codes(f"{self._prefix}{name}.weight") for name in names]
         parts = [part for part in codes if part is not None]
-        if len(parts) < len(names) or len({part.bits for part in parts}) > 1:
-            return None
-        return self._backend.quantised_weight(parts, bias)
+        return parts if len(parts) == len(names) and len({part.bits for part in parts}) == 1 else None
 
     def experts(
         self, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int, *, has_bias: bool = False
@@ -251,10 +256,27 @@ class Loader(Reader):
         bias = None
         if has_bias:
             bias = torch.stack([torch.cat(of_expert(number, "bias")) for number in range(num_experts)]).float()
-        matrices = (of_expert(number, "weight") for number in range(num_experts))  # read when their turn comes
-        made = self._backend.expert_weights(matrices, num_experts, bias, self._dtype)
+        made = self._quantised_experts(names, num_experts, bias)
+        if made is None:
+            matrices = (of_expert(number, "weight") for number in range(num_experts))  # read when their turn comes
+            made = self._backend.expert_weights(matrices, num_experts, bias, self._dtype)
         assert (made.num_experts, made.out_features, made.in_features) == (num_experts, sum(rows), columns), names
         return self._kept(made)
+
+    def _quantised_experts(self, names: Sequence[str], num_experts: int, bias: Tensor | None) -> ExpertWeights | None:
+        """The same of experts, as the first of them is stored."""
+        first = self._codes([f"0.{name}" for name in names])
+        if first is None:
+            return None
+
+        def of_expert(number: int) -> list[QuantisedRows]:
+            codes = self._codes([f"{number}.{name}" for name in names])
+            if codes is None or codes[0].bits != first[0].bits:
+                described = f"{self._source.description}: {self._prefix}{number}.{names[0]}"
+                raise ModelError(f"{described} is stored otherwise than expert 0; convert the file again")
+            return codes
+
+        return self._backend.quantised_expert_weights(map(of_expert, range(num_experts)), num_experts, bias)
 
     def vector(self, name: str, size: int) -> Tensor:
         return self._backend.vector(self._load(name), self._dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.style import COHERE, GEMMA, GEMMA2, GLM4, LLAMA, OLMO2, LayerStyle
+from bequest.engine.models.style import COHERE, GEMMA, GEMMA2, GLM4, LLAMA, OLMO2, OLMOE, LayerStyle
 from bequest.engine.types.activation import Activation
 from bequest.engine.types.scoring import Scoring
 
@@ -25,6 +25,8 @@ class HFExperts:
     grouped: bool = False  # config.json has groups and a factor
     shared: Literal["none", "gated", "counted"] = "none"  # gated: of a size of its own; counted: so many experts' size
     shared_size: int = 0
+    dense_first: int = 0  # layers without experts before the others
+    drafts: bool = False  # checkpoints have layers behind the last that draft tokens; they are not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class GGUFVariant:
     shared_scale_layers: int = 0  # with so many layers scores are scaled by the hidden size's share of a head
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that others may not have
+    renormalises_experts: bool | None = None  # None: it has no experts
 
 
 MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
@@ -233,13 +236,42 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         defaults=_COHERE_DEFAULTS | {"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
         rope=HFRope(interleaved=True, skipped="full"),
     ),
+    "Glm4MoeForCausalLM": HFVariant(
+        "qkv_as_config",
+        "never",
+        qk_norm=False,
+        sliding_window="never",
+        defaults={"attention_bias": False, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+        honoured=frozenset({"use_qk_norm"}),
+        experts=HFExperts(
+            num_experts=128,
+            top_k=8,
+            inner_size=1408,
+            renormalises="unless_config",
+            scoring="sigmoid",
+            choice_bias=True,
+            grouped=True,
+            shared="counted",
+            dense_first=1,
+            drafts=True,
+        ),
+    ),
     "MixtralForCausalLM": HFVariant(
         "never",
         "never",
         qk_norm=False,
         sliding_window="all_layers",
-        defaults={"rope_theta": 1000000.0},
+        defaults={"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
         experts=HFExperts(num_experts=8, top_k=2, renormalises="always"),
+    ),
+    "OlmoeForCausalLM": HFVariant(
+        "as_config",
+        "never",
+        qk_norm=True,
+        sliding_window="never",
+        style=OLMOE,
+        defaults={"rms_norm_eps": 1e-5},
+        experts=HFExperts(num_experts=64, top_k=8),
     ),
     "Qwen2MoeForCausalLM": HFVariant(
         "qkv_bias",
@@ -265,7 +297,8 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
 _GGUF_GEMMA = replace(GEMMA2, norm_offset=0.0)  # the converter has added it
 
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
-    "llama": GGUFVariant(qk_norm=False, interleaved_rope=True),  # Mistral's too
+    # Mistral's and Mixtral's too
+    "llama": GGUFVariant(qk_norm=False, interleaved_rope=True, renormalises_experts=True),
     "qwen2": GGUFVariant(qk_norm=False, interleaved_rope=False),
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
     "phi3": GGUFVariant(qk_norm=False, interleaved_rope=False, joined=("qkv_proj", "gate_up_proj")),  # Phi-4's too
@@ -307,6 +340,9 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         skipped_rope="full",
         defaults={"logit_scale": 1.0},
     ),
+    "qwen2moe": GGUFVariant(qk_norm=False, interleaved_rope=False, renormalises_experts=False),
+    "olmoe": GGUFVariant(qk_norm=True, interleaved_rope=False, renormalises_experts=False, style=OLMOE),
+    "qwen3moe": GGUFVariant(qk_norm=True, interleaved_rope=False, renormalises_experts=True),
 }
 
 

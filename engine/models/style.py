@@ -28,6 +28,7 @@ OLMO2 = LayerStyle(
     behind_mlp="post_feedforward_layernorm",
     qk_norm_over_rows=True,
 )
+OLMOE = LayerStyle(qk_norm_over_rows=True)
 GEMMA = LayerStyle(norm_offset=1.0)
 GEMMA2 = LayerStyle(
     behind_attention="post_attention_layernorm",

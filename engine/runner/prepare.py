@@ -22,6 +22,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.generation import check_sampling
@@ -233,6 +234,10 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
 
 
 def _log_notes(loaded: LoadedModel) -> None:
+    if isinstance(loaded.config, DecoderConfig) and (experts := loaded.config.experts) is not None:
+        of_all = f"{loaded.num_active_parameters / 1e9:.2f} of {loaded.num_parameters / 1e9:.2f} billion parameters"
+        layers = f"{len(experts.layers)} of {loaded.config.num_layers} layers"
+        log.info("experts: a token takes %d of %d in %s, %s", experts.top_k, experts.num_experts, layers, of_all)
     for note in loaded.notes:
         log.info("layers: %s", note)
 
@@ -331,7 +336,7 @@ def _takes_graphs(config: EngineConfig, loaded: LoadedModel) -> bool:
 
 
 def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
-    tokens = int(_CUDA_WORK_EXTRACTING / loaded.num_parameters) // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER
+    tokens = int(_CUDA_WORK_EXTRACTING / loaded.num_active_parameters) // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER
     return min(max(tokens, _CUDA_LEAST_EXTRACTING), most)
 
 

@@ -25,7 +25,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "glm4", "granite", "olmo2", "qwen3.5"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "glm4", "granite", "olmo2", "qwen3.5", "qwen2-moe"])
 async def test_states_equal_transformers(name: str, scenario: str, tiny_model: Callable[[str], Path]) -> None:
     config = replace(SCENARIOS[scenario], model=str(tiny_model(name)), dtype="float32", device="cpu", max_model_len=96)
     trial = Trial(reference_of(make_reference(name)), 1e-4, VOCAB_SIZE, recurrent=name.startswith("qwen3.5"))

@@ -16,10 +16,11 @@ from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.cpu_stack import can_store_in_cache, linear_into_cache
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
-from bequest.engine.layers.parts import HeadNorm, Heads, Norm
+from bequest.engine.layers.expert_weights import ExpertWeights
+from bequest.engine.layers.parts import HeadNorm, Heads, Norm, Routing
 from bequest.engine.layers.plain import PlainProgram
 from bequest.engine.layers.program import Program
-from bequest.engine.layers.spec import Attention, CrossAttention, FeedForward, LayerSpec, Mixer, Sublayer
+from bequest.engine.layers.spec import Attention, CrossAttention, Experts, FeedForward, LayerSpec, Mixer, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep, ReadRows
 from bequest.engine.layers.stream import Stream
@@ -56,6 +57,8 @@ class Shape:
     has_sinks: bool = False
     windows: tuple[int, ...] = (0, 0, 0)
     scales: KvScales = UNSCALED
+    experts: int = 0  # of each layer but the first
+    shared: str = "none"  # or "whole", or "gated"
 
 
 class Maker:
@@ -102,12 +105,33 @@ class Maker:
             q, kv = self.weight(width, HIDDEN), self.weight(2 * width, HIDDEN)
             plain = replace(heads, window=0, norm=None, rope=None)
             mixers.append(CrossAttention(q, kv, plain, self.weight(HIDDEN, width)))
-        up = self.weight(shape.inner * (2 if shape.gated else 1), HIDDEN)
-        mixers.append(FeedForward(up, "gelu", self.weight(HIDDEN, shape.inner), shape.gated))
+        mixers.append(self.experts() if shape.experts and index else self.feed_forward())
         sublayers = [Sublayer(mixer=mixer, factor=shape.factor, **self.norms()) for mixer in mixers]
         if shape.parallel:
             sublayers[-1] = replace(sublayers[-1], before=None, beside=True)
         return LayerSpec(index, tuple(sublayers))
+
+    def feed_forward(self) -> FeedForward:
+        shape = self.shape
+        up = self.weight(shape.inner * (2 if shape.gated else 1), HIDDEN)
+        return FeedForward(up, "gelu", self.weight(HIDDEN, shape.inner), shape.gated)
+
+    def experts(self) -> Experts:
+        shape, count = self.shape, self.shape.experts
+        return Experts(
+            self.weight(count, HIDDEN),
+            Routing(top_k=3, scoring="sigmoid", bias=self.values(count), renormalises=True, factor=1.7),
+            self.expert_weights(2 * shape.inner, HIDDEN),
+            "silu",
+            self.expert_weights(HIDDEN, shape.inner),
+            None if shape.shared == "none" else self.feed_forward(),
+            self.weight(1, HIDDEN) if shape.shared == "gated" else None,
+        )
+
+    def expert_weights(self, n: int, k: int) -> ExpertWeights:
+        count = self.shape.experts
+        matrices = [[self.values(n, k) * 0.2] for _ in range(count)]
+        return self.backend.expert_weights(matrices, count, self.values(count, n), self.shape.dtype)
 
     def norms(self) -> dict[str, Norm]:
         places = {"around": ("before", "behind")}.get(self.shape.place, (self.shape.place,))
@@ -193,6 +217,9 @@ KINDS = {
     "granite": {"turns": True, "factor": 0.22},
     "gemma2": {"turns": True, "place": "around", "soft_cap": 5.0, "windows": (9, 0, 9)},
     "gpt-oss": {"turns": True, "has_sinks": True, "kv_heads": 2, "windows": (9, 0, 9)},
+    "experts": {"turns": True, "experts": 8},
+    "experts-shared": {"turns": True, "experts": 5, "shared": "whole", "place": "around"},
+    "experts-gated": {"experts": 16, "shared": "gated"},
 }
 
 

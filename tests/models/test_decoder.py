@@ -114,7 +114,13 @@ def test_bfloat16_weights_and_cache(
 
 def test_facts(name: str, loaded: LoadedModel) -> None:
     reference = make_reference(name)
-    assert loaded.num_parameters == sum(parameter.numel() for parameter in reference.parameters())
+    biases = sum(b.numel() for n, b in reference.named_buffers() if n.endswith("correction_bias"))
+    assert loaded.num_parameters == biases + sum(parameter.numel() for parameter in reference.parameters())
+    idle = 0
+    if (experts := loaded.config.experts) is not None:
+        unused = 1 - experts.top_k / experts.num_experts
+        idle = sum(round(p.numel() * unused) for n, p in reference.named_parameters() if ".experts." in n)
+    assert loaded.num_active_parameters == loaded.num_parameters - idle
     assert loaded.weight_bytes >= 4 * sum(p.numel() for p in reference.parameters() if p.dim() == 2)
     assert loaded.generation.eos_token_ids == (0, 2)
     assert loaded.max_model_len == loaded.config.max_position

@@ -36,14 +36,14 @@ def assert_same_logits(path: Path, reference: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [F32, F16, Q4_1, Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "qwen3-moe", "olmoe"])
 def test_round_trip(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
     reference = write_tiny_gguf(name, tmp_path / "model.gguf", kind)
     assert_same_logits(tmp_path / "model.gguf", reference)
 
 
 @pytest.mark.parametrize("kind", [Q4_1, Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ["llama", "llama-biases-tied-mha-gelu"])
+@pytest.mark.parametrize("name", ["llama", "llama-biases-tied-mha-gelu", "mixtral", "qwen3-moe"])
 def test_codes_of_the_file_give_the_bits_of_its_values(
     name: str, kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
+from bequest.engine.models.gguf_experts import LAYER_NAMES as EXPERT_LAYER_NAMES
 from bequest.engine.models.gguf_loader import GLOBAL_NAMES, layer_names
 from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.tiny_models import make_reference
@@ -30,9 +31,15 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "phi3": "phi3",
     "glm4": "glm4",
+    "mixtral": "llama",
+    "olmoe": "olmoe",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
 }
 PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
+WITHOUT_WINDOWS = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # files have no key for them
 SHIFTED = ("gemma2", "gemma3")  # norms: by the 1 that transformers adds to them
+EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_LAYER_NAMES.items()}
 
 
 def write_tiny_gguf(
@@ -52,15 +59,17 @@ def write_tiny_gguf(
         add(f"{architecture}.{key}", value)
     for tensor_name, parameter in reference.named_parameters():
         values = parameter.detach().numpy()
-        if values.ndim == 2:
+        is_matrix = values.ndim > 1 and "shared_expert_gate" not in tensor_name
+        if is_matrix:
             values = gguf.dequantize(gguf.quantize(values, kind), kind)
             parameter.data.copy_(parameter.new_tensor(values))
         if architecture in PERMUTED and (".q_proj." in tensor_name or ".k_proj." in tensor_name):
             values = _interleave(values, head_dim_of(reference))
         if architecture in SHIFTED and tensor_name.endswith("norm.weight"):
             values = values + 1
-        stored = gguf.quantize(np.ascontiguousarray(values), kind) if values.ndim == 2 else values
-        writer.add_tensor(gguf_name(tensor_name, architecture), stored, raw_dtype=kind if values.ndim == 2 else None)
+        for stored_name, part in _stored(tensor_name, values, architecture):
+            stored = gguf.quantize(np.ascontiguousarray(part), kind) if is_matrix else part
+            writer.add_tensor(stored_name, stored, raw_dtype=kind if is_matrix else None)
     for tensor_name, values in (extra_tensors or {}).items():
         writer.add_tensor(tensor_name, values)
     writer.write_header_to_file()
@@ -68,6 +77,17 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return reference
+
+
+def _stored(name: str, values: np.ndarray, architecture: str) -> list[tuple[str, np.ndarray]]:
+    """What a parameter becomes in the file: experts have a tensor of all gates and one of all ups."""
+    layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+    if name.endswith("experts.gate_up_proj"):
+        gates, ups = np.split(values, 2, axis=1)
+        return [(f"blk.{layer}.ffn_gate_exps.weight", gates), (f"blk.{layer}.ffn_up_exps.weight", ups)]
+    if name.endswith("experts.down_proj"):
+        return [(f"blk.{layer}.ffn_down_exps.weight", values)]
+    return [(gguf_name(name, architecture), values.reshape(-1) if "shared_expert_gate" in name else values)]
 
 
 def gguf_name(name: str, architecture: str) -> str:
@@ -79,7 +99,7 @@ def gguf_name(name: str, architecture: str) -> str:
     _, _, layer, part = stem.split(".", 3)
     variant = GGUF_ARCHITECTURES[architecture]
     names = layer_names(variant.style, variant.joined)
-    ours = next(ours for ours, theirs in names.items() if theirs == part)
+    ours = EXPERT_NAMES.get(part) or next(ours for ours, theirs in names.items() if theirs == part)
     return f"blk.{layer}.{ours}.{kind}"
 
 
@@ -106,8 +126,19 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     writer.add_value_length(head_dim)
     partial = getattr(config, "rope_parameters", {}).get("partial_rotary_factor", 1.0)
     writer.add_rope_dimension_count(int(head_dim * partial))
-    if config.model_type not in ("qwen2", "qwen3", "mistral") and getattr(config, "sliding_window", None):
+    if config.model_type not in (*WITHOUT_WINDOWS, "mistral") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if hasattr(config, "num_experts_per_tok"):
+        _add_experts(writer, config)
+
+
+def _add_experts(writer: GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def head_dim_of(reference: PreTrainedModel) -> int:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "cache/cpu/kv_write.h"
 #include "core/check.h"
@@ -13,6 +14,7 @@
 #include "ops/cpu/linear_amx.h"
 #include "ops/cpu/norm.h"
 #include "ops/cpu/rope.h"
+#include "ops/cpu/weighted_rows.h"
 
 namespace bequest {
 namespace {
@@ -25,6 +27,9 @@ struct Widths {
   void take(const StackCross& mixer) { take(mixer.q, mixer.output); }
   void take(const StackFeedForward& mixer) {
     inner = std::max(inner, mixer.up.out_features + mixer.down.in_features);
+  }
+  void take(const StackExperts& mixer) {
+    if (mixer.shared) take(*mixer.shared);
   }
 
  private:
@@ -299,22 +304,31 @@ class StackRun {
     multiply(mixer.output, memory_.attended, stream_.added);
   }
 
-  void apply(const StackFeedForward& mixer, const Reading& from) {
-    const StackProduct &up = mixer.up, &down = mixer.down;
+  static bool can_gate(const StackProduct& up) {
     const bool tiles = up.format == WeightFormat::kTiles;
     const bool codes = up.format == WeightFormat::kQ4 || up.format == WeightFormat::kQ8;
-    const bool can_gate =
-        (tiles || codes) && up.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
-    const bool one_op = tiles && down.format == WeightFormat::kTiles && (can_gate || !mixer.gated);
-    if (one_op && fuses(up, from)) {
+    return (tiles || codes) && up.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
+  }
+  static bool is_one_op(const StackFeedForward& mixer) {
+    return mixer.up.format == WeightFormat::kTiles && mixer.down.format == WeightFormat::kTiles &&
+           (can_gate(mixer.up) || !mixer.gated);
+  }
+
+  void apply(const StackFeedForward& mixer, const Reading& from) {
+    if (is_one_op(mixer) && fuses(mixer.up, from)) {
       const RowNorm begin = row_norm(from);
       // Rows are read before they are written: by the thread that normed them, or when all have been.
-      return normed_feed_forward(tiled_params(mixer, stream_.added), begin);
+      return normed_feed_forward(tiled_params(mixer, stream_.added, stream_.added), begin);
     }
-    const float* const x = read(from);
-    if (one_op) return feed_forward(tiled_params(mixer, x));
+    feed(mixer, read(from), stream_.added);
+  }
+
+  // x [T, H] → out [T, H]
+  void feed(const StackFeedForward& mixer, const float* x, float* out) const {
+    const StackProduct &up = mixer.up, &down = mixer.down;
+    if (is_one_op(mixer)) return feed_forward(tiled_params(mixer, x, out));
     float* const results = memory_.inner;
-    if (mixer.gated ? can_gate : tiles) {
+    if (mixer.gated ? can_gate(up) : up.format == WeightFormat::kTiles) {
       LinearParams finished = params(up, x, results);
       finished.finish = mixer.gated ? Finish::kGated : Finish::kActivated;
       finished.activation = mixer.activation;
@@ -327,23 +341,53 @@ class StackRun {
       multiply(up, x, both);
       gated_activation({both, results, stream_.num_rows, down.in_features, mixer.activation});
     }
-    multiply(down, results, stream_.added);
+    multiply(down, results, out);
   }
 
-  FeedForwardParams tiled_params(const StackFeedForward& mixer, const float* x) const {
+  FeedForwardParams tiled_params(const StackFeedForward& mixer, const float* x, float* out) const {
     const StackProduct &up = mixer.up, &down = mixer.down;
     return {x,
             up.weight,
             up.bias,
             down.weight,
             down.bias,
-            stream_.added,
+            out,
             stream_.num_rows,
             up.in_features,
             down.in_features,
             down.out_features,
             mixer.activation,
             mixer.gated};
+  }
+
+  void apply(const StackExperts& mixer, const Reading& from) {
+    const float* const x = read(from);
+    const int64_t rows = stream_.num_rows, num_experts = mixer.up.num_experts, top_k = mixer.routing.top_k;
+    check(mixer.router.out_features == num_experts, "layers: the router has other experts");
+    std::vector<float> logits(static_cast<size_t>(rows * num_experts));
+    std::vector<float> weights(static_cast<size_t>(rows * top_k));
+    std::vector<int32_t> ids(weights.size());
+    multiply(mixer.router, x, logits.data());
+    route({logits.data(), rows, num_experts, mixer.routing, ids.data(), weights.data()});
+    stream_.num_experts_read += experts({x,
+                                         mixer.up,
+                                         mixer.activation,
+                                         mixer.down,
+                                         {ids.data(), weights.data(), rows, top_k},
+                                         stream_.added});
+    if (mixer.shared) add_shared(mixer, x);
+  }
+
+  void add_shared(const StackExperts& mixer, const float* x) {
+    const int64_t rows = stream_.num_rows;
+    std::vector<float> given(static_cast<size_t>(rows * stack_.hidden));
+    std::vector<float> logits(static_cast<size_t>(rows)), gates(logits.size(), 1.0f);
+    feed(*mixer.shared, x, given.data());
+    if (mixer.shared_gate) {
+      multiply(*mixer.shared_gate, x, logits.data());
+      make_gates(logits.data(), gates.data(), rows);
+    }
+    add_weighted_rows({given.data(), nullptr, gates.data(), stream_.added, rows, 1, stack_.hidden, true});
   }
 
   const LayerStack& stack_;

@@ -8,12 +8,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
 #include "attention/cpu/attention.h"
 #include "cache/kv_layout.h"
 #include "ops/activation.h"
+#include "ops/cpu/expert_route.h"
+#include "ops/cpu/experts.h"
 #include "ops/cpu/linear.h"
 #include "ops/hidden_tap.h"
 
@@ -76,8 +79,20 @@ struct StackFeedForward {
   bool gated;
 };
 
+struct StackExperts {
+  StackProduct router;  // [E, H]
+  RoutingRule routing;
+  ExpertMatrices up;  // gate and up, [2 I, H]
+  Activation activation;
+  ExpertMatrices down;  // [H, I]
+  std::optional<StackFeedForward> shared;
+  std::optional<StackProduct> shared_gate;  // [1, H]: its sigmoid is what the shared one counts
+};
+
+using StackMixer = std::variant<StackAttention, StackCross, StackFeedForward, StackExperts>;
+
 struct StackSublayer {
-  std::variant<StackAttention, StackCross, StackFeedForward> mixer;
+  StackMixer mixer;
   StackNorm before;
   StackNorm behind;
   StackNorm after;
@@ -122,10 +137,11 @@ struct StackStep {
 
 // The residual is `sum`, and `added` too while that is pending.
 struct StackStream {
-  float* sum;        // [T, H], contiguous
-  float* added;      // [T, H], contiguous
-  bool pending;      // whether `added` is still to be added
-  int64_t num_rows;  // T; then R, if the stack has narrowed it
+  float* sum;                    // [T, H], contiguous
+  float* added;                  // [T, H], contiguous
+  bool pending;                  // whether `added` is still to be added
+  int64_t num_rows;              // T; then R, if the stack has narrowed it
+  int64_t num_experts_read = 0;  // by all layers, each that was used counted once per layer
 };
 
 // What a stream can begin with: rows of a table, and of another one that are added to them.

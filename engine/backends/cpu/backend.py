@@ -12,6 +12,7 @@ from bequest.engine.backends.cpu.ops import CpuOps
 from bequest.engine.backends.cpu.stack import StackCompiler
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
 from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels import cpu_experts
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
@@ -38,9 +39,12 @@ class CpuBackend:
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
     ) -> ExpertWeights:
-        packed = [kernels.pack_weights(of_expert, dtype) for of_expert in matrices]
-        assert len(packed) == num_experts, (len(packed), num_experts)
-        return CpuExperts(packed, bias, self.ops)
+        return CpuExperts(cpu_experts.pack_experts(matrices, num_experts, bias, dtype))
+
+    def quantised_expert_weights(
+        self, matrices: Iterable[Sequence[kernels.QuantisedRows]], num_experts: int, bias: Tensor | None
+    ) -> ExpertWeights | None:
+        return CpuExperts(cpu_experts.pack_quantised_experts(matrices, num_experts, bias))
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return CpuRows(rows, dtype)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bequest.engine.backends.cpu.route import route
 from bequest.engine.kernels import cpu as kernels
-from bequest.engine.kernels import cpu_delta_net
+from bequest.engine.kernels import cpu_delta_net, cpu_experts
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.parts import Activation, Chosen, DeltaRule, Heads, Norm, Routing
@@ -53,10 +52,18 @@ class CpuOps:
         kernels.write_kv(k, v, kv_cache, layer, slots)
 
     def route(self, logits: Tensor, routing: Routing) -> Chosen:
-        return route(logits, routing)
+        return Chosen(*cpu_experts.route(logits, rule_of(routing)))
 
     def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
-        return total.addcmul_(gates.double().sigmoid().float(), added)
+        return cpu_experts.add_gated_rows(total, added, gates)
+
+
+def rule_of(routing: Routing) -> cpu_experts.RoutingRule:
+    """The routing's bias must outlive it."""
+    groups = (routing.num_groups, routing.top_groups, routing.group_best)
+    return cpu_experts.routing_rule(
+        routing.top_k, routing.scoring, routing.bias, groups, routing.renormalises, routing.factor
+    )
 
 
 def plan_of(work: AttentionWork) -> kernels.AttentionPlan:

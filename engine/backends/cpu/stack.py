@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bequest.engine.backends.cpu.ops import plan_of
+from bequest.engine.backends.cpu.experts import CpuExperts
+from bequest.engine.backends.cpu.ops import plan_of, rule_of
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
 from bequest.engine.kernels import cpu_stack
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
@@ -36,8 +37,6 @@ class StackCompiler:
         self._ops = ops
 
     def refusal(self, layer: LayerSpec) -> str | None:
-        if any(isinstance(sublayer.mixer, Experts) for sublayer in layer.sublayers):
-            return "it has experts"
         others = {type(weight).__name__ for weight in layer.weights if type(weight) is not CpuWeight}
         if others:
             return f"a weight is a {', '.join(sorted(others))}"
@@ -94,14 +93,16 @@ class StackProgram:
         norms = (_norm(sublayer.before), _norm(sublayer.behind), _norm(sublayer.after))
         return cpu_stack.StackSublayer(self._mixer(sublayer.mixer), norms, sublayer.factor, sublayer.beside)
 
-    def _mixer(self, mixer: Mixer) -> cpu_stack.StackAttention | cpu_stack.StackCross | cpu_stack.StackFeedForward:
+    def _mixer(self, mixer: Mixer) -> cpu_stack.StackMixer:
         match mixer:
             case Attention(qkv, heads, output, None):
                 return cpu_stack.StackAttention(_product(qkv), self._heads(heads), _product(output))
             case CrossAttention(q, _, heads, output):
                 return cpu_stack.StackCross(_product(q), self._heads(heads, is_cross=True), _product(output))
-            case FeedForward(up, activation, down, gated):
-                return cpu_stack.StackFeedForward(_product(up), ACTIVATION_CODES[activation], _product(down), gated)
+            case FeedForward():
+                return _feed_forward(mixer)
+            case Experts():
+                return _experts(mixer)
             case _:
                 raise AssertionError(f"refused: {mixer}")
 
@@ -131,6 +132,25 @@ def _norm(norm: Norm | None) -> cpu_stack.StackNorm:
         return cpu_stack.StackNorm()
     assert norm.offset == 0.0, "the backend adds it when it loads a weight"
     return cpu_stack.norm(norm.weight, norm.bias, norm.eps)
+
+
+def _feed_forward(mixer: FeedForward) -> cpu_stack.StackFeedForward:
+    activation = ACTIVATION_CODES[mixer.activation]
+    return cpu_stack.StackFeedForward(_product(mixer.up), activation, _product(mixer.down), mixer.gated)
+
+
+def _experts(mixer: Experts) -> cpu_stack.StackExperts:
+    up, down, shared = mixer.up, mixer.down, mixer.shared
+    assert isinstance(up, CpuExperts) and isinstance(down, CpuExperts)
+    gate = None if mixer.shared_gate is None else _product(mixer.shared_gate)
+    return cpu_stack.experts(
+        _product(mixer.router),
+        rule_of(mixer.routing),
+        up.packed,
+        mixer.activation,
+        down.packed,
+        None if shared is None else (_feed_forward(shared), gate),
+    )
 
 
 def _product(weight: Weight) -> cpu_stack.StackProduct:

@@ -13,6 +13,12 @@ from bequest.engine.layers.parts import Activation
 from bequest.engine.layers.weight import Table, Weight
 
 
+def format_of(packed: PackedWeight) -> str:
+    """What its values are kept in, for people."""
+    bits = packed.bits
+    return str(packed.dtype).removeprefix("torch.") if bits is None else f"codes of {bits} bits"
+
+
 class CpuWeight(Weight):
     """Panels of float32 or bfloat16, tiles of bfloat16, or codes of a quantised file. Rows of x may overlap."""
 
@@ -35,8 +41,7 @@ class CpuWeight(Weight):
 
     @property
     def format(self) -> str:
-        bits = self.packed.bits
-        return str(self.packed.dtype).removeprefix("torch.") if bits is None else f"codes of {bits} bits"
+        return format_of(self.packed)
 
     def with_bias(self, bias: Tensor) -> Weight:
         return CpuWeight(self.packed, bias, self.ops)

@@ -48,6 +48,11 @@ class CudaBackend:
         placed = place_experts(matrices, num_experts, dtype, self.device)
         return DenseExperts(placed, None if bias is None else bias.to(self.device))
 
+    def quantised_expert_weights(
+        self, matrices: Iterable[Sequence[QuantisedRows]], num_experts: int, bias: Tensor | None
+    ) -> ExpertWeights | None:
+        return None
+
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return self.weight([rows], None, dtype)
 
