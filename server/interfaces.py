@@ -115,6 +115,9 @@ class TokenizerLike(Protocol):
 
 class ChatTemplateLike(Protocol):
     @property
+    def source(self) -> str: ...
+
+    @property
     def tool_source(self) -> str:
         """The template of requests with tools."""
 

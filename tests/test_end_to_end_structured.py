@@ -124,6 +124,43 @@ def test_kinds_of_grammars(client: openai.OpenAI, model: str, wanted: dict[str, 
             assert choice.stop_reason is None  # type: ignore[attr-defined]
 
 
+# Of a model that may think: the template closes the thoughts, opens them, or leaves that to the model.
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think></think>{% elif enable_thinking %}<think>{% endif %}{# </think> #}"
+)
+
+
+@pytest.mark.parametrize(
+    "wanted, check",
+    [
+        ({"json": {"type": "integer", "minimum": 10, "maximum": 20}}, lambda text: 10 <= int(text) <= 20),
+        ({"regex": r"\d{3}/[a-f]x"}, re.compile(r"\d{3}/[a-f]x").fullmatch),
+        ({"choice": ["yes", 'a "quoted" no']}, ["yes", 'a "quoted" no'].__contains__),
+        ({"grammar": 'root ::= ("a" | "b") "c"'}, re.compile("[ab]c").fullmatch),
+    ],
+)
+def test_a_grammar_begins_after_the_thoughts(
+    client: openai.OpenAI, model: str, wanted: dict[str, Any], check: Any
+) -> None:
+    def ask(**kwargs: Any) -> Any:
+        body = {"structured_outputs": wanted, "chat_template": THINKS, "chat_template_kwargs": kwargs}
+        answer = client.chat.completions.create(
+            model=model, messages=ASK, extra_body=body, max_tokens=30, seed=1, temperature=1
+        )
+        return answer.choices[0]
+
+    for choice in (ask(), ask(enable_thinking=False)):
+        if choice.finish_reason == "stop":
+            assert check(choice.message.content), choice.message.content
+        else:
+            assert choice.message.reasoning_content and not choice.message.content
+    assert ask(enable_thinking=False).finish_reason == "stop"
+    opened = ask(enable_thinking=True)
+    assert opened.message.reasoning_content
+    assert check(opened.message.content) if opened.finish_reason == "stop" else not opened.message.content
+
+
 def named(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
 

@@ -9,8 +9,8 @@ from bequest.engine.dialects.recognise import thinking_format
 from bequest.server.asks.tool_grammars import Specials, spelled
 
 
-def lead_of(dialect: Dialect, stage: Stage, specials: Specials) -> str:
-    """Lark with a rule `lead`: thoughts, as far as the prompt leaves room for them; "": none."""
+def lead_of(dialect: Dialect, stage: Stage, specials: Specials, head: str = "") -> str:
+    """Lark with a rule `lead`: thoughts, as far as the prompt leaves room for them, and `head` behind; "": none."""
     if dialect.reasoning is None or stage == "said":
         return ""
     if dialect.is_harmony:
@@ -25,7 +25,7 @@ def lead_of(dialect: Dialect, stage: Stage, specials: Specials) -> str:
     rest = whole if stage == "inside" else f"(LEAD_BLANK? {spelled(begin, specials)} {whole})?"
     # Few blanks, so that no answer can go on in them.
     blank = "" if dialect.is_harmony and stage == "inside" else "LEAD_BLANK: /[ \\n]{1,4}/\n"
-    return f"lead: {rest}\nlead_thought{lazy}: /(.|\\n)*/ {spelled(end, specials)}\n{blank}"
+    return f"lead: {rest} {head}\nlead_thought{lazy}: /(.|\\n)*/ {spelled(end, specials)}\n{blank}"
 
 
 def content_head(dialect: Dialect, stage: Stage, specials: Specials) -> str:

@@ -80,17 +80,19 @@ class Reading:
         stage = "said" if reader is None else reader.stage
         head = content_head(dialect, stage, specials)
         held = self.tools.constraint(dialect.calls, specials, answer, head)
-        lead = lead_of(dialect, stage, specials) if held is not None else ""
-        if held is not None and held is answer and head:
-            lead = f"{lead.replace('lead:', 'lead_first:', 1)}lead: {'lead_first ' if lead else ''}{head}\n"
-        return held if held is None or not lead else replace(held, source=replace(held.source, lead=lead))
+        if held is None:
+            return None
+        lead = lead_of(dialect, stage, specials, head if held is answer else "")
+        return replace(held, source=replace(held.source, lead=lead)) if lead else held
 
 
 def dialect_of(context: Context, template: str | None = None) -> Dialect:
     """The model's, as its template shows it or as a flag says. `template`: a client's own."""
     config, own = context.config, context.text.chat_template
-    written = template or (None if own is None else own.tool_source)
-    return Dialect(reasoning_of(written, config.reasoning_parser), calls_of(written, config.tool_call_parser))
+    plain, with_tools = (template, template) if template or own is None else (own.source, own.tool_source)
+    named = config.reasoning_parser
+    reasoning = reasoning_of(plain, named) or reasoning_of(with_tools, named)
+    return Dialect(reasoning, calls_of(with_tools, config.tool_call_parser))
 
 
 def _specials(tokenizer: TokenizerLike, marks: Iterable[str]) -> dict[str, int]:

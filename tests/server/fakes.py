@@ -50,7 +50,7 @@ class ByteTokenizer:
 class PlainTemplate:
     """One line per message."""
 
-    tool_source = ""
+    source = tool_source = ""
     tokens: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:

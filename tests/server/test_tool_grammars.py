@@ -194,5 +194,9 @@ def test_harmony_thinks_and_says_or_calls() -> None:
         assert follows(constraint.source.text, text, lead)
         assert follows(constraint.source.text, thought + text, lead)
     assert not follows(constraint.source.text, thought, lead)
+    says = lead_of(dialect, "before", SPECIALS, head)
+    for begin in ("", thought):
+        assert follows('start: "yes"', f"{begin}<|channel|>final<|message|>yes", says)
+    assert not follows('start: "yes"', f"{thought}yes", says)
     inside = lead_of(dialect, "inside", SPECIALS)
     assert follows(constraint.source.text, f"it.<|end|><|start|>assistant{written('openai')}", inside)
