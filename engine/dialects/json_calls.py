@@ -61,10 +61,10 @@ class JsonRegion:
             self.ended = True
             return behind[len(end) :], False
         if not text or text in "]" or (end and end.startswith(behind)):
-            return text, False
+            return (text if self._bare else behind), False
         # Nothing that could be a call follows: the rest of the answer is as it is.
         self.ended = True
-        return (behind if not self._bare and not end else text), False
+        return (text if self._bare else behind), False
 
     def _tell(self, scanner: CallScanner, calls: Calls) -> None:
         """What is known of the call by now."""

@@ -34,6 +34,7 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [["f", '{"a": 1']]),
     ("hermes", '<tool_call>\n{"name": "f", "argu', "", [["f", ""]]),
     ("hermes", "<tool_call>[]</tool_call>ok", "ok", []),
+    ("hermes", "<tool_call>]] ]x", "x", []),
     ("llama3_json", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", TWO),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [["f", '{"a": 1}']]),
     ("llama3_json", 'Hello {"name": "f"}', 'Hello {"name": "f"}', []),
