@@ -346,6 +346,13 @@ class TokenList:  # token ids of a sequence, each in [0, 2^31)
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
 
+class NgramIndex:  # where runs of n tokens or more came before in a text that grows
+    def __init__(self, n: int) -> None: ...
+    def learn(self, tokens: TokenList) -> None: ...  # what it has beyond what is known; Error if it is shorter
+    # What followed the longest run that `tokens` ends with, the latest of equal ones; () if there is none
+    def follow(self, tokens: TokenList, most: int) -> tuple[int, ...]: ...
+    def __len__(self) -> int: ...  # of the text
+
 class BlockPool:  # block 0, the null block, is never handed out; a freed one stays findable until it is reused
     # hash_bits below 32 make collisions in the prefix index likely, for tests
     def __init__(self, num_blocks: int, block_size: int, prefix_index: bool = True, hash_bits: int = 32) -> None: ...

@@ -16,6 +16,7 @@ from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.recurrent import RecurrentStates, Stateless
 from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
+from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
@@ -131,6 +132,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None, *
             max_records=config.retained_tokens_records,
             max_leases=config.max_leases,
             lease_fraction=config.max_lease_fraction,
+            drafter=make_drafter(config.speculative, samples_drafts=prepared.info.drafts),
         ),
         _recorded(config, prepared),
         text.tokenizer,

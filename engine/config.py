@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from bequest.engine.types.speculation import parse_speculative
+
 # What --reasoning-parser and --tool-call-parser take (engine/dialects).
 ReasoningParser = Literal[
     "auto",
@@ -159,6 +161,11 @@ class EngineConfig:
     threads: int | None = option(None, "threads of the CPU kernels; default: one per core")
     seed: int = option(0, "seeds the random numbers of requests that bring none, with the request's id")
     pipelined: bool = option(True, "plan a step while the one before it runs")
+    speculative: str = option(
+        "auto",
+        "drafts that steps check, which change no token: off, ngram (what followed the same tokens before), or ngram:K "
+        "with K tokens at most; auto: ngram on a CPU",
+    )
     record: str | None = option(
         None,
         "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
@@ -170,6 +177,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_finite(self)
+        parse_speculative(self.speculative)
         for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0), ("max_queued_extractions", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")

@@ -41,12 +41,11 @@ from bequest.engine.types import (
     Runner,
     Sink,
     StepResult,
-    Usage,
 )
 from bequest.engine.types.estate import Estate
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
-from bequest.engine.watching.stats import stats_of_request, stats_of_step
+from bequest.engine.watching.stats import stats_of_request, stats_of_step, usage_of
 from bequest.engine.watching.watchdog import StepWatchdog
 
 log = logging.getLogger("bequest.engine")
@@ -368,8 +367,7 @@ class AsyncEngine:
             prompt_logprobs = tuple(group.prompt_logprobs.told)
         usage = None
         if finished:
-            kind = group.kind
-            usage = Usage(kind.num_prompt_tokens, kind.completion_tokens, group.ties.cached_tokens)
+            usage = usage_of(group)
         group.delivered = True
         settlement, states = Settlement(), None
         if finished:

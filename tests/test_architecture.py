@@ -44,6 +44,7 @@ FORBIDDEN = {
     "engine.work": [*_DECIDES, "engine.scheduling"],
     "engine.scheduling": _DECIDES,
     "engine.beams": _DECIDES,
+    "engine.drafting": [*_DECIDES, "engine.work", "engine.scheduling"],
     "engine.states": _DECIDES,
     "engine.cache": _DECIDES,
     "engine.inheritance": _DECIDES,
@@ -136,7 +137,7 @@ def test_neither_files_nor_folders_import_each_other_in_circles(circles_of: Call
 
 
 def test_only_the_kernels_and_those_who_hold_blocks_touch_the_extension() -> None:
-    folders = ("kernels", "state", "work", "cache", "inheritance", "watching")
+    folders = ("kernels", "state", "work", "drafting", "cache", "inheritance", "watching")
     allowed = {f"engine.scheduling.{name}" for name in ("scheduler", "step", "assembly")}
     allowed |= {"engine.build", "engine.types.catalogue"}
     touching = {m for m, p in modules().items() if any(inside(n, "engine._C") for n in imports_of(p))}

@@ -14,6 +14,7 @@
 #include "cache/beam_tables.h"
 #include "cache/block_pool.h"
 #include "cache/block_table.h"
+#include "cache/ngram_index.h"
 #include "cache/swap.h"
 #include "cache/token_list.h"
 
@@ -120,6 +121,19 @@ void bind_token_list(py::module_& m) {
       .def("__getitem__", &get_item)
       .def("__getitem__", &get_slice)
       .def(py::self == py::self);
+}
+
+void bind_ngram_index(py::module_& m) {
+  py::class_<NgramIndex>(m, "NgramIndex")
+      .def(py::init<int64_t>(), py::arg("n"))
+      .def("learn", &NgramIndex::learn, py::arg("tokens"))
+      .def(
+          "follow",
+          [](const NgramIndex& index, const TokenList& tokens, size_t most) {
+            return py::tuple(py::cast(index.follow(tokens, most)));
+          },
+          py::arg("tokens"), py::arg("most"))
+      .def("__len__", &NgramIndex::size);
 }
 
 // --- BlockPool
@@ -431,6 +445,7 @@ void bind_batch(py::module_& m) {
 
 void bind_cache(py::module_& m) {
   bind_token_list(m);
+  bind_ngram_index(m);
   bind_block_pool(m);
   bind_block_epochs(m);
   bind_block_table(m);

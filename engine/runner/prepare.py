@@ -159,7 +159,9 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     runner = CpuRunner(loaded.model, kv_cache, host_cache, states.max_num_seqs, loaded.dtype, states.allocate())
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
-    info = _info(config, path, loaded, plan, torch.float32)
+    # A recurrent state that has passed a wrong draft cannot go back.
+    drafts = loaded.config.state_shape[0] == 0
+    info = _info(config, path, loaded, plan, torch.float32, drafts=drafts)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
@@ -386,7 +388,13 @@ def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int
 
 
 def _info(
-    config: EngineConfig, path: Path, loaded: LoadedModel, plan: CachePlan, states_dtype: torch.dtype
+    config: EngineConfig,
+    path: Path,
+    loaded: LoadedModel,
+    plan: CachePlan,
+    states_dtype: torch.dtype,
+    *,
+    drafts: bool = False,
 ) -> ModelInfo:
     return ModelInfo(
         name=served_name(config.model, path),
@@ -403,6 +411,7 @@ def _info(
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
         encoder=_encoder_info(config, loaded),
         kv_cache_dtype=_name(loaded.kv_dtype),
+        drafts=drafts,
     )
 
 

@@ -36,7 +36,7 @@ class Samples:
                 sequence.num_in_flight -= 1
             numbered = zip(self.sequences, range(len(self.sequences)), strict=True)
         else:
-            numbered = zip(*self._accepted(tokens), strict=True)
+            numbered = zip(*self._accepted(tokens, applied), strict=True)
         finished, failed, logprobs = Status.FINISHED, applied.failed, result.logprobs
         num_before = applied.num_noted
         for sequence, i in numbered:
@@ -44,7 +44,7 @@ class Samples:
                 sequence.work.take_sample(sequence, tokens[i], i, logprobs, applied)
         applied.num_generated += applied.num_noted - num_before
 
-    def _accepted(self, tokens: list[int | None]) -> tuple[list[Sequence], list[int]]:
+    def _accepted(self, tokens: list[int | None], applied: Applied) -> tuple[list[Sequence], list[int]]:
         """The samples that count: those of a sequence until the first that is not what was guessed."""
         assert self.drafts is not None
         accepted: list[int] = []
@@ -55,9 +55,18 @@ class Samples:
                 end += 1
             last = next(i for i in range(begin, end) if i == end - 1 or tokens[i] != self.drafts[i])
             sequence.settle_samples(num_sampled=end - begin, num_accepted=last + 1 - begin)
+            if end - begin > 1:
+                _learn(sequence, end - begin - 1, last - begin, applied)
             accepted += range(begin, last + 1)
             begin = end
         return [self.sequences[i] for i in accepted], accepted
+
+
+def _learn(sequence: Sequence, num_drafted: int, num_right: int, applied: Applied) -> None:
+    applied.num_drafts += 1
+    applied.num_drafted += num_drafted
+    applied.num_right += num_right
+    sequence.work.note_drafts(sequence, num_drafted, num_right)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,10 @@ class Scheduler:
         return self.cache.states
 
     @property
+    def most_drafted(self) -> int:
+        return self.limits.tuning.draft_rows // max(1, len(self._running)) - 1
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

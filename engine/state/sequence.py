@@ -110,6 +110,9 @@ class Applied:
     num_generated: int = 0  # sampled, and those of the answers of searches that ended
     first_token_seconds: list[float] = field(default_factory=list)
     inter_token_seconds: list[float] = field(default_factory=list)  # a step of a search is one token
+    num_drafts: int = 0  # sequences for which something was drafted
+    num_drafted: int = 0  # tokens
+    num_right: int = 0  # of them
 
     @property
     def num_noted(self) -> int:
@@ -188,6 +191,10 @@ class Work(ABC):
     ) -> None:
         """A step sampled a token for it, as its sample `number`; None: nothing could be. Log-probabilities are those of
         all samples. Whatever a step that was launched past its end brings is passed over."""
+        return
+
+    def note_drafts(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
+        """What a step found of the tokens that were drafted for it."""
         return
 
     def blocks_needed(self, sequence: Sequence, stretch: Stretch) -> int:
@@ -293,6 +300,11 @@ class Kind(Work):
     @property
     def completion_tokens(self) -> int:
         return sum(s.num_output for s in self.group.sequences)
+
+    @property
+    def predicted(self) -> tuple[int, int]:
+        """Drafted tokens of the client's prediction that were right, and that were wrong."""
+        return 0, 0
 
     @property
     def cut_short(self) -> bool:

@@ -45,6 +45,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    predicted_tokens: int | None = None  # of the client's prediction, that were drafted and right; None: it made none
+    mispredicted_tokens: int = 0  # and wrong
 
 
 Source = Literal["blocks", "host", "prefix_cache", "recompute"]

@@ -25,6 +25,7 @@ class ModelInfo:
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
     kv_cache_dtype: str = ""
+    drafts: bool = False  # whether the device can check drafted tokens
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

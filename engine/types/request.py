@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import HiddenStatesParams, most_positions
 from bequest.engine.types.sampling import SamplingParams
+from bequest.engine.types.speculation import Speculation
 
 
 class OutputMode(enum.Enum):
@@ -67,6 +68,7 @@ class Request:
     terms: Terms = Terms()
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
     hidden_states: HiddenStatesParams | None = None
+    speculation: Speculation = Speculation()
     suffixes: tuple[tuple[int, ...], ...] = ()  # each is scored behind the prompt, alone; nothing is sampled
 
     def __post_init__(self) -> None:

@@ -41,6 +41,9 @@ class StepStats:
     seconds: float  # on the device
     first_token_seconds: tuple[float, ...]  # arrival to first token, of requests that got theirs in this step
     inter_token_seconds: tuple[float, ...]  # since its last token, of every other sequence that got one
+    drafts: int = 0  # sequences for which tokens were drafted
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Applied, Group
-from bequest.engine.types import StepResult
+from bequest.engine.types import StepResult, Usage
 from bequest.engine.watching.observation import RequestStats, StepStats
+
+
+def usage_of(group: Group) -> Usage:
+    """What a finished request took."""
+    kind = group.kind
+    usage = Usage(kind.num_prompt_tokens, kind.completion_tokens, group.ties.cached_tokens)
+    if not group.request.speculation.prediction:
+        return usage
+    right, wrong = kind.predicted
+    return replace(usage, predicted_tokens=right, mispredicted_tokens=wrong)
 
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
@@ -20,6 +31,9 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
         seconds=result.device_seconds,
         first_token_seconds=tuple(applied.first_token_seconds),
         inter_token_seconds=tuple(applied.inter_token_seconds),
+        drafts=applied.num_drafts,
+        drafted_tokens=applied.num_drafted,
+        accepted_tokens=applied.num_right,
     )
 
 

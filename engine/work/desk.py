@@ -6,6 +6,7 @@ from typing import Protocol
 
 from bequest.engine._C import BlockPool
 from bequest.engine.cache.recurrent import States
+from bequest.engine.state.guesses import Guesses
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types.catalogue import Catalogue
@@ -14,8 +15,8 @@ from bequest.engine.types.catalogue import Catalogue
 class Drafter(Protocol):
     """Guesses how sequences go on. A guess that is wrong costs time, and changes nothing."""
 
-    def draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may follow the sequence's."""
+    def guesses_of(self, sequence: Sequence) -> Guesses | None:
+        """None: nothing is drafted for it."""
 
 
 class Desk(Protocol):
@@ -38,6 +39,10 @@ class Desk(Protocol):
     @property
     def states(self) -> States:
         """Of recurrent layers."""
+
+    @property
+    def most_drafted(self) -> int:
+        """Tokens that are worth drafting for a sequence, by how many run."""
 
     def handle_of(self, catalogue: Catalogue) -> int:
         """By which the device knows it."""

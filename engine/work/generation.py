@@ -13,6 +13,7 @@ from bequest.engine._C import BlockTable, TokenList
 from bequest.engine.constraints.grammar import UNSPELLABLE
 from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
 from bequest.engine.state.capture import capture_of
+from bequest.engine.state.guesses import Guesses
 from bequest.engine.state.output import Output
 from bequest.engine.state.prompt_logprobs import logprob_of
 from bequest.engine.state.sequence import Applied, Group, Kind, Outcome, Room, Sequence, Status, Wish
@@ -44,6 +45,8 @@ class Generation(Kind):
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
         drafts = params.grammar is None and not group.request.hidden_states and not desk.states.passes_in_order
         self._drafter = desk.drafter if drafts else None
+        self._guesses: dict[Sequence, Guesses] = {}  # of the choices that somebody drafts for
+        self._may_be_plain = group.request.hidden_states is None
 
     @classmethod
     def takes(cls, request: Request) -> bool:
@@ -59,8 +62,13 @@ class Generation(Kind):
         tokens = TokenList(self.group.request.prompt_token_ids)
         table = BlockTable(self._desk.pool, self.group.salt)
         leader = Sequence(self.group, 0, tokens, table, output, self, capture=capture_of(self.group.request))
+        self._draft_for(leader)
         self._open(leader)
         self.group.sequences.append(leader)
+
+    def _draft_for(self, sequence: Sequence) -> None:
+        if self._drafter is not None and (guesses := self._drafter.guesses_of(sequence)) is not None:
+            self._guesses[sequence] = guesses
 
     def _open(self, sequence: Sequence) -> None:
         """The model may force the first token: it is known before anything is computed."""
@@ -82,7 +90,7 @@ class Generation(Kind):
         """The choices of the group, whose prefill ends here: as many as there are slots for. The others wait for those,
         and find the prompt in the index."""
         self.forked = True
-        self.plain = self.group.request.hidden_states is None and self._drafter is None
+        self.plain = self._may_be_plain
         for choice in range(1, self._params.n):
             child = self._sibling(leader, choice)
             self.group.sequences.append(child)
@@ -105,6 +113,7 @@ class Generation(Kind):
             capture=None if leader.capture is None else leader.capture.sibling(),
         )
         self._desk.states.fork(leader, other)
+        self._draft_for(other)
         self._open(other)
         return other
 
@@ -113,7 +122,7 @@ class Generation(Kind):
     def num_ready(self, sequence: Sequence) -> int:
         """One that wants no more samples only waits for its last token to come back, unless its prompt is not done."""
         planned_len, num_computed = sequence.planned_len, sequence.num_computed
-        if self._drafter is not None and sequence.num_in_flight:
+        if sequence.num_in_flight and self._guesses and self._waits(sequence):
             return 0  # a guess is made behind a token that is known
         if planned_len < self._most_len or num_computed < sequence.num_prompt:
             return planned_len - num_computed
@@ -130,10 +139,32 @@ class Generation(Kind):
 
     def _draft(self, sequence: Sequence, room: Room) -> tuple[int, ...]:
         """Guesses are made behind a token that is known, where the step has room for them."""
-        if self._drafter is None or not self.forked or sequence.num_pending != 1 or sequence.num_in_flight:
+        guesses = self._guesses.get(sequence)
+        if guesses is None or not guesses.waits or not self.forked:
             return ()
-        most = min(self._most_len - sequence.planned_len, room.budget) - 1
-        return self._drafter.draft(sequence, most) if most > 0 else ()
+        if sequence.num_pending != 1 or sequence.num_in_flight:
+            return ()
+        most = min(self._most_len - sequence.planned_len - 1, room.budget - 1, self._desk.most_drafted)
+        return guesses.draft(sequence.tokens, most) if most > 0 else ()
+
+    def _look_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
+        """Its tokens are known up to here: whether something is worth drafting behind them."""
+        guesses.look(sequence.tokens, self._desk.most_drafted)
+        if guesses.waits == self.plain:
+            self.plain = self._may_be_plain and not any(map(self._waits, self.group.sequences))
+
+    def _waits(self, sequence: Sequence) -> bool:
+        guesses = self._guesses.get(sequence)
+        return guesses is not None and guesses.waits and sequence.status is not Status.FINISHED
+
+    def note_drafts(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
+        if (guesses := self._guesses.get(sequence)) is not None:
+            guesses.learn(num_drafted, num_right)
+
+    @property
+    def predicted(self) -> tuple[int, int]:
+        guesses = self._guesses.values()
+        return sum(one.num_predicted for one in guesses), sum(one.num_mispredicted for one in guesses)
 
     def conclude(self, outcome: Outcome, sequence: Sequence, stretch: Stretch, start: int) -> None:
         drafts = stretch.drafts
@@ -168,6 +199,8 @@ class Generation(Kind):
             token = self._closing  # whatever was sampled
             logprob = None if logprob is None else TokenLogprob(token, 0.0, 1, logprob.top)
         self._desk.accept(sequence, token)
+        if (guesses := self._guesses.get(sequence)) is not None:
+            self._look_ahead(sequence, guesses)
         if token in self._ends and sequence.num_output >= params.min_tokens:
             output.push(token, logprob, params.include_stop_str_in_output)
             self._end(sequence, "stop", None if token in self._eos else token)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from bequest.engine.errors import EngineError
 from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.types.speculation import Speculation
 from bequest.server.asks.lengths import check_prompt_len
 from bequest.server.asks.prompt import Prompt
 from bequest.server.asks.sampling import Sampling
@@ -27,6 +28,7 @@ class Ask:
     params: tuple[SamplingParams, ...]  # one for each prompt
     terms: AskTerms
     states: StatesWish | None = None
+    speculation: Speculation = Speculation()
     suffixes: tuple[tuple[int, ...], ...] = ()  # to be scored behind the prompt, which is then a single one
     output: OutputMode = OutputMode.DELTA
     requests: tuple[Request, ...] = field(init=False)  # one for each prompt
@@ -63,6 +65,7 @@ class Ask:
             ),
             encoder=prompt.encoder,
             hidden_states=None if self.states is None else self.states.params,
+            speculation=self.speculation,
             suffixes=self.suffixes,
         )
 
@@ -83,7 +86,15 @@ def ask_of(
     encodes = states is not None and states.params.stack == "encoder" and params[0].max_tokens == 0
     if terms.record.retain is not None and encodes:
         raise invalid("`retain` is of the decoder, which does not run for the encoder's states alone.", "retain")
-    ask = Ask(id=answer_id, prompts=tuple(prompts), params=params, terms=terms, states=states, output=output)
+    ask = Ask(
+        id=answer_id,
+        prompts=tuple(prompts),
+        params=params,
+        terms=terms,
+        states=states,
+        speculation=sampling.speculation,
+        output=output,
+    )
     sampling.check_size(ask.requests)
     if states is not None:
         check_states(states, ask.requests, context.engine.info, context.states_budget)

@@ -36,6 +36,12 @@ def text_length(messages: Sequence[Mapping[str, Any]], enough: int) -> int:
     return length
 
 
+def text_of(content: Any, path: str) -> str:
+    """A string, or the text of its parts."""
+    given = _content(content, path)
+    return given if isinstance(given, str) else "".join(part["text"] for part in given)
+
+
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     given = {name: value for name, value in message.items() if value is not None}
     role = string_at(given, "role", path)

@@ -9,6 +9,7 @@ from typing import TypedDict
 from bequest.engine.constraints.grammar import Grammar
 from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams, ModelInfo, Request, SamplingParams
 from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.types.speculation import Speculation
 from bequest.server.asks.beams import beam_params
 from bequest.server.asks.encoder_prompts import rules_of
 from bequest.server.asks.lengths import Length
@@ -66,6 +67,7 @@ class Sampling:
     chosen: Chosen
     length: Length
     grammar: Grammar | None = None
+    speculation: Speculation = Speculation()
     prompt_copies: int = 1  # choices of an answer in which the log-probabilities of their prompt are shown
     prompt_field: str = "logprobs"  # that asks for those
 

@@ -25,6 +25,7 @@ from bequest.server.asks.sampling import (
     default_tokens,
     sampling_chars,
 )
+from bequest.server.asks.speculation import predicted, speculation_of
 from bequest.server.asks.terms import AskTerms, record_terms
 from bequest.server.asks.wish import StatesWish, completion_states
 from bequest.server.stores.catalogues import StoredCatalogue
@@ -78,7 +79,7 @@ async def completion_ask(call: Call[CompletionBody], waiting: Waiting = at_rest)
     )
     grammar = await _grammar(call, constraint)
     length = generation_length(body, default_tokens(catalogue, COMPLETION_DEFAULT_TOKENS))
-    sampling = _sampling(body, chosen, length, grammar, copies=chosen["n"])
+    sampling = _sampling(call, chosen, length, grammar, copies=chosen["n"])
     terms, wish = await _admitted(call, length)
     prompts = await waiting(_text_prompts(call, terms, length))
     context, output = call.context, _output(body)
@@ -112,7 +113,7 @@ async def chat_ask(call: Call[ChatBody], reading: Reading, waiting: Waiting = at
     prompt = await waiting(_chat_prompt(call, reading, terms, length))
     # The grammar comes behind the prompt, which says whether thoughts come first.
     grammar = await _grammar(call, await apart(call.context, lambda: reading.constraint(form, prompt)))
-    sampling = _sampling(body, chosen, length, grammar, copies=1)
+    sampling = _sampling(call, chosen, length, grammar, prediction=await predicted(call.context, body))
     context, output = call.context, _output(body)
     return await apart(context, lambda: ask_of(context, call.id, [prompt], sampling, terms, wish, output))
 
@@ -134,9 +135,24 @@ def _prompt_logprobs(body: GenerationBody, echoed: int | None) -> int | None:
     return max((count for count in (asked, echoed) if count is not None), default=None)
 
 
-def _sampling(body: GenerationBody, chosen: Chosen, length: Length, grammar: Grammar | None, copies: int) -> Sampling:
-    field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-    return Sampling(chosen=chosen, length=length, grammar=grammar, prompt_copies=copies, prompt_field=field)
+def _sampling(
+    call: Call[GenerationBody],
+    chosen: Chosen,
+    length: Length,
+    grammar: Grammar | None,
+    *,
+    copies: int = 1,
+    prediction: tuple[int, ...] = (),
+) -> Sampling:
+    field = "logprobs" if call.body.prompt_logprobs is None else "prompt_logprobs"
+    return Sampling(
+        chosen=chosen,
+        length=length,
+        grammar=grammar,
+        speculation=speculation_of(call.body, call.context.engine.info, prediction),
+        prompt_copies=copies,
+        prompt_field=field,
+    )
 
 
 async def _admitted(call: Call[GenerationBody], length: Length) -> tuple[AskTerms, StatesWish | None]:

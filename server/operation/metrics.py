@@ -77,6 +77,7 @@ class Metrics(Collector):
         self._computed_tokens = 0  # of prompts
         self._generation_tokens = 0
         self._preemptions = 0
+        self._drafts = self._draft_tokens = self._accepted_tokens = 0
         self._prefix_hits = 0
         self._swapped_out = 0
         self._swapped_in = 0
@@ -119,6 +120,9 @@ class Metrics(Collector):
         for seconds in stats.first_token_seconds:
             self._first_token.observe(seconds)
         self._inter_token.observe_all(stats.inter_token_seconds)
+        self._drafts += stats.drafts
+        self._draft_tokens += stats.drafted_tokens
+        self._accepted_tokens += stats.accepted_tokens
 
     def on_finish(self, stats: RequestStats) -> None:
         self.spending.on_finish(stats)
@@ -230,6 +234,9 @@ class Metrics(Collector):
             ("vllm:num_preemptions", "Times a sequence gave up its blocks to others.", self._preemptions),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", self._prompt_tokens),
             ("vllm:prefix_cache_hits", "Prompt tokens found there, inherited ones included.", self._prefix_hits),
+            ("vllm:spec_decode_num_drafts", "Times that tokens were drafted.", self._drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", self._draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", self._accepted_tokens),
             ("bequest:inherited_tokens", "Tokens of parents never computed again.", self._inherited_tokens),
             ("bequest:extracted_vectors", "Hidden states delivered.", self._extracted_vectors),
             ("bequest:extracted_bytes", "Their bytes.", self._extracted_bytes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Flags of other servers, and what does the same here.
 _ELSEWHERE: Mapping[str, str] = {
@@ -29,6 +29,11 @@ _ELSEWHERE: Mapping[str, str] = {
 
 
 class Parser(argparse.ArgumentParser):
+    """A flag is written out: what is short for one today is short for two tomorrow."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         """Ends the process. The usage of dozens of flags would push the message off the screen."""
         self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` lists what there is.\n")

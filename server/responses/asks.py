@@ -13,6 +13,7 @@ from bequest.server.asks.call import HttpCall
 from bequest.server.asks.lengths import Length, length_of
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.sampling import Sampling, chosen_by, sampling_chars
+from bequest.server.asks.speculation import speculation_of
 from bequest.server.asks.terms import record_terms
 from bequest.server.responses import document
 from bequest.server.responses.body import logprobs_of, response_constraint
@@ -55,7 +56,8 @@ async def response_ask(call: HttpCall[ResponseBody], reading: Reading) -> Respon
     # The grammar comes behind the prompt, which says whether thoughts come first.
     constraint = await apart(context, lambda: reading.constraint(form, prompt.prompt))
     grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
-    sampling = Sampling(chosen=chosen, length=length, grammar=grammar)
+    speculation = speculation_of(body, context.engine.info)
+    sampling = Sampling(chosen=chosen, length=length, grammar=grammar, speculation=speculation)
     output = OutputMode.DELTA if body.stream else OutputMode.FINAL
     ask = await apart(context, lambda: ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output))
     return ResponseAsk(ask, prompt, head)

@@ -80,6 +80,7 @@ class SampledBody(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
 
     structured_outputs: dict[str, Any] | None = None
+    speculation: bool | dict[str, Any] | None = None
     retain: bool | dict[str, Any] | None = None
 
     # Advisory: cannot change the output.
@@ -146,6 +147,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     continuation_fallback: list[dict[str, Any]] | None = None
+    prediction: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     include_reasoning: bool = True

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 
+from bequest.engine._C import TokenList
+from bequest.engine.scheduling.policy.tuning import Tuning
 from bequest.engine.state.sequence import Sequence
 from tests.engine.paged_fake import CROSS, VOCAB, next_token
 
+# Drafts for every sequence, however many there are.
+DRAFTING = Tuning(draft_rows=1 << 20)
+
 
 class OracleDrafter:
-    """`truth`: the part of its guesses that are right."""
+    """`truth`: the part of its guesses that are right. It waits now and then, whether it knows something or not."""
 
     def __init__(self, seed: int, truth: float, most: int = 5) -> None:
         self._draw = random.Random(seed)
@@ -17,6 +22,12 @@ class OracleDrafter:
         self._most = most
         self.num_right = 0
         self.num_wrong = 0
+
+    def guesses_of(self, sequence: Sequence) -> OracleGuesses:
+        return OracleGuesses(self, sequence)
+
+    def waits(self) -> bool:
+        return self._draw.random() < 0.8
 
     def draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         request = sequence.group.request
@@ -31,3 +42,23 @@ class OracleDrafter:
             drafts.append(token if right else (token + self._draw.randrange(1, VOCAB)) % VOCAB)
             history.append(drafts[-1])
         return tuple(drafts)
+
+
+class OracleGuesses:
+    """Guesses, of one sequence."""
+
+    def __init__(self, drafter: OracleDrafter, sequence: Sequence) -> None:
+        self.waits = False
+        self.num_predicted = self.num_mispredicted = 0
+        self._drafter = drafter
+        self._sequence = sequence
+
+    def look(self, tokens: TokenList, most: int) -> None:
+        self.waits = most > 0 and self._drafter.waits()
+
+    def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
+        assert tokens is self._sequence.tokens and self.waits
+        return self._drafter.draft(self._sequence, most)
+
+    def learn(self, num_drafted: int, num_right: int) -> None:
+        assert 0 <= num_right <= num_drafted

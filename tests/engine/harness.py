@@ -18,6 +18,7 @@ from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
+from tests.engine.drafters import DRAFTING
 from tests.engine.paged_fake import HIDDEN, NUM_ENCODER_LAYERS, NUM_LAYERS, VOCAB, PagedFakeRunner
 
 EOS = 5
@@ -73,6 +74,7 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         max_num_tokens_alone=setup.chunk_alone,
         extraction=setup.extraction,
         max_num_encoder_tokens=setup.encoder_tokens,
+        tuning=DRAFTING,
     )
     encoder = (
         None

@@ -43,7 +43,7 @@ from bequest.engine.work.owed import Owed
 from bequest.engine.work.scoring import Scoring
 from bequest.engine.work.search import Search, most_blocks
 from tests.engine.beam_oracle import expected_beams
-from tests.engine.drafters import OracleDrafter
+from tests.engine.drafters import DRAFTING, OracleDrafter
 from tests.engine.drawn_states import with_states
 from tests.engine.harness import EOS, request
 from tests.engine.paged_fake import (
@@ -85,6 +85,7 @@ class Shape:
             max_num_seqs=draw.choice([3, 8, 16]),
             max_num_batched_tokens=draw.choice([1, 5, 32, 512]),
             prefix_caching=draw.random() < 0.7,
+            tuning=DRAFTING,
             max_num_tokens_alone=draw.choice([None, 7, 64]),
             extraction=ExtractionLimits(
                 share=draw.choice([0.0, 0.1, 0.6]),

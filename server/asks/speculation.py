@@ -1,0 +1,60 @@
+"""`speculation` and `prediction`: what may be guessed of an answer. No guess changes a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bequest.engine.types import ModelInfo
+from bequest.engine.types.speculation import MOST_DRAFTED, DraftMethod, Speculation
+from bequest.server.asks.messages import text_of
+from bequest.server.asks.prompts import encode
+from bequest.server.asks.ranges import between
+from bequest.server.context import Context
+from bequest.server.wire.bodies import ChatBody, SampledBody
+from bequest.server.wire.errors import invalid, unsupported
+
+_METHODS: dict[str, DraftMethod | None] = {"auto": None, "off": "off", "ngram": "ngram"}
+_NOT_HERE = "This server's device checks no drafts; leave it out, answers are the same."
+
+
+def speculation_of(body: SampledBody, info: ModelInfo, prediction: tuple[int, ...] = ()) -> Speculation:
+    given = body.speculation
+    if given is None or given is True:
+        return Speculation(prediction=prediction)
+    if given is False:
+        return Speculation(method="off")
+    for name in given:
+        if name not in ("method", "max_tokens"):
+            raise invalid("`speculation` has `method` and `max_tokens`, no other fields.", f"speculation.{name}")
+    method = given.get("method", "auto")
+    if method not in _METHODS:
+        raise invalid(f"`speculation.method` must be one of {', '.join(_METHODS)}.", "speculation.method")
+    if method == "ngram" and not info.drafts:
+        raise unsupported("speculation.method", _NOT_HERE)
+    most = given.get("max_tokens")
+    if most is not None:
+        if not isinstance(most, int) or isinstance(most, bool):
+            raise invalid("`speculation.max_tokens` must be an integer.", "speculation.max_tokens")
+        between("speculation.max_tokens", most, 1, MOST_DRAFTED)
+    return Speculation(method=_METHODS[method], most=most, prediction=prediction)
+
+
+async def predicted(context: Context, body: ChatBody) -> tuple[int, ...]:
+    """The tokens of a chat's `prediction`."""
+    given = body.prediction
+    if given is None:
+        return ()
+    if not context.engine.info.drafts:
+        raise unsupported("prediction", _NOT_HERE)
+    text = _predicted_text(given)
+    [ids] = await encode(context, [text], add_special_tokens=False)
+    return tuple(ids)
+
+
+def _predicted_text(given: Mapping[str, Any]) -> str:
+    if given.get("type") != "content":
+        raise invalid('`prediction.type` must be "content".', "prediction.type")
+    if "content" not in given:
+        raise invalid("`prediction.content` is missing: the text that the answer is expected to be.", "prediction")
+    return text_of(given["content"], "prediction.content")

@@ -1,0 +1,148 @@
+"""What followed the same tokens before: against a slow search, and what it is worth."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bequest.engine._C import Error, NgramIndex, TokenList
+from bequest.engine.drafting.ngrams import NgramDrafter
+from bequest.engine.drafting.pace import Pace, PaceTuning
+from bequest.engine.types import SamplingParams
+from bequest.engine.types.speculation import Speculation, parse_speculative
+from tests.engine.drafters import DRAFTING
+from tests.engine.harness import Setup, ask, ask_all, request, running
+from tests.engine.paged_fake import expected_tokens
+from tests.engine.test_differential import check, crowd
+
+
+def slow_follow(text: list[int], tokens: list[int], n: int, most: int) -> list[int]:
+    """The longest run that `tokens` ends with, the latest of equal ones, by trying all of them."""
+    best, longest = 0, n - 1
+    for end in range(n, len(text)):
+        length = 0
+        while length < min(end, len(tokens), 64) and text[end - 1 - length] == tokens[-1 - length]:
+            length += 1
+        if length >= n and length >= longest + (length == longest == n - 1):
+            best, longest = end, max(longest, length)
+    found: list[int] = []
+    while best and len(found) < most:
+        at = best + len(found)
+        found.append(text[at] if at < len(text) else found[at - len(text)])
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_index_finds_what_a_slow_search_finds(n: int) -> None:
+    draw = random.Random(n)
+    for _ in range(60):
+        index, tokens = NgramIndex(n), TokenList()
+        for _ in range(draw.randint(1, 40)):
+            tokens.extend(draw.randrange(3 if n > 1 else 20) for _ in range(draw.randint(1, 3)))
+            index.learn(tokens)
+            most = draw.randint(1, 6)
+            # Of more than 32 places only the latest are looked at, so texts are short.
+            assert list(index.follow(tokens, most)) == slow_follow(tokens.to_list(), tokens.to_list(), n, most)
+        assert len(index) == len(tokens)
+
+
+def test_a_text_that_repeats_itself_goes_on_so() -> None:
+    index, tokens = NgramIndex(2), TokenList([1, 2, 3, 1, 2, 3, 1])
+    index.learn(tokens)
+    assert index.follow(tokens, 7) == (2, 3, 1, 2, 3, 1, 2)
+    assert index.follow(TokenList([9, 9]), 3) == () and index.follow(TokenList([1]), 3) == ()
+
+
+def test_a_text_that_became_shorter_is_refused() -> None:
+    index = NgramIndex(2)
+    index.learn(TokenList([1, 2, 3]))
+    with pytest.raises(Error, match="shorter"):
+        index.learn(TokenList([1, 2]))
+    with pytest.raises(Error, match="at least one"):
+        NgramIndex(0)
+
+
+def test_long_texts_stay_findable_as_the_index_grows() -> None:
+    draw = random.Random(1)
+    text = [draw.randrange(1 << 30) for _ in range(5000)]
+    index, tokens = NgramIndex(3), TokenList()
+    for token in text:
+        tokens.append(token)
+        index.learn(tokens)
+    for at in (0, 17, 2500, 4990):
+        assert list(index.follow(TokenList([7, *text[at : at + 3]]), 5)) == text[at + 3 : at + 8]
+
+
+def test_the_length_follows_what_was_right() -> None:
+    pace = Pace(PaceTuning())
+    begins = pace.length(8)
+    assert 1 <= begins <= 4
+    for _ in range(6):
+        pace.note(4, 4)
+    assert pace.length(16) > begins and pace.length(2) == 2
+    rests = 0
+    for _ in range(40):
+        if pace.rests():
+            rests += 1
+        elif count := pace.length(8):
+            pace.note(count, 0)
+    assert rests > 20, "what is always wrong is seldom tried"
+
+
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+@pytest.mark.parametrize("num_blocks", [400, 42], ids=["ample", "tiny"])
+async def test_answers_are_the_same_with_ngrams(num_blocks: int, pipelined: bool) -> None:
+    """The fake says what nobody could guess, but it says it twice: what was said before stands in the prompt."""
+    jobs = []
+    for prompt, params in crowd(seed=3, count=12):
+        said = expected_tokens(prompt, 12)
+        jobs.append(([*prompt, *said, *prompt][-60:], params))
+    setup = Setup(num_blocks, chunk=16, pipelined=pipelined, max_model_len=160, drafter=NgramDrafter("ngram"))
+    async with running(setup) as (engine, _):
+        for (prompt, params), answer in zip(jobs, await ask_all(engine, [request(*job) for job in jobs]), strict=True):
+            check(prompt, params, answer.token_ids)
+
+
+async def test_a_prediction_is_drafted_and_counted() -> None:
+    prompt, params = [11, 12, 13], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    said = expected_tokens(prompt, 40)
+    steps = {}
+    for name, expected in (
+        ("right", said),
+        ("wrong", [5] * 40),
+        ("half", [*said[:20], 9, 9, *said[20:]]),
+        ("none", []),
+    ):
+        wish = Speculation(prediction=tuple(expected))
+        async with running(Setup(drafter=NgramDrafter("ngram"))) as (engine, runner):
+            answer = await ask(engine, request(prompt, params, speculation=wish))
+            assert answer.token_ids[0] == said, name
+            steps[name] = runner.num_steps
+            usage = answer.usage
+        assert usage is not None
+        right, wrong = usage.predicted_tokens, usage.mispredicted_tokens
+        assert (right is None) == (name == "none")
+        if name == "right":
+            assert right is not None and right > 25 and wrong < 4
+        if name == "wrong":
+            assert right == 0 and wrong > 0
+    assert steps["right"] * 2 < steps["none"] and steps["half"] < steps["none"]
+
+
+async def test_a_request_may_refuse_drafts() -> None:
+    prompt = [1, 2, 3, 4]
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    said = expected_tokens(prompt, 30)
+    async with running(Setup(drafter=NgramDrafter("ngram"))) as (engine, runner):
+        wish = Speculation(method="off", prediction=tuple(said))
+        answer = await ask(engine, request(prompt, params, speculation=wish))
+        assert answer.token_ids[0] == said and runner.num_steps >= 30
+    assert DRAFTING.draft_rows > 8
+
+
+def test_words() -> None:
+    assert parse_speculative("auto") == ("auto", None) and parse_speculative("ngram:4") == ("ngram", 4)
+    for wrong in ("", "ngrams", "ngram:", "ngram:0", "ngram:17", "off:2", "ngram:x"):
+        with pytest.raises(ValueError, match="speculative"):
+            parse_speculative(wrong)
