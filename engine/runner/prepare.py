@@ -22,6 +22,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
@@ -159,9 +160,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     runner = CpuRunner(loaded.model, kv_cache, host_cache, states.max_num_seqs, loaded.dtype, states.allocate())
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
-    # A recurrent state that has passed a wrong draft cannot go back.
-    drafts = loaded.config.state_shape[0] == 0
-    info = _info(config, path, loaded, plan, torch.float32, drafts=drafts)
+    info = _info(config, path, loaded, plan, torch.float32, drafts=_may_draft(loaded.config))
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
@@ -385,6 +384,14 @@ def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int
     if isinstance(config, EncoderDecoderConfig):
         layers = max(layers, config.encoder.num_layers)
     return max(num_bytes // (config.hidden_size * dtype.itemsize), layers + 1)
+
+
+def _may_draft(config: ModelConfig) -> bool:
+    """Where a row's bits depend on the rows beside it, or a state that has passed a wrong token cannot go back, drafts
+    would change answers."""
+    if isinstance(config, EncoderDecoderConfig):
+        return True
+    return isinstance(config, DecoderConfig) and config.recurrent is None
 
 
 def _info(

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
     """A flag is written out: what is short for one today is short for two tomorrow."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **options)
+        super().__init__(*args, **{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         """Ends the process. The usage of dozens of flags would push the message off the screen."""

@@ -110,7 +110,7 @@ async def test_a_prediction_is_drafted_and_counted() -> None:
     steps = {}
     for name, expected in (
         ("right", said),
-        ("wrong", [5] * 40),
+        ("wrong", [*said[:3], *[5] * 37]),
         ("half", [*said[:20], 9, 9, *said[20:]]),
         ("none", []),
     ):
@@ -126,7 +126,7 @@ async def test_a_prediction_is_drafted_and_counted() -> None:
         if name == "right":
             assert right is not None and right > 25 and wrong < 4
         if name == "wrong":
-            assert right == 0 and wrong > 0
+            assert right is not None and right <= 3 and wrong > 0
     assert steps["right"] * 2 < steps["none"] and steps["half"] < steps["none"]
 
 

@@ -1,0 +1,84 @@
+"""What drafts bring: tokens per second with them by those without, by turns, of prompts that have something to copy and
+of one that has nothing.
+
+    python -m benchmarks.speculation [--model DIR] [--tokens 160] [--rounds 3] [--json FILE]
+
+The answers of both are compared: a draft must not change a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import time
+from pathlib import Path
+
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.types import Request, SamplingParams
+from bequest.engine.types.speculation import DraftMethod, Speculation
+
+_TEXT = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+PROMPTS = {
+    "repeat": "Repeat this text word for word:\n\n" + _TEXT[-1500:],
+    "sum up": "Sum this text up in one paragraph:\n\n" + _TEXT[-3200:],
+    "edit": "Write this text again, with the word 'block' for the word 'page':\n\n" + _TEXT[-1500:],
+    "story": "Tell a story about a fox and a river.",
+}
+_numbers = itertools.count()
+
+
+async def rate(built: Built, text: str, method: DraftMethod, num_tokens: int) -> tuple[list[int], float]:
+    """The answer, and its tokens per second behind the first."""
+    template = built.text.chat_template
+    shown = text if template is None else template.render([{"role": "user", "content": text}])
+    request = Request(
+        f"speculation-{next(_numbers)}",
+        "benchmark",
+        tuple(built.text.tokenizer.encode(shown, add_special_tokens=template is None)),
+        SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True),
+        speculation=Speculation(method=method),
+    )
+    tokens: list[int] = []
+    began, at_first = 0.0, 0
+    async for delta in built.engine.generate(request):
+        tokens += [token for choice in delta.choices for token in choice.token_ids]
+        if not began:
+            began, at_first = time.perf_counter(), len(tokens)
+    return tokens, (len(tokens) - at_first) / (time.perf_counter() - began)
+
+
+async def measure(model: str | None, num_tokens: int, rounds: int) -> dict[str, float]:
+    built = await build_engine(EngineConfig(model=model, kv_cache_gb=1.0))
+    ratios = {}
+    for name, text in PROMPTS.items():
+        best: dict[DraftMethod, float] = {"off": 0.0, "ngram": 0.0}
+        said: dict[DraftMethod, list[int]] = {}
+        for _ in range(rounds):
+            for method in best:
+                said[method], reached = await rate(built, text, method, num_tokens)
+                best[method] = max(best[method], reached)
+        assert said["off"] == said["ngram"], "a draft changed the answer"
+        ratios[name] = best["ngram"] / best["off"]
+        print(f"{name:>8}  {best['off']:8.1f}  {best['ngram']:8.1f}  {ratios[name]:6.2f}")
+    await built.engine.stop()
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print("  prompt   without      with   ratio   (tokens per second)")
+    ratios = asyncio.run(measure(options.model, options.tokens, options.rounds))
+    if options.json is not None:
+        options.json.write_text(json.dumps(ratios, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
