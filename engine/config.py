@@ -98,7 +98,7 @@ class EngineConfig:
     model_impl: Literal["auto", "bequest", "transformers"] = option(
         "auto",
         "who computes the model's layers; auto: Bequest's own families, and the transformers library for other "
-        "architectures, several times slower; bequest, transformers: these alone",
+        "architectures, two to three times slower; bequest, transformers: these alone",
     )
     trust_remote_code: bool = option(
         False, "run Python files that a checkpoint brings for transformers, with all rights of this process"

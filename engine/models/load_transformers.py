@@ -18,7 +18,7 @@ from bequest.engine.models.look import check_length
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.transformers_impl.open import make, open_directory
 
-COST = "which is slower than a family of our own (docs/models.md)"
+COST = "about two to three times slower than a family of our own would (docs/models.md)"
 log = logging.getLogger("bequest.start")
 
 
