@@ -80,9 +80,9 @@ def plan_states(wish: StateWish, most: int) -> StateMemory:
         log.warning("max_num_seqs lowered from %d to %d, what states have room for", wish.max_num_seqs, num_seqs)
     sizes = StateSizes(num_slots=num_slots, num_lease_slots=num_slots // 2, interval=_interval(wish))
     log.info(
-        "recurrent states: %d of %s, %d of them for leases; kept each %d tokens",
+        "recurrent states: %d of %.2f MiB, %d of them for leases; kept each %d tokens",
         num_slots,
-        gib(wish.num_bytes),
+        wish.num_bytes / (1 << 20),
         sizes.num_lease_slots,
         sizes.interval,
     )
