@@ -90,7 +90,7 @@ SENTENCES = {
     "smaller max_tokens, or start the server with a larger --retain-fraction or --host-cache-gb.",
     "beams_of_states_too_many": "{width} beams have more recurrent states than this server has room for; send a "
     "`beam_width` of {limit} at most.",
-    "estates_without_states": "A request of this model cannot be moved to another server: its recurrent states stay here.",
+    "estates_without_states": "A request of this model cannot move to another server: its recurrent states stay here.",
     "lease_of_states_too_large": "`retain` would lease up to {needed} recurrent states, but leases may hold {budget} "
     "at most; set a smaller max_tokens or n, or start the server with a larger --state-interval.",
     "leases_of_states_full": "`retain` needs up to {needed_states} recurrent states, but {taken} of {limit} are taken; "
