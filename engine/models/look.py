@@ -68,7 +68,7 @@ def _look_at(path: Path, dummy: bool, impl: Implementation) -> Look:
 
 def check_format(path: Path, impl: Implementation) -> None:
     if impl.name == "transformers" and (path.is_file() or foreign_file(path) is not None):
-        raise ModelError(f"{path}: --model-impl transformers takes directories of config.json and safetensors alone")
+        raise ModelError(f"{path}: model_impl=transformers takes directories of config.json and safetensors alone")
 
 
 def look_at_config(directory: Path, impl: Implementation) -> ModelConfig | None:

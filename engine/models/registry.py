@@ -352,7 +352,7 @@ def find_hf_variant(names: Sequence[str], others: Collection[str] = ()) -> tuple
         if name in HF_ARCHITECTURES:
             return name, HF_ARCHITECTURES[name]
     unsupported = _unsupported(", ".join(map(str, names)) or "(none is named)", [*HF_ARCHITECTURES, *others])
-    raise ModelError(f"{unsupported}. --model-impl transformers may run others")
+    raise ModelError(f"{unsupported}. model_impl=transformers may run others")
 
 
 def find_gguf_variant(name: str) -> GGUFVariant:

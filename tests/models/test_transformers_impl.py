@@ -154,7 +154,7 @@ def test_a_family_of_our_own_by_transformers(tiny_model: Callable[[str], Path], 
 
 def test_bequest_alone_says_who_may_run_it(tiny_other: Callable[[str], Path]) -> None:
     for opened in (load_model, look_at):
-        with pytest.raises(ModelError, match=r"PhiForCausalLM is not supported.*--model-impl transformers may run"):
+        with pytest.raises(ModelError, match=r"PhiForCausalLM is not supported.*model_impl=transformers may run"):
             opened(tiny_other("phi"), impl=Implementation("bequest"))
 
 
@@ -221,7 +221,7 @@ def test_a_missing_library_is_told_with_the_command(copied: Path, monkeypatch: p
 
 def test_code_of_a_checkpoint_runs_only_when_it_is_trusted(copied: Path) -> None:
     change(copied, model_type="phi-and-more", auto_map={"AutoModelForCausalLM": "modeling.PhiForCausalLM"})
-    with pytest.raises(ModelError, match=r"brings Python code of its own .* --trust-remote-code"):
+    with pytest.raises(ModelError, match=r"brings Python code of its own .* trust_remote_code="):
         load_model(copied)
 
 

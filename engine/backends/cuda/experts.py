@@ -108,4 +108,4 @@ def check_experts(layers: Sequence[LayerSpec]) -> None:
             (mixer.routing.num_groups, cuda_experts.MOST_GROUPS, "groups of experts"),
         ):
             if number > most:
-                raise ModelError(f"a GPU serves up to {most} {what}, and this model has {number}; use --device cpu")
+                raise ModelError(f"a GPU serves up to {most} {what}, and this model has {number}; use device=cpu")

@@ -46,7 +46,7 @@ def refusal(source: str, reason: str) -> ModelError:
 def needs_trust(source: str) -> ModelError:
     return ModelError(
         f"{source}: the model brings Python code of its own (auto_map), which runs with all rights of this process; "
-        "read it, and allow it with --trust-remote-code"
+        "read it, and allow it with trust_remote_code="
     )
 
 

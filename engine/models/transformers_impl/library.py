@@ -54,7 +54,7 @@ def find_class(directory: Path, values: Mapping[str, object], *, trust_remote_co
     if is_native:
         found = AutoModelForCausalLM._model_mapping.get(type(config), None)
     else:
-        log.warning("running Python code of the model itself, from %s (--trust-remote-code)", directory)
+        log.warning("running Python code of the model itself, from %s", directory)
         found = _remote_class(values, directory)
     _check_class(found, values, source)
     return Found(found, config)
@@ -90,7 +90,7 @@ def longest(found: Found, max_model_len: int | None, source: str) -> int:
     own = getattr(text, "max_position_embeddings", None)
     if not isinstance(own, int):
         if max_model_len is None:
-            raise ModelError(f"{source} says no context length (max_position_embeddings); set --max-model-len")
+            raise ModelError(f"{source} says no context length (max_position_embeddings); set max_model_len=")
         own = max_model_len
     for rope in _rotations(text):
         if rope.get("rope_type", rope.get("type")) in _BATCH_ROTATIONS:
