@@ -75,12 +75,17 @@ __device__ __forceinline__ void load_weights(const TileArgs& a, const CUtensorMa
   }
 }
 
-// A lane's rows of x: one 16-byte chunk of each along the depth of a stage.
+// A lane's rows of x: one 16-byte chunk of each along the depth of a stage. Where a row comes from and where
+// it goes is known before the stages are walked through: a copy takes a few instructions there.
 template <class S>
 class RowLoader {
  public:
   __device__ RowLoader(const TileArgs& a, TileBuffers<S>& buffers, int thread)
-      : a_(a), buffers_(buffers), chunk_(thread % kChunks), first_(thread / kChunks) {}
+      : a_(a), buffers_(buffers), chunk_(thread % kChunks), first_(thread / kChunks) {
+    const uint32_t panel = shared_address(buffers.tokens[0]) + chunk_ / 8 * S::kTokenPanelBytes;
+#pragma unroll
+    for (int i = 0; i < kPeriod; ++i) places_[i] = panel + panel_offset(first_ + i * kStep, chunk_ % 8);
+  }
 
   __device__ __forceinline__ void run() {
     ItemWalk<S> walk(a_);
@@ -90,16 +95,19 @@ class RowLoader {
     int32_t pairs[kMine];
     ask(next, pairs);
     while (has_next) {
-      int32_t rows[kMine];
+      uint64_t sources[kMine];
+      const int count = next.count;
 #pragma unroll
       for (int i = 0; i < kMine; ++i)
-        rows[i] = first_ + i * kStep < next.count ? pairs[i] / a_.pairs_of_row : -1;
+        sources[i] = kept(reinterpret_cast<uint64_t>(
+            static_cast<const BFloat16*>(a_.x) +
+            static_cast<int64_t>(pairs[i] / a_.pairs_of_row) * a_.in_features + chunk_ * kEight));
       has_next = !walk.done();
       if (has_next) {
         next = walk.take();
         ask(next, pairs);  // while the rows of this one are copied
       }
-      for (int k = 0; k < a_.in_features; k += S::kDepth) copy(rows, k);
+      for (int k = 0; k < a_.in_features; k += S::kDepth) copy(sources, count, k);
     }
     commit_copies();
     wait_copies<0>();
@@ -109,7 +117,16 @@ class RowLoader {
   static constexpr int kChunks = S::kDepth / kEight;
   static constexpr int kStep = S::kRowWarps * kWarp / kChunks;
   static constexpr int kMine = (S::kTokens + kStep - 1) / kStep;
+  // The pattern of a panel repeats every 8 rows.
+  static constexpr int kPeriod = kStep % 8 == 0 ? 1 : kStep % 4 == 0 ? 2 : kStep % 2 == 0 ? 4 : 8;
 
+  // A value that is computed here, once, and not again wherever it is used.
+  __device__ __forceinline__ static uint64_t kept(uint64_t value) {
+    asm volatile("" : "+l"(value));
+    return value;
+  }
+
+  // Of rows that do not exist: pair 0, which is not copied.
   __device__ __forceinline__ void ask(const TileItem& item, int32_t (&pairs)[kMine]) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
@@ -117,17 +134,19 @@ class RowLoader {
           first_ + i * kStep < item.count ? __ldcg(a_.plan.order + item.first + first_ + i * kStep) : 0;
   }
 
-  __device__ __forceinline__ void copy(const int32_t (&rows)[kMine], int k) {
+  __device__ __forceinline__ void copy(const uint64_t (&sources)[kMine], int count, int k) {
     buffers_.empty[at_.index].wait(at_.parity ^ 1);
-    const int column = k + chunk_ * kEight;
-    const bool exists = column < a_.in_features;
-    const BFloat16* source = static_cast<const BFloat16*>(a_.x) + (exists ? column : 0);
-    const uint32_t panel = shared_address(buffers_.tokens[at_.index]) + chunk_ / 8 * S::kTokenPanelBytes;
+    const uint64_t exists = kept(k + chunk_ * kEight < a_.in_features ? 1 : 0);
+    const uint64_t bytes = kept(exists != 0 ? k * sizeof(BFloat16) : 0);
+    uint32_t places[kPeriod];
+#pragma unroll
+    for (int i = 0; i < kPeriod; ++i)
+      places[i] = static_cast<uint32_t>(kept(places_[i] + at_.index * (S::kPanels * S::kTokenPanelBytes)));
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
-      if (rows[i] >= 0)
-        copy_16_async(panel + panel_offset(first_ + i * kStep, chunk_ % 8), source + rows[i] * a_.in_features,
-                      exists);
+      if (first_ + i * kStep < count)
+        copy_16_async(places[i % kPeriod] + i / kPeriod * (kPeriod * kStep * kPanelRowBytes),
+                      reinterpret_cast<const void*>(sources[i] + bytes), exists != 0);
     buffers_.full[at_.index].arrive_behind_copies();
     at_.advance();
   }
@@ -135,6 +154,7 @@ class RowLoader {
   const TileArgs& a_;
   TileBuffers<S>& buffers_;
   const int chunk_, first_;
+  uint32_t places_[kPeriod];  // in the first stage, of the first rows
   Cursor<S::kStages> at_;
 };
 
@@ -186,6 +206,8 @@ class Multiplier {
     multiply_all<kParts>(sums);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
+      int32_t pairs[kStored];
+      ask_pairs(item, part * S::kPartTokens, pairs);
       sync();  // the results before these have been stored
       if constexpr (!kGated)
         leave(item, sums[part]);
@@ -194,7 +216,7 @@ class Multiplier {
       else
         leave_gated(item, sums[part], [this](float x) { return rarely_activate(a_.activation, x); });
       sync();
-      store(item, part * S::kPartTokens);
+      store(item, pairs);
     }
   }
 
@@ -262,17 +284,33 @@ class Multiplier {
     return buffers_.results[i / 2 * 8 + lane_ % 4 * 2 + i % 2][place];
   }
 
-  // The tokens of a part, of which `first` is the first.
-  __device__ __forceinline__ void store(const TileItem& item, int first) const {
-    constexpr int kChunks = kOutputs / kEight;
-    const int count = min(item.count - first, S::kPartTokens);
-    for (int i = static_cast<int>(threadIdx.x); i < count * kChunks; i += S::kMultipliers) {
-      const int token = i / kChunks, place = i % kChunks * kEight, output = item.block * kOutputs + place;
-      if (output >= a_.outputs) continue;
-      const int64_t pair = __ldcg(a_.plan.order + item.first + first + token);
-      *reinterpret_cast<uint4*>(static_cast<BFloat16*>(a_.out) + pair * a_.outputs + output) =
-          *reinterpret_cast<const uint4*>(&buffers_.results[token][place]);
+  // A thread stores kStored chunks of a part, whose first token is `first`. The pairs of these tokens are
+  // asked for before results are made.
+  static constexpr int kChunks = kOutputs / kEight;
+  static constexpr int kStored = (S::kPartTokens * kChunks + S::kMultipliers - 1) / S::kMultipliers;
+  static_assert(S::kMultipliers % kChunks == 0);
+  static_assert(S::kParts == 1 || S::kPartTokens * kChunks % S::kMultipliers == 0);
+
+  __device__ __forceinline__ static int stored_token(int i) {
+    return (static_cast<int>(threadIdx.x) + i * S::kMultipliers) / kChunks;
+  }
+  __device__ __forceinline__ void ask_pairs(const TileItem& item, int first,
+                                            int32_t (&pairs)[kStored]) const {
+#pragma unroll
+    for (int i = 0; i < kStored; ++i) {
+      const int token = first + stored_token(i);
+      pairs[i] = token < item.count ? __ldcg(a_.plan.order + item.first + token) : -1;
     }
+  }
+  __device__ __forceinline__ void store(const TileItem& item, int32_t const (&pairs)[kStored]) const {
+    const int place = static_cast<int>(threadIdx.x) % kChunks * kEight,
+              output = item.block * kOutputs + place;
+    if (output >= a_.outputs) return;
+#pragma unroll
+    for (int i = 0; i < kStored; ++i)
+      if (pairs[i] >= 0)
+        *reinterpret_cast<uint4*>(static_cast<BFloat16*>(a_.out) + pairs[i] * a_.outputs + output) =
+            *reinterpret_cast<const uint4*>(&buffers_.results[stored_token(i)][place]);
   }
 
   __device__ __forceinline__ static void sync() { sync_threads<1, S::kMultipliers>(); }
