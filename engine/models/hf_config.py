@@ -150,9 +150,7 @@ def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
     ]
     if found:
         asked = "; ".join(found)
-        raise ModelError(
-            f"{fields.source} asks for what is not supported: {asked}. model_impl=transformers may run it"
-        )
+        raise ModelError(f"{fields.source} asks for what is not supported: {asked}. model_impl=transformers may run it")
     described = fields.raw("quantization_config", None)
     if described and not _quantises_only_the_cache(described):
         raise ModelError(
