@@ -2,8 +2,8 @@
 
 There is no task: the engine moves when a request comes (`_pump`) or a result comes (`_on_result`). On a result it
 applies, plans and launches first and then delivers, so that the device never waits for JSON. With `depth` 2 a step is
-planned and launched while the one before it runs, towards its end if that takes long (foresight.py); with 1 the loop is
-plain (plan, run, apply), which gives the same tokens and is the oracle of the pipelined one.
+planned and launched while the one before it runs, towards its end if that takes long (policy/clock.py); with 1 the
+loop is plain (plan, run, apply), which gives the same tokens and is the oracle of the pipelined one.
 """
 
 from __future__ import annotations

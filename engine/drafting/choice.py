@@ -12,7 +12,9 @@ def make_drafter(speculative: str, *, samples_drafts: bool) -> NgramDrafter | No
     name, most = parse_speculative(speculative)
     if not samples_drafts:
         if name == "ngram":
-            raise ModelError("speculative=ngram needs a CPU so far: on a GPU leave it at auto")
+            raise ModelError(
+                "speculative=ngram: neither a GPU nor this kind of model checks drafts yet; set speculative=auto"
+            )
         return None
     method: DraftMethod = "off" if name == "off" else "ngram"
     return NgramDrafter(method, most)

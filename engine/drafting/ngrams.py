@@ -27,7 +27,8 @@ class NgramDrafter:
 
     def guesses_of(self, sequence: Sequence) -> Guesses | None:
         wish = sequence.group.request.speculation
-        if (wish.method or self._method) == "off":
+        method = wish.method or ("ngram" if wish.prediction else self._method)  # who predicts asks for drafts
+        if method == "off":
             return None
         most = min(self._most, wish.most or MOST_DRAFTED)
         return NgramGuesses(sequence.num_prompt, wish.prediction, most, Pace(self._tuning))

@@ -11,7 +11,6 @@ from bequest.engine.drafting.ngrams import NgramDrafter
 from bequest.engine.drafting.pace import Pace, PaceTuning
 from bequest.engine.types import SamplingParams
 from bequest.engine.types.speculation import Speculation, parse_speculative
-from tests.engine.drafters import DRAFTING
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_differential import check, crowd
@@ -138,7 +137,11 @@ async def test_a_request_may_refuse_drafts() -> None:
         wish = Speculation(method="off", prediction=tuple(said))
         answer = await ask(engine, request(prompt, params, speculation=wish))
         assert answer.token_ids[0] == said and runner.num_steps >= 30
-    assert DRAFTING.draft_rows > 8
+    async with running(Setup(drafter=NgramDrafter("off"))) as (engine, runner):
+        assert (await ask(engine, request(prompt, params))).token_ids[0] == said and runner.num_steps >= 30
+        before = runner.num_steps
+        await ask(engine, request(prompt, params, speculation=Speculation(prediction=tuple(said))))
+        assert runner.num_steps - before < 20, "who predicts asks for drafts"
 
 
 def test_words() -> None:
