@@ -259,10 +259,14 @@ def test_a_stream_that_nobody_reads_is_stopped(llm: LLM) -> None:
 
 def test_a_ctrl_c_stops_what_was_asked_for(llm: LLM) -> None:
     engine = llm._async.core.context.engine
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before may have left another one
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(["the cat"] * 100, SamplingParams(max_tokens=900, ignore_eos=True))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["the cat"] * 100, SamplingParams(max_tokens=900, ignore_eos=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
     for _ in range(1000):
         if engine.num_open == 0:
             break
