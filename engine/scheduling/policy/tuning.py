@@ -38,7 +38,7 @@ class Tuning:
     retry_factor: float = 0.995  # a size that was too long is tried again, tens to hundreds of steps later
     whole_part: float = 0.75  # of a size's tokens, that a step has which tells what the size takes
 
-    # --- drafts (engine/drafting); benchmarks/speculation.py, tokens per second of one to eight streams
+    # --- drafts (engine/drafting); benchmarks/speculation.py, tokens per second of one stream
     draft_rows: int = 8  # of a step, up to which one more costs little: a crowd has none to spare
 
     # --- what a full queue tells those that it refuses (pace.py)
