@@ -161,8 +161,8 @@ def _read_text(config: EngineConfig, path: Path) -> TextBundle:
     started = time.perf_counter()
     impl = Implementation.of(config)
     looked = look_at(path, max_model_len=config.max_model_len, dummy=config.load_format == "dummy", impl=impl)
-    # The linker runs beside this. A process that ends here does not wait for it.
-    threading.Thread(target=load_torch_libraries, name="bequest-load-torch", daemon=True).start()
+    # The linker runs beside this. No daemon: a process that ends in the middle of torch's constructors crashes.
+    threading.Thread(target=load_torch_libraries, name="bequest-load-torch").start()
     text = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
     log.info("config and tokenizer: %.2f s", time.perf_counter() - started)
     return text
@@ -174,7 +174,7 @@ def _prepare(config: EngineConfig, path: Path) -> Prepared:
     from bequest.engine._C import with_cuda
 
     if with_cuda and config.device != "cpu":
-        threading.Thread(target=start_cuda, name="bequest-start-cuda", daemon=True).start()
+        threading.Thread(target=start_cuda, name="bequest-start-cuda").start()
     from bequest.engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)

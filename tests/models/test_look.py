@@ -85,5 +85,7 @@ def test_a_wrong_directory_is_told_without_torch(tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     for path, said in ((tmp_path, "cannot be read as a tokenizer"), (tmp_path.parent, "holds no config.json")):
-        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", code, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert said in done.stdout and done.stdout.endswith("False\n"), done
+        assert done.returncode == 0, done  # also where libraries are still being linked when it ends
