@@ -14,9 +14,9 @@ from bequest.server.answers.report import Report, report_of
 from bequest.server.answers.running import Collector, collect
 from bequest.server.answers.streams import open_stream, send_stream
 from bequest.server.answers.usage import usage_object
-from bequest.server.answers.whole import made_response
+from bequest.server.answers.whole import written
 from bequest.server.asks.ask import Ask
-from bequest.server.asks.call import HttpCall
+from bequest.server.asks.call import Call, HttpCall
 from bequest.server.transport.sse import ChunkFormat
 from bequest.server.wire.bodies import SampledBody
 
@@ -46,18 +46,33 @@ async def answered(call: HttpCall[SampledBody], ask: Ask, head: Head, shape: Sha
     if call.body.stream:
         return await _streamed(call, ask, head, shape, states)
     results = await collect(call.context.engine, ask.requests)
-
-    def answer() -> dict[str, Any]:
-        # Only a single prompt may have a parent or a lease.
-        report, delivery = report_of(ask), results[0].delivery
-        choices = shape.choices(results)
-        usage = usage_object([result.usage for result in results if result.usage is not None], shape.thought_tokens)
-        beside = {**shape.extras(results), **report.continuation(delivery), **report.retained(delivery)}
-        return {**head, "choices": choices, "usage": usage, **beside}
-
+    answer = partial(_answer, ask, head, shape, results)
     if states is not None:
         return await states.send_whole(call.http, answer(), [result.delivery for result in results], call.headers)
-    return await made_response(call.context, results, answer, call.headers)
+    body = await written(call.context, results, answer)
+    return web.Response(body=body, content_type="application/json", headers=call.headers)
+
+
+async def answer_of(call: Call[SampledBody], ask: Ask, head: Head, shape: Shape) -> bytes:
+    """Runs what is asked for; the whole answer as JSON, for whoever keeps it.
+
+    REQUIRES: the body does not ask for a stream.
+    """
+    states = generated_states(call.context, ask)
+    results = await collect(call.context.engine, ask.requests)
+    answer = partial(_answer, ask, head, shape, results)
+    if states is not None:
+        return await states.written(answer(), [result.delivery for result in results])
+    return await written(call.context, results, answer)
+
+
+def _answer(ask: Ask, head: Head, shape: Shape, results: Sequence[Collector]) -> dict[str, Any]:
+    # Only a single prompt may have a parent or a lease.
+    report, delivery = report_of(ask), results[0].delivery
+    choices = shape.choices(results)
+    usage = usage_object([result.usage for result in results if result.usage is not None], shape.thought_tokens)
+    beside = {**shape.extras(results), **report.continuation(delivery), **report.retained(delivery)}
+    return {**head, "choices": choices, "usage": usage, **beside}
 
 
 async def _streamed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,7 +19,7 @@ from bequest.server.asks.ask import Ask
 from bequest.server.asks.wish import JsonEncoding
 from bequest.server.context import Context
 from bequest.server.transport.pieces import Piece, release
-from bequest.server.transport.sending import made_off_loop, send_body
+from bequest.server.transport.sending import joined, made_off_loop, send_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,23 @@ class GeneratedStates:
         self, http: web.Request, answer: dict[str, Any], deliveries: Sequence[Delta], headers: dict[str, str]
     ) -> web.StreamResponse:
         """Sends an answer, each of its choices with its states. `deliveries` are the requests' last ones."""
+        with self._body(answer, deliveries) as (body, small):
+            return await send_body(http, body, small, "application/json", headers, self.context.encoder)
+
+    async def written(self, answer: dict[str, Any], deliveries: Sequence[Delta]) -> bytes:
+        """The same answer as JSON, for whoever keeps it."""
+        with self._body(answer, deliveries) as (body, small):
+            return await joined(body, small, self.context.encoder)
+
+    @contextmanager
+    def _body(self, answer: dict[str, Any], deliveries: Sequence[Delta]) -> Iterator[tuple[JsonBody, bool]]:
+        """The answer, and whether it is small. What it is made of is given back behind it."""
         try:
             found = self._found(deliveries)
             fillings: list[ChoiceStates] = []
             for choice in answer["choices"]:
                 choice["hidden_states"] = _shown(found.get(choice["index"]), choice["index"], fillings)
-            body = JsonBody({**answer, **_computed(deliveries)}, fillings, self.encoding)
-            small = is_small(fillings)
-            return await send_body(http, body, small, "application/json", headers, self.context.encoder)
+            yield JsonBody({**answer, **_computed(deliveries)}, fillings, self.encoding), is_small(fillings)
         finally:
             release(*deliveries)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from bequest.engine.types import TokenLogprob
 from bequest.server.answers.running import Collector
@@ -16,12 +15,9 @@ from bequest.server.transport.work import off_loop
 _CHARS = 10  # of a text, that a log-probability takes as long as
 
 
-async def made_response(
-    context: Context, results: Sequence[Collector], answer: Callable[[], dict[str, Any]], headers: dict[str, str]
-) -> web.Response:
+async def written(context: Context, results: Sequence[Collector], answer: Callable[[], dict[str, Any]]) -> bytes:
     """The JSON that `answer` makes of the results, made in a worker thread where it is large."""
-    body = await off_loop(context, _CHARS * sum(map(_num_logprobs, results)), lambda: orjson.dumps(answer()))
-    return web.Response(body=body, content_type="application/json", headers=headers)
+    return await off_loop(context, _CHARS * sum(map(_num_logprobs, results)), lambda: orjson.dumps(answer()))
 
 
 def _num_logprobs(result: Collector) -> int:

@@ -13,7 +13,7 @@ from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
 from bequest.server.answers.deltas import DeltaMaker, reason_with_calls
-from bequest.server.answers.generated import Head, answered
+from bequest.server.answers.generated import Head, answer_of, answered
 from bequest.server.answers.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
@@ -24,7 +24,7 @@ from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.spoken import whole_message
 from bequest.server.asks.tools import chat_tools
-from bequest.server.generation.asks import chat_ask, kept_open
+from bequest.server.generation.asks import Waiting, at_rest, chat_ask, kept_open
 from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import ChatBody
 
@@ -33,16 +33,26 @@ _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     call = await begin(http, ChatBody, "chatcmpl-")
+    with on_its_way(call):
+        return await answered(call, *await _asked(call, kept_open(call)))
+
+
+async def whole_chat(call: Call[ChatBody]) -> bytes:
+    """The answer as JSON, for whoever keeps it."""
+    with on_its_way(call):
+        return await answer_of(call, *await _asked(call, at_rest))
+
+
+async def _asked(call: Call[ChatBody], waiting: Waiting) -> tuple[Ask, Head, ChatShape]:
     body, created = call.body, int(time.time())
     tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
     reading = Reading(call.context, tools, body.chat_template)
-    with on_its_way(call):
-        ask = await chat_ask(call, reading, kept_open(call))
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
-        if body.service_tier in _SERVICE_TIERS:
-            head["service_tier"] = body.service_tier
-        return await answered(call, ask, head, ChatShape(call, ask, reading))
+    ask = await chat_ask(call, reading, waiting)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
+    if body.service_tier in _SERVICE_TIERS:
+        head["service_tier"] = body.service_tier
+    return ask, head, ChatShape(call, ask, reading)
 
 
 class ChatShape:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from bequest.engine.types import ChoiceDelta, TokenLogprob
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
-from bequest.server.answers.generated import Head, answered
+from bequest.server.answers.generated import Head, Shape, answer_of, answered
 from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
@@ -21,20 +21,29 @@ from bequest.server.asks.call import Call, begin
 from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.prompt import Prompt
 from bequest.server.context import Context
-from bequest.server.generation.asks import completion_ask, kept_open
+from bequest.server.generation.asks import Waiting, at_rest, completion_ask, kept_open
 from bequest.server.generation.scoring import ScoreShape, score_ask
 from bequest.server.wire.bodies import CompletionBody
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     call = await begin(http, CompletionBody, "cmpl-")
-    head = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model}
     with on_its_way(call):
-        if call.body.continuation_suffixes is not None:
-            ask = await score_ask(call, call.body.continuation_suffixes)
-            return await answered(call, ask, head, ScoreShape(call))
-        ask = await completion_ask(call, kept_open(call))
-        return await answered(call, ask, head, CompletionShape(call, ask))
+        return await answered(call, *await _asked(call, kept_open(call)))
+
+
+async def whole_completion(call: Call[CompletionBody]) -> bytes:
+    """The answer as JSON, for whoever keeps it."""
+    with on_its_way(call):
+        return await answer_of(call, *await _asked(call, at_rest))
+
+
+async def _asked(call: Call[CompletionBody], waiting: Waiting) -> tuple[Ask, Head, Shape]:
+    head = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model}
+    if call.body.continuation_suffixes is not None:
+        return await score_ask(call, call.body.continuation_suffixes), head, ScoreShape(call)
+    ask = await completion_ask(call, waiting)
+    return ask, head, CompletionShape(call, ask)
 
 
 class CompletionShape:

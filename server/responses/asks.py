@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from bequest.engine.types import OutputMode
 from bequest.server.asks.ask import Ask, ask_of, check_stream_options
-from bequest.server.asks.call import HttpCall
+from bequest.server.asks.call import Call, HttpCall
 from bequest.server.asks.lengths import Length, length_of
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.sampling import Sampling, chosen_by, sampling_chars
@@ -31,7 +32,29 @@ class ResponseAsk:
     head: dict[str, Any]  # the object as it stands before anything is known of the answer
 
 
-async def response_ask(call: HttpCall[ResponseBody], reading: Reading) -> ResponseAsk:
+class Waiting(Protocol):
+    """Awaits the prompt, whose parent may still run; `head` is the object as it stands meanwhile."""
+
+    async def __call__(self, head: dict[str, Any], finding: Awaitable[ResponsePrompt]) -> ResponsePrompt: ...
+
+
+async def at_rest(head: dict[str, Any], finding: Awaitable[ResponsePrompt]) -> ResponsePrompt:
+    return await finding
+
+
+def kept_open(call: HttpCall[ResponseBody]) -> Waiting:
+    """A stream whose parent still runs gets comments meanwhile."""
+    if not call.body.stream or not call.body.previous_response_id:
+        return at_rest
+
+    async def waiting(head: dict[str, Any], finding: Awaitable[ResponsePrompt]) -> ResponsePrompt:
+        interval = call.context.config.sse_keep_alive_interval
+        return await in_time(call.http, interval, call.headers, partial(failed_at_once, head), finding)
+
+    return waiting
+
+
+async def response_ask(call: Call[ResponseBody], reading: Reading, waiting: Waiting) -> ResponseAsk:
     """`reading` is how the answer is read."""
     context, body = call.context, call.body
     check_stream_options(body)
@@ -48,11 +71,7 @@ async def response_ask(call: HttpCall[ResponseBody], reading: Reading) -> Respon
     terms = record_terms(call, length.open_ended)
     head = document.in_progress(body, call.id, int(time.time()), call.model, chosen, reading.tools)
     context.engine.check_room(terms.tenant)
-    finding = response_prompt(context, terms.tenant, body, reading, terms.deadline)
-    if body.stream and body.previous_response_id:
-        interval = context.config.sse_keep_alive_interval
-        finding = in_time(call.http, interval, call.headers, partial(failed_at_once, head), finding)
-    prompt = await finding
+    prompt = await waiting(head, response_prompt(context, terms.tenant, body, reading, terms.deadline))
     # The grammar comes behind the prompt, which says whether thoughts come first.
     constraint = await apart(context, lambda: reading.constraint(form, prompt.prompt))
     grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)

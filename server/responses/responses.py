@@ -17,13 +17,13 @@ from bequest.server.answers.report import report_of
 from bequest.server.answers.running import Collector, Job
 from bequest.server.answers.streams import send_stream
 from bequest.server.answers.thought_tokens import ThoughtTokens
-from bequest.server.asks.call import HttpCall, begin
+from bequest.server.asks.call import Call, HttpCall, begin
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.terms import record_terms
 from bequest.server.asks.tools import Tools, response_tools
 from bequest.server.context import Context
 from bequest.server.responses.answer import Answer
-from bequest.server.responses.asks import response_ask, response_length
+from bequest.server.responses.asks import Waiting, at_rest, kept_open, response_ask, response_length
 from bequest.server.responses.body import check_body
 from bequest.server.responses.events import ResponseFormat
 from bequest.server.responses.items import without_logprobs
@@ -37,20 +37,31 @@ from bequest.server.wire.bodies import ResponseBody
 
 async def create(http: web.Request) -> web.StreamResponse:
     call = await _begin(http, "resp_")
+    making = await _asked(call, kept_open(call))
+    with making.registered():
+        if call.body.stream:
+            return await making.stream(http, call.headers)
+        return json_response(orjson.Fragment(await making.whole()), call.headers)
+
+
+async def whole_response(call: Call[ResponseBody]) -> bytes:
+    """The answer as JSON, for whoever keeps it."""
+    await apart(call.context, lambda: check_body(call.body))
+    making = await _asked(call, at_rest)
+    with making.registered():
+        return await making.whole()
+
+
+async def _asked(call: Call[ResponseBody], waiting: Waiting) -> _Making:
     body = call.body
-    tools = await _tools(call)
-    reading = Reading(call.context, tools, template=None)
-    asked = await response_ask(call, reading)
+    reading = Reading(call.context, await _tools(call), template=None)
+    asked = await response_ask(call, reading, waiting)
     spelling = Spelling(call.context.text.tokenizer, body.return_tokens_as_token_ids)
     logprobs = asked.ask.params[0].logprobs is not None
     thoughts = ThoughtTokens(call.context.text.tokenizer, reading.shows_special) if reading.shows_thoughts else None
     reader = reading.reader(asked.prompt.prompt)
     answer = Answer(asked.head, report_of(asked.ask), spelling if logprobs else None, reader, thoughts)
-    making = _Making(call.context, asked.ask.requests[0], asked.prompt, answer, RunningResponse(call.id, asked.head))
-    with making.registered():
-        if body.stream:
-            return await making.stream(http, call.headers)
-        return json_response(orjson.Fragment(await making.whole()), call.headers)
+    return _Making(call.context, asked.ask.requests[0], asked.prompt, answer, RunningResponse(call.id, asked.head))
 
 
 async def input_tokens(http: web.Request) -> web.Response:
@@ -70,7 +81,7 @@ async def _begin(http: web.Request, prefix: str) -> HttpCall[ResponseBody]:
     return replace(call, ignored=(*call.ignored, *ignored))
 
 
-async def _tools(call: HttpCall[ResponseBody]) -> Tools:
+async def _tools(call: Call[ResponseBody]) -> Tools:
     body = call.body
     return await apart(call.context, lambda: response_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ from bequest.server.asks.terms import input_terms
 from bequest.server.asks.wish import JSON_ENCODINGS, JsonEncoding, StatesWish, one_of
 from bequest.server.context import Context
 from bequest.server.states.inputs import check_count, input_source
-from bequest.server.transport.sending import send_body
+from bequest.server.transport.sending import joined, send_body
 from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import EmbeddingsBody
 from bequest.server.wire.errors import invalid
@@ -34,6 +36,19 @@ _FOREIGN_IDS = (
 
 async def embeddings(http: web.Request) -> web.StreamResponse:
     call = await begin(http, EmbeddingsBody, "hs-")
+    async with _embedded(call) as (json, small):
+        return await send_body(http, json, small, "application/json", call.headers, call.context.encoder)
+
+
+async def whole_embeddings(call: Call[EmbeddingsBody]) -> bytes:
+    """The answer as JSON, for whoever keeps it."""
+    async with _embedded(call) as (json, small):
+        return await joined(json, small, call.context.encoder)
+
+
+@asynccontextmanager
+async def _embedded(call: Call[EmbeddingsBody]) -> AsyncIterator[tuple[JsonBody, bool]]:
+    """The answer, and whether it is small."""
     context, body = call.context, call.body
     encoding = one_of(body.encoding_format, JSON_ENCODINGS, "encoding_format")
     length = vector_length(body.dimensions, context.engine.info.hidden_size)
@@ -47,8 +62,7 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
             "model": call.model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        json = JsonBody(answer, vectors, encoding)
-        return await send_body(http, json, is_small(vectors), "application/json", call.headers, context.encoder)
+        yield JsonBody(answer, vectors, encoding), is_small(vectors)
 
 
 async def embeddings_ask(call: Call[EmbeddingsBody], encoding: JsonEncoding = "float") -> Ask:

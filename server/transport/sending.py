@@ -35,6 +35,13 @@ async def made_off_loop(pieces: Iterator[Piece], pool: Executor) -> AsyncIterato
         yield piece
 
 
+async def joined(body: Body, small: bool, pool: Executor) -> bytes:
+    """A body as one piece, made in the pool unless it is `small`."""
+    if small:
+        return b"".join(body.pieces())
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: b"".join(body.pieces()))
+
+
 async def send_body(
     http: web.Request, body: Body, small: bool, content_type: str, headers: dict[str, str], pool: Executor
 ) -> web.StreamResponse:
