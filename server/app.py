@@ -19,6 +19,8 @@ from bequest.server.access.threads import DaemonThreads
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.audio import form, transcriptions
 from bequest.server.context import CONTEXT, Context
+from bequest.server.door import Handler
+from bequest.server.doors.finding import DOORS
 from bequest.server.generation.chat import chat_completions
 from bequest.server.generation.completions import completions
 from bequest.server.interfaces import EngineLike, TextLike
@@ -38,6 +40,7 @@ from bequest.server.stores.room import Room
 from bequest.server.stores.speech import speech_of
 from bequest.server.transport.intake import Expectation, body_limit, expect_continue, unmet_expectation
 from bequest.server.transport.protocol import JsonProtocol
+from bequest.server.transport.replies import ERROR_FORMS
 
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
@@ -45,7 +48,7 @@ _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the 
 _RESPONSE = r"/v1/responses/{id:(?!input_tokens(?:/|$))[^/]+}"
 
 Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Route = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]  # method, path, handler
+Route = tuple[str, str, Handler]  # method, path, handler
 ROUTES: list[Route] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/chat/completions", chat_completions),
@@ -78,6 +81,7 @@ ROUTES: list[Route] = [
     ("GET", "/version", health.version),
     ("GET", "/metrics", health.metrics),
     ("GET", "/openapi.json", openapi),
+    *((route.method, route.path, route.handler) for door in DOORS for route in door.routes),
 ]
 # A page of ours and what it asks for: no part of the API.
 CONSOLE_ROUTES: list[Route] = [
@@ -148,12 +152,14 @@ def make_app(
     context = make_context(engine, text, config, leases, keys, metrics)
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
+    app[ERROR_FORMS] = {path: door.error_form for door in DOORS for path in door.paths}
     app[console.LAST_STATE] = console.LastState()
     expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),
         transcriptions.transcriptions: expect_audio,
         transcriptions.translations: expect_audio,
+        **{route.handler: route.expectation for door in DOORS for route in door.routes if route.expectation},
     }
     for method, path, handler in (*ROUTES, *CONSOLE_ROUTES):
         resource = app.router.add_resource(path)

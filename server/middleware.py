@@ -17,6 +17,7 @@ from bequest.server.operation.request_log import log_request
 from bequest.server.operation.tracing import route_of
 from bequest.server.transport.noting import note_error
 from bequest.server.transport.opening import BEGUN
+from bequest.server.transport.replies import error_response
 from bequest.server.transport.sending import ReaderStopped
 from bequest.server.wire.errors import ApiError, from_engine, internal
 from bequest.server.wire.names import new_id
@@ -90,7 +91,7 @@ async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
     if BEGUN in request:
         return await request[BEGUN].fail(request, error)
     note_error(request, error)
-    response = error.response()
+    response = error_response(request, error)
     if error.status in (408, 413):
         response.force_close()  # what is left of the body is not worth reading
     return response

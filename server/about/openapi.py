@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,8 @@ from aiohttp import web
 
 from bequest.server.audio import form
 from bequest.server.context import CONTEXT
+from bequest.server.door import Operation
+from bequest.server.doors.finding import DOORS
 from bequest.server.operation.version import installed_version
 from bequest.server.transport.replies import json_response
 from bequest.server.wire import answer_types, bodies
@@ -36,18 +37,9 @@ _ERRORS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What the document tells of a route."""
-
-    summary: str
-    answer: type[msgspec.Struct] | None  # None: text
-    body: type[msgspec.Struct] | None = None
-    streams: bool = False
-    files: bool = False  # may answer with bytes
-    query: tuple[str, ...] = ()
-    media: tuple[str, ...] = ()  # of bodies beside JSON
-    form: bool = False  # the body is a form with a file
+def plain_path(path: str) -> str:
+    """A route's path as the document writes it: without patterns."""
+    return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", path)
 
 
 _FILE = {"type": "object", "properties": {"file": {"type": "string", "format": "binary"}}, "required": ["file"]}
@@ -119,6 +111,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/version"): Operation("The version.", answer_types.Version),
     ("GET", "/metrics"): Operation("Metrics for Prometheus.", None),
     ("GET", "/openapi.json"): Operation("This document.", None),
+    **{(route.method, plain_path(route.path)): route.operation for door in DOORS for route in door.routes},
 }
 _OPEN = ("/health", "/live")  # without a key
 
@@ -142,7 +135,7 @@ def with_models(shown: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 @cache
 def document() -> dict[str, Any]:
-    types = {t for op in OPERATIONS.values() for t in (op.answer, op.body) if t is not None}
+    types = {t for op in OPERATIONS.values() for t in (op.answer, op.body, op.error) if t is not None}
     ordered = sorted(types | {answer_types.Error}, key=lambda t: t.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
@@ -161,11 +154,6 @@ def document() -> dict[str, Any]:
     }
 
 
-def plain_path(path: str) -> str:
-    """A route's path as the document writes it: without patterns."""
-    return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", path)
-
-
 def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
     name = "_".join(re.findall(r"\w+", path)) or "root"
     shown: dict[str, Any] = {"operationId": f"{method.lower()}_{name}", "summary": operation.summary}
@@ -180,7 +168,7 @@ def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
         if operation.form:
             content = {FORM: {"schema": {"allOf": [_reference(operation.body), _FILE]}}}
         shown["requestBody"] = {"required": True, "content": content}
-    return {**shown, "responses": {"200": _answer(operation), **_errors()}}
+    return {**shown, "responses": {"200": _answer(operation), **_errors(operation.error)}}
 
 
 def _parameters(names: Iterable[str], place: str) -> list[dict[str, Any]]:
@@ -198,12 +186,15 @@ def _answer(operation: Operation) -> dict[str, Any]:
     return {"description": "As asked for.", "content": content}
 
 
-def _errors() -> dict[str, Any]:
+def _errors(own: type[msgspec.Struct] | None) -> dict[str, Any]:
+    """`own`: what errors of this route look like, if they do not look as everywhere."""
+    if own is not None:
+        return {status: _error(text, own) for status, text in _ERRORS.items()}
     return {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
 
 
-def _error(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {JSON: {"schema": _reference(answer_types.Error)}}}
+def _error(description: str, kind: type[msgspec.Struct] = answer_types.Error) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": _reference(kind)}}}
 
 
 def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -45,12 +45,12 @@ class Gate:
             )
         if not self._keys or request.path in self._unguarded:
             return _NOBODY
-        scheme, _, given = request.headers.get("Authorization", "").strip().partition(" ")
-        if scheme.lower() != "bearer" or not given.strip():
+        given, header = _given_key(request)
+        if not given:
             raise _unauthorized("This server needs an API key: send the header 'Authorization: Bearer <key>'.")
-        key = self._keys.find(given.strip())
+        key = self._keys.find(given)
         if key is None:
-            raise _unauthorized("The API key is not one of this server's keys; check the Authorization header.")
+            raise _unauthorized(f"The API key is not one of this server's keys; check the {header} header.")
         if self._keys.expired(key):
             message = f"The API key '{key.caller.name}' has expired; ask the server's operator for a new one."
             raise _unauthorized(message, "api_key_expired")
@@ -79,6 +79,14 @@ class Gate:
             "Access-Control-Max-Age": "600",
         }
         return web.Response(status=204, headers=allowed)
+
+
+def _given_key(request: web.BaseRequest) -> tuple[str, str]:
+    """The key and the header that it came in: OpenAI's, or the one that Anthropic's clients send."""
+    scheme, _, given = request.headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and given.strip():
+        return given.strip(), "Authorization"
+    return request.headers.get("x-api-key", "").strip(), "x-api-key"
 
 
 def is_loopback(host: str) -> bool:

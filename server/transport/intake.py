@@ -14,6 +14,7 @@ from aiohttp import web
 from bequest.server.access.marks import CALLER, HELD, TENANT
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.decoding import Decoder
+from bequest.server.transport.replies import error_response
 from bequest.server.transport.work import INLINE_BYTES
 from bequest.server.wire import fields
 from bequest.server.wire.bodies import Body
@@ -202,13 +203,13 @@ def expect_continue(check: Callable[[web.Request, Context], None] = check_head) 
     async def answer(request: web.Request) -> web.StreamResponse | None:
         context = request.app[CONTEXT]
         if request.headers["Expect"].lower() != "100-continue":
-            return _closing(unmet_expectation())
+            return _closing(request, unmet_expectation())
         try:
             request[CALLER] = context.gate.caller(request)
             if request.method in ("POST", "PUT", "PATCH"):
                 check(request, context)
         except ApiError as error:
-            return _closing(error)
+            return _closing(request, error)
         if request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return None
@@ -220,7 +221,7 @@ def unmet_expectation() -> ApiError:
     return ApiError(417, "invalid_value", "The only expectation this server meets is 'Expect: 100-continue'.")
 
 
-def _closing(error: ApiError) -> web.Response:
-    response = error.response()
+def _closing(request: web.Request, error: ApiError) -> web.Response:
+    response = error_response(request, error)
     response.force_close()
     return response

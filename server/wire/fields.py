@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -126,15 +127,15 @@ _LONGEST_NAME = 64  # that could be meant for one of ours
 _NEAR = 0.85  # of difflib's ratio: one slip in a short name, two in a long one (`top_a` is not a slip of `top_k`)
 
 # The names of objects inside of bodies, and of objects inside of those; None: what is in there has names of its own.
-_Shape = dict[str, "_Shape | None"]
-_FUNCTION: _Shape = dict.fromkeys(("name", "description", "parameters", "strict"))
-_SCHEMA: _Shape = dict.fromkeys(("name", "description", "schema", "strict"))
-_NESTED_TOOL: _Shape = {"type": None, "function": _FUNCTION}
-_GENERATION_SHAPE: _Shape = {
+Shape = dict[str, "Shape | None"]
+_FUNCTION: Shape = dict.fromkeys(("name", "description", "parameters", "strict"))
+_SCHEMA: Shape = dict.fromkeys(("name", "description", "schema", "strict"))
+_NESTED_TOOL: Shape = {"type": None, "function": _FUNCTION}
+_GENERATION_SHAPE: Shape = {
     "stream_options": dict.fromkeys(bodies.StreamOptions.__struct_fields__),
     "response_format": {"type": None, "json_schema": _SCHEMA},
 }
-_SHAPES: dict[type[msgspec.Struct], _Shape] = {
+_SHAPES: dict[type[msgspec.Struct], Shape] = {
     bodies.CompletionBody: _GENERATION_SHAPE,
     bodies.ChatBody: {
         **_GENERATION_SHAPE,
@@ -158,17 +159,34 @@ _OURS: dict[str, tuple[str, ...]] = {
 _MISPLACED = {"response_format.schema": "response_format.json_schema.schema"}
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What is peculiar to the fields of one body. A door's body has its own as the class variable `rules`."""
+
+    elsewhere: Mapping[str, tuple[tuple[Any, ...], str]] = field(
+        default_factory=dict
+    )  # refused: idle values, the way out
+    shape: Shape = field(default_factory=dict)  # of objects inside of it
+    kin: frozenset[str] = frozenset()  # names that are not its own, and yet are ours
+
+
+def _rules_of(body: type[msgspec.Struct]) -> Rules:
+    own: Rules | None = getattr(body, "rules", None)
+    return own or Rules(_ELSEWHERE.get(body, {}), _SHAPES.get(body, {}), _KIN.get(body, frozenset()))
+
+
 def read(raw: dict[str, Any], body: type[bodies.Body]) -> tuple[bodies.Body, list[str]]:
     """The typed body, and the names of the fields that were ignored."""
+    rules = _rules_of(body)
     known = set(body.__struct_fields__)
-    names = known | _REFUSED.keys() | _KIN.get(body, frozenset())
+    names = known | _REFUSED.keys() | rules.kin
     ignored: list[str] = []
     for name, value in raw.items():
-        elsewhere = name in _ELSEWHERE.get(body, {})
-        if name in known and not elsewhere:
+        elsewhere = rules.elsewhere.get(name)
+        if name in known and elsewhere is None:
             continue
-        if elsewhere or name in _REFUSED:
-            _refuse_unless_idle(name, value, body)
+        if elsewhere is not None or name in _REFUSED:
+            _refuse_unless_idle(name, value, *(elsewhere or (_REFUSED[name], "")))
         elif meant := _near_miss(name, names, len(ignored) < _MOST_COMPARED):
             message = f"`{reading.shorten(name)}` is not a parameter of this endpoint; did you mean `{meant}`?"
             raise ApiError(400, "unknown_parameter", message, param=reading.shorten(name))
@@ -176,7 +194,7 @@ def read(raw: dict[str, Any], body: type[bodies.Body]) -> tuple[bodies.Body, lis
             ignored.append(name)
     for name in _OURS.keys() & raw.keys() & known:
         _check_ours(name, raw[name])
-    for name, shape in _SHAPES.get(body, {}).items():
+    for name, shape in rules.shape.items():
         if name in raw and shape is not None:
             _note_ignored(raw[name], shape, name, ignored)
     return reading.convert(raw, body), ignored
@@ -190,7 +208,7 @@ def _check_ours(holder: str, given: Any) -> None:
             raise ApiError(400, "unknown_parameter", message, param=f"{holder}.{reading.shorten(name)}")
 
 
-def _note_ignored(given: Any, shape: _Shape, path: str, ignored: list[str]) -> None:
+def _note_ignored(given: Any, shape: Shape, path: str, ignored: list[str]) -> None:
     """Adds the paths of what nobody will read, as with the fields of the body itself."""
     if isinstance(given, list):
         for index, item in enumerate(given):
@@ -220,9 +238,7 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     return {IGNORED_HEADER: ", ".join(quoted)}
 
 
-def _refuse_unless_idle(name: str, value: Any, body: type[msgspec.Struct]) -> None:
-    elsewhere = _ELSEWHERE.get(body, {}).get(name)
-    idle, hint = elsewhere if elsewhere else (_REFUSED[name], "")
+def _refuse_unless_idle(name: str, value: Any, idle: tuple[Any, ...], hint: str) -> None:
     if any((type(value) is type(default) and value == default) or _same_number(value, default) for default in idle):
         return
     reason = hint or "this server does not support it"

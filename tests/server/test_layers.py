@@ -20,7 +20,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("transport",),
     ("asks",),
     ("answers",),
-    ("generation", "states", "responses", "audio", "keeping"),
+    ("door",),
+    ("generation", "states", "responses", "audio", "keeping", "doors"),
     ("about",),
     ("middleware",),
     ("app",),
@@ -53,6 +54,15 @@ def test_each_imports_what_lies_below() -> None:
         if (mine := module.split(".")[0]) != (other := name.split(".")[0]) and LEVELS[mine] <= LEVELS[other]
     }
     assert not wrong
+
+
+def test_a_door_is_one_folder() -> None:
+    """Nobody knows a door by its name, not even another door: adding one touches nothing else."""
+    doors = {path.parent.name for path in SERVER.glob("doors/*/door.py")}
+    for module, name in imports():
+        parts = name.split(".")
+        if parts[0] == "doors" and len(parts) > 1 and parts[1] in doors:
+            assert module.split(".")[:2] == parts[:2], f"{module} imports {name}"
 
 
 def test_no_files_import_in_a_circle() -> None:
