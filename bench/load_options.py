@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bequest.bench.arguments import Integer, add_output, add_server, levels, rates
+from bequest.cli.parser import Parser
 
 _DESCRIPTION = """\
 Load on any server with OpenAI's API: streamed requests of one shape, so many at once (--concurrency) or so many a
@@ -17,6 +18,21 @@ _EPILOG = """\
   bequest bench serve                                          against http://127.0.0.1:8000
   bequest bench serve --concurrency 1,16,64 --prompt-tokens 500 --tokens 200
   bequest bench serve --rate 1,2,4,8 --requests 200 --json load.json --plot load.png"""
+
+# Flags of vLLM's benchmark, and what does the same here.
+_ELSEWHERE = {
+    "--num-prompts": "the flag is --requests",
+    "--request-rate": "the flag is --rate",
+    "--max-concurrency": "the flag is --concurrency",
+    "--random-input-len": "the flag is --prompt-tokens",
+    "--input-len": "the flag is --prompt-tokens",
+    "--random-output-len": "the flag is --tokens",
+    "--output-len": "the flag is --tokens",
+    "--backend": "every server is asked as OpenAI's is, see --endpoint",
+    "--host": "the flag is --base-url, as in --base-url http://host:8000",
+    "--port": "the flag is --base-url, as in --base-url http://127.0.0.1:8000",
+    "--save-result": "the flag is --json FILE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +55,14 @@ class LoadOptions:
         return self.prompt_tokens + self.tokens
 
 
-def add_load_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_load_command(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser(
         "serve",
         help="load on any OpenAI server: rates and percentiles",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        elsewhere=_ELSEWHERE,
     )
     add_server(parser)
     group = parser.add_argument_group("load")

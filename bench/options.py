@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bequest.bench.arguments import Integer, add_output, add_server, levels, not_negative
 from bequest.bench.load_options import LoadOptions, add_load_command
+from bequest.cli.parser import Parser
 
 _DESCRIPTION = """\
 Two-stage generation against a running server. Each job has a prompt of its own; stage 1 samples from it, a short
@@ -55,7 +56,7 @@ class TwoStageOptions:
 
 def parse(arguments: Sequence[str]) -> TwoStageOptions | LoadOptions:
     """The options of `bequest bench ARGUMENTS`; ends the process with a message for wrong ones."""
-    parser = argparse.ArgumentParser("bequest bench", description="Measures a running server.")
+    parser = Parser("bequest bench", description="Measures a running server.")
     commands = parser.add_subparsers(dest="command", metavar="serve | two-stage", required=True)
     add_load_command(commands)
     two_stage = commands.add_parser(
@@ -68,7 +69,10 @@ def parse(arguments: Sequence[str]) -> TwoStageOptions | LoadOptions:
     add_server(two_stage)
     _add_load(two_stage)
     add_output(two_stage)
-    given = vars(parser.parse_args(arguments))
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.choices[namespace.command].refuse(unknown)
+    given = vars(namespace)
     return LoadOptions(**given) if given.pop("command") == "serve" else TwoStageOptions(**given)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from bequest.cli.connection import Connection, Failure, connected
 from bequest.cli.conversation import Conversation
+from bequest.cli.parser import Parser
 from bequest.cli.shown import ShownAnswer
 
 _HELP = """\
@@ -31,8 +31,11 @@ _MOST_HISTORY = 1000
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        "bequest chat", description="A conversation in the terminal; /help lists commands."
+    parser = Parser(
+        "bequest chat",
+        description="A conversation in the terminal; /help lists commands.",
+        elsewhere=dict.fromkeys(("--model", "-m"), "name the model without a flag: bequest chat MODEL"),
+        spare="the first message is typed when the chat has begun; `bequest run` takes one here",
     )
     parser.add_argument(
         "model",
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--system", metavar="TEXT", default="", help="a system message")
     parser.add_argument("--model-name", metavar="NAME", help="which model of the server; default: its first")
     parser.add_argument("--api-key", metavar="KEY", help="default: BEQUEST_API_KEY")
-    given = parser.parse_args(arguments)
+    given = parser.read(arguments)
     try:
         with connected(given.model, given.api_key) as connection:
             name = given.model_name or next(iter(connection.models()), "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
 from collections.abc import Sequence
 
+from bequest.cli.parser import Parser
 from bequest.engine.errors import ModelError
 from bequest.engine.fetch import MODELS, directory_of, model_path
 from bequest.engine.hub.client import Hub
@@ -16,12 +16,13 @@ from bequest.engine.hub.names import parse_name
 from bequest.engine.models.embedded import embedded_model_path
 
 _NAMES = "ORG/NAME of the Hugging Face hub, with @REVISION and :QUANTISATION of a GGUF; or whisper, t5"
+_ONE = "there is one model at a time"
 
 
 def pull(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("bequest pull", description="Fetches a model, and prints where it is.")
+    parser = Parser("bequest pull", description="Fetches a model, and prints where it is.", spare=_ONE)
     parser.add_argument("model", metavar="MODEL", help=_NAMES)
-    given = parser.parse_args(arguments)
+    given = parser.read(arguments)
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel("WARNING")
     try:
@@ -32,9 +33,9 @@ def pull(arguments: Sequence[str]) -> int:
 
 
 def list_models(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("bequest list", description="Lists the models that can be served from here.")
+    parser = Parser("bequest list", description="Lists the models that can be served from here.")
     parser.add_argument("--paths", action="store_true", help="show where they are, too")
-    given = parser.parse_args(arguments)
+    given = parser.read(arguments)
     hub = Hub()
     rows = [*_own(), *kept_models(hub)]
     if not rows:
@@ -45,10 +46,10 @@ def list_models(arguments: Sequence[str]) -> int:
 
 
 def rm(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("bequest rm", description="Removes a model that was fetched.")
+    parser = Parser("bequest rm", description="Removes a model that was fetched.", spare=_ONE)
     parser.add_argument("model", metavar="MODEL", help=_NAMES)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    given = parser.parse_args(arguments)
+    given = parser.read(arguments)
     name = parse_name(given.model)
     try:
         if given.model not in MODELS and name is None:

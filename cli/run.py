@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bequest.cli.connection import Connection, Failure, connected
+from bequest.cli.parser import Parser
 from bequest.cli.shown import ShownAnswer
 
 _EPILOG = """\
@@ -18,6 +19,15 @@ _EPILOG = """\
   bequest run http://127.0.0.1:8000 "Say hello"       a server that runs already
 
 What comes on standard input stands behind the prompt."""
+_ELSEWHERE = {
+    "--model": "name the model without a flag: bequest run MODEL PROMPT",
+    "-m": "name the model without a flag: bequest run MODEL PROMPT",
+    "--prompt": "give the prompt without a flag: bequest run MODEL PROMPT",
+    "-p": "give the prompt without a flag: bequest run MODEL PROMPT",
+    "-n": "the flag is --max-tokens",
+    "--n-predict": "the flag is --max-tokens",
+    "--format": "the flag is --json-schema",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,11 +45,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "bequest run",
         description="Answers one prompt.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        elsewhere=_ELSEWHERE,
+        spare='a prompt of several words stands in quotes, as in bequest run MODEL "Say hello"',
     )
     parser.add_argument(
         "model", metavar="MODEL|URL", help="as for `bequest serve`; -: a server here, or the embedded one"
@@ -51,7 +63,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", metavar="X", type=float, help="0 takes the likeliest token each time")
     parser.add_argument("--seed", metavar="N", type=int)
     parser.add_argument("--api-key", metavar="KEY", help="of the server; default: BEQUEST_API_KEY")
-    return parser.parse_args(arguments)
+    return parser.read(arguments)
 
 
 def _body(given: argparse.Namespace) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from bequest.cli.parser import Parser
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.server.operation.version import installed_version
-from bequest.server.process.parser import Parser
 
 _Config = TypeVar("_Config", EngineConfig, ServerConfig)
 
@@ -32,6 +32,26 @@ _EPILOG = """\
   bequest bench serve                    put load on a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""
 
+
+# Flags of other servers, and what does the same here.
+_ELSEWHERE = {
+    "--model": "name the model without a flag: bequest serve MODEL",
+    "-m": "name the model without a flag: bequest serve MODEL",
+    "--tokenizer": "the tokenizer is read from the model's directory or file",
+    "--ctx-size": "the flag is --max-model-len",
+    "-c": "the flag is --max-model-len",
+    "--parallel": "the flag is --max-num-seqs",
+    "-np": "the flag is --max-num-seqs",
+    "--n-gpu-layers": "all layers run on one device, see --device",
+    "-ngl": "all layers run on one device, see --device",
+    "--alias": "the flag is --served-model-name",
+    "--num-gpu-blocks-override": "the flag is --num-blocks",
+    "--swap-space": "the flag is --host-cache-gb",
+    "--tensor-parallel-size": "one process runs on one device",
+    "--pipeline-parallel-size": "one process runs on one device",
+    "--quantization": "a quantised model is served from a .gguf file",
+    "--root-path": "the paths are fixed; let a proxy rewrite them",
+}
 
 # Commands that read their own arguments: see __main__.
 _OTHERS = {
@@ -105,7 +125,12 @@ def _parsers() -> tuple[Parser, Parser]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     # Absent flags stay absent, so that the file's values show through.
     serve = commands.add_parser(
-        "serve", help="load a model and serve it", argument_default=argparse.SUPPRESS, description=_DESCRIPTION
+        "serve",
+        help="load a model and serve it",
+        argument_default=argparse.SUPPRESS,
+        description=_DESCRIPTION,
+        elsewhere=_ELSEWHERE,
+        spare="there is one model, and every other argument is a flag",
     )
     for name, text in _OTHERS.items():
         commands.add_parser(name, help=text)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bequest.cli.parser import Parser
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import MODELS
 from bequest.engine.hub.names import parse_name
@@ -133,7 +133,7 @@ _PATH_FLAGS = ("--api-key-file", "--config", "--record")
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "bequest install-service",
         description="Writes bequest.service for systemd; all other flags are those of `bequest serve`.",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.__main__ import main
 from bequest.server.process.options import options_of, parse
 
 
@@ -96,3 +97,39 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse([])
     assert "bequest serve --help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("run m hi --temp 0", "bequest run: unknown argument --temp; did you mean --temperature?"),
+        ("run m --prompt hi", "--prompt: give the prompt without a flag"),
+        ("run m say hello", "unknown argument hello: a prompt of several words stands in quotes"),
+        ("chat --sys x", "bequest chat: unknown argument --sys; did you mean --system?"),
+        ("chat one two", "unknown argument two: the first message is typed"),
+        ("pull", "bequest pull: the following arguments are required: MODEL"),
+        ("pull one two", "unknown argument two: there is one model at a time"),
+        ("list --path", "bequest list: unknown argument --path; did you mean --paths?"),
+        ("rm --yess x", "bequest rm: unknown argument --yess; did you mean --yes?"),
+        (
+            "bench srve",
+            "bequest bench: argument serve | two-stage: 'srve' is not one of serve, two-stage; did you",
+        ),
+        ("bench serve --num-prompts 8", "bequest bench serve: unknown argument --num-prompts: the flag is --requests"),
+        ("bench serve --conc 8", "bequest bench serve: unknown argument --conc; did you mean --concurrency?"),
+        ("bench two-stage --job 8", "bequest bench two-stage: unknown argument --job; did you mean --jobs?"),
+        ("install-service --soc", "unknown argument --soc"),
+        (
+            "serev",
+            "'serev' is not one of serve, chat, run, pull, list, rm, bench, install-service; did you mean",
+        ),
+    ],
+)
+def test_every_command_says_in_one_line_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and message in said
+    assert said.count("\n") == 2 and "usage" not in said
