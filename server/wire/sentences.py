@@ -48,7 +48,7 @@ SENTENCES = {
     "audio_too_long": "The audio is {length}; at most {limit:.0f} s are transcribed in one request "
     "(--max-audio-minutes). Split it and send the parts.",
     "audio_container": "The file is {container}, which this server does not read. It reads {formats}: convert it, for "
-    "example with `ffmpeg -i FILE -ac 1 -ar 16000 out.flac`.",
+    "example with `ffmpeg -i FILE -ac 1 -ar 16000 out.flac`, or install `bequest[audio]` on the server.",
     "audio_unreadable": "The file is not audio that this server reads ({formats}), or it is damaged: {why}",
     # beams, grammars
     "too_many_ends": "{width} beams with {ends} tokens that end them are too many: width × (1 + end tokens) may be "

