@@ -13,13 +13,19 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 from llguidance.gbnf_to_lark import gbnf_to_lark
-from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
+from llguidance.numpy import (
+    consume_token_par,
+    fill_next_token_bitmask,
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
 
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import IntArray
@@ -208,15 +214,20 @@ def lark_of_any(text: str) -> str:
 class GrammarMatcher:
     """One sequence's. The event loop counts what is sampled for it; the rest is the mask thread's."""
 
-    __slots__ = ("_num_sampled", "end_token_ids", "ended", "failed", "handle", "num_seen")
+    __slots__ = ("_num_sampled", "end_token_ids", "ended", "failed", "failed_ahead", "handle", "num_seen")
 
     def __init__(self, handle: llguidance.LLMatcher, end_token_ids: tuple[int, ...]) -> None:
         self.handle = handle
         self.end_token_ids = end_token_ids
         self._num_sampled = 0
-        self.num_seen = 0  # of its tokens, by the mask thread
+        self.num_seen = 0  # of those steps, by the mask thread
         self.ended = False  # nobody looks at what is sampled from now on
         self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into
+        self.failed_ahead: str | None = None  # the same behind the drafts of the last step, if these are right
+
+    @property
+    def why_nothing(self) -> str | None:
+        return self.failed or self.failed_ahead
 
     @property
     def done(self) -> bool:
@@ -235,30 +246,54 @@ class GrammarMasks:
         self._most_threads = most_threads
         self._threads: dict[int, llguidance.LLExecutor] = {}  # by their number
 
-    def advance(self, sampled: Sequence[tuple[GrammarMatcher, int | None]]) -> None:
-        """By a token each; None: nothing could be sampled."""
+    def advance(self, sampled: Sequence[tuple[GrammarMatcher, Sequence[int | None]]]) -> None:
+        """By the tokens of a step; None: nothing could be sampled."""
         moves = []
-        for matcher, token in sampled:
+        for matcher, tokens in sampled:
             matcher.num_seen += 1
-            if token is None or token in matcher.end_token_ids:
-                matcher.ended = True
-            elif not matcher.ended and matcher.failed is None:
-                moves.append((matcher.handle, token))
+            said = _before_end(matcher, tokens)
+            if matcher.failed is not None or not said:
+                continue
+            if len(said) > 1:  # drafts were right
+                matcher.handle.consume_tokens(said[:-1])
+            moves.append((matcher.handle, said[-1]))
         if moves:
             # One call: each hands the interpreter over, and has to get it back.
             consume_token_par(self._threads_for(moves), moves)
 
-    def fill(self, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
-        """`masks` [len(matchers), words]."""
-        live = [(matcher.handle, row) for row, matcher in enumerate(matchers) if not matcher.done]
+    def fill(
+        self, matchers: Sequence[GrammarMatcher], masks: IntArray, drafts: Sequence[tuple[int, ...]] | None = None
+    ) -> None:
+        """`masks` [rows, words]: of each matcher, one for its next token and one behind each of its drafts."""
+        rows = range(len(matchers)) if drafts is None else _first_rows(drafts)
+        live = [(matcher.handle, row) for row, matcher in zip(rows, matchers, strict=True) if not matcher.done]
         if live:
             fill_next_token_bitmask_par(self._threads_for(live), live, masks)
         # The device may be waiting: of a row that is as usual nothing more is asked than this.
-        for row, matcher in enumerate(matchers):
+        for row, matcher in zip(rows, matchers, strict=True):
             if matcher.ended or matcher.failed is not None or matcher.handle.is_error():
                 _fill_idle(matcher, masks[row])
+        if drafts is not None:
+            walks = [_Walk(*walk) for walk in zip(matchers, rows, drafts, strict=True) if walk[2]]
+            self._fill_ahead(walks, masks)
         if matchers:
             _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
+
+    def _fill_ahead(self, walks: Sequence[_Walk], masks: IntArray) -> None:
+        """Behind drafts. A copy walks: one that runs into a limit stays there, and the draft may be wrong."""
+        copies = []
+        for matcher, row, drafts in walks:
+            matcher.failed_ahead = None
+            # Behind a token that cannot come, nothing counts. Who has ended is not listened to.
+            masks[row + 1 : row + 1 + len(drafts)] = -1 if matcher.ended else 0
+            if not matcher.done:
+                copies.append((matcher.handle.deep_copy(), row, [*drafts]))
+        if copies:
+            fill_next_token_bitmask_par_with_draft_tokens(self._threads_for(copies), copies, masks)
+        failed = {row for copy, row, _ in copies if copy.is_error()}
+        for walk in walks:
+            if walk.row in failed:
+                _walk_to_the_limit(walk, masks)
 
     def _threads_for(self, rows: Sequence[object]) -> llguidance.LLExecutor:
         number = min(-(-len(rows) // _ROWS_PER_THREAD), self._most_threads)
@@ -266,6 +301,41 @@ class GrammarMasks:
         if threads is None:
             threads = self._threads[number] = llguidance.LLExecutor(number)
         return threads
+
+
+class _Walk(NamedTuple):
+    matcher: GrammarMatcher
+    row: int  # of its next token
+    drafts: tuple[int, ...]
+
+
+def _first_rows(drafts: Sequence[tuple[int, ...]]) -> list[int]:
+    return list(accumulate((1 + len(drafted) for drafted in drafts[:-1]), initial=0)) if drafts else []
+
+
+def _before_end(matcher: GrammarMatcher, tokens: Sequence[int | None]) -> list[int]:
+    """Those that move it. Behind an end, or where nothing could be sampled, it has ended."""
+    said: list[int] = []
+    for token in tokens:
+        if matcher.ended:
+            break
+        if token is None or token in matcher.end_token_ids:
+            matcher.ended = True
+        else:
+            said.append(token)
+    return said
+
+
+def _walk_to_the_limit(walk: _Walk, masks: IntArray) -> None:
+    """Of a walk that ran into one: where it does, nothing may come."""
+    copy = walk.matcher.handle.deep_copy()
+    for row, token in enumerate(walk.drafts, walk.row + 1):
+        if copy.try_consume_tokens([token]) == 1:
+            fill_next_token_bitmask(copy, masks, row)
+        if copy.is_error():
+            masks[row : walk.row + 1 + len(walk.drafts)] = 0
+            walk.matcher.failed_ahead = _first_line(copy.get_error())
+            return
 
 
 def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:

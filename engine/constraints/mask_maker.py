@@ -16,13 +16,14 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import cast
 
 import numpy as np
 
 from bequest.engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
 from bequest.engine.constraints.masks import MaskChannel, StepMasks
-from bequest.engine.types import IntArray, MaskSpec, Matcher, StepPlan, StepResult
+from bequest.engine.types import NO_DRAFT, IntArray, MaskSpec, Matcher, StepPlan, StepResult
 
 log = logging.getLogger("bequest.engine")
 
@@ -33,15 +34,25 @@ _TURNS = 4  # steps whose masks may be in use or in the making at once
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A launched step: its masks, and for each of their rows the matcher and how many tokens it has to have seen."""
+    """A launched step: its masks, the matchers they are of, and the tokens that were drafted for each of those."""
 
     spec: MaskSpec
     masks: StepMasks
-    rows: tuple[tuple[GrammarMatcher, int], ...]
+    matchers: tuple[tuple[GrammarMatcher, int], ...]  # with how many steps each has to have seen
+    drafts: tuple[tuple[int, ...], ...] | None = None  # None: nobody drafts, and each has one mask
 
     @property
     def ready(self) -> bool:
-        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.rows)
+        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.matchers)
+
+    def tokens(self, result: StepResult) -> list[list[int | None]]:
+        """Those that count, of each matcher; None: nothing could be sampled."""
+        part = self.spec.part
+        sampled = zip(result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
+        tokens = iter([None if bad else token for token, bad in sampled])
+        if self.drafts is None:
+            return [[token] for token in tokens]
+        return [_accepted(list(islice(tokens, 1 + len(drafts))), drafts) for drafts in self.drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +75,13 @@ class MaskMaker:
         spec = plan.samples.masks
         if spec is None:
             return
-        rows = tuple((m, m.count_sampling()) for m in cast(Sequence[GrammarMatcher], matchers))
-        step = _Step(spec, self._channel.open(spec.number, spec.num_rows), rows)
+        drafted = plan.samples.drafts
+        drafts = None if drafted is None else _split(drafted[spec.part].tolist())
+        if drafts is not None:  # as often as it is sampled
+            firsts = accumulate((1 + len(tokens) for tokens in drafts[:-1]), initial=0)
+            matchers = [matchers[first] for first in firsts]
+        counted = tuple((m, m.count_sampling()) for m in cast(Sequence[GrammarMatcher], matchers))
+        step = _Step(spec, self._channel.open(spec.number, spec.num_rows), counted, drafts)
         self._launched[plan.step] = step
         if self._work is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
@@ -116,13 +132,13 @@ class _Work:
                 self._make(self._due.popleft())
 
     def _advance(self, returned: _Returned) -> None:
-        part, result = returned.step.spec.part, returned.result
-        sampled = zip(returned.step.rows, result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
+        step = returned.step
+        sampled = zip(step.matchers, step.tokens(returned.result), strict=True)
         try:
-            self._filler.advance([(matcher, None if bad else token) for (matcher, _), token, bad in sampled])
+            self._filler.advance([(matcher, tokens) for (matcher, _), tokens in sampled])
         except Exception as error:
             log.exception("matchers could not be moved; their requests fail")
-            for matcher, _ in returned.step.rows:
+            for matcher, _ in step.matchers:
                 matcher.failed = repr(error)
 
     def _make(self, step: _Step) -> None:
@@ -130,7 +146,7 @@ class _Work:
         place = masks.place
         filled = self._buffer(*masks.shape) if place is None else place
         try:
-            self._filler.fill([matcher for matcher, _ in step.rows], filled)
+            self._filler.fill([matcher for matcher, _ in step.matchers], filled, step.drafts)
         except Exception:
             log.exception("token masks could not be made; the constrained requests of the step fail")
             filled[:] = 0
@@ -143,3 +159,20 @@ class _Work:
             buffer = np.empty((num_rows, words), np.int32)
         self._buffers.append(buffer)
         return buffer[:num_rows]
+
+
+def _split(drafts: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Of each matcher, whose last sample has none behind it."""
+    split: list[tuple[int, ...]] = []
+    begin = 0
+    for number, token in enumerate(drafts):
+        if token == NO_DRAFT:
+            split.append(tuple(drafts[begin:number]))
+            begin = number + 1
+    return tuple(split)
+
+
+def _accepted(tokens: list[int | None], drafts: tuple[int, ...]) -> list[int | None]:
+    """Up to the first that is not as drafted."""
+    wrong = next((i for i, draft in enumerate(drafts) if tokens[i] != draft), len(drafts))
+    return tokens[: wrong + 1]

@@ -54,7 +54,7 @@ class Samples:
             while end < len(self.sequences) and self.sequences[end] is sequence:
                 end += 1
             last = next(i for i in range(begin, end) if i == end - 1 or tokens[i] != self.drafts[i])
-            sequence.settle_samples(num_sampled=end - begin, num_accepted=last + 1 - begin)
+            sequence.num_in_flight -= end - begin
             if end - begin > 1:
                 _learn(sequence, end - begin - 1, last - begin, applied)
             accepted += range(begin, last + 1)

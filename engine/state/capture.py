@@ -5,7 +5,8 @@ are wanted and there is room for them on the device. What is missing when the se
 is computed for its own sake, from the KV that is there. An extraction owes all it wants from the beginning.
 
 A launched step always brings its states, so nothing that is planned is ever planned again, whatever happens to the
-sequence meanwhile: no row is lost, and none is computed twice.
+sequence meanwhile: no row is lost, and none is computed twice. Drafted tokens that turn out wrong are the exception:
+their rows are taken back before anything else is done with the result.
 """
 
 from __future__ import annotations
@@ -73,6 +74,13 @@ class Capture:
             return None
         self._planned[positions] = True
         return positions
+
+    def take_back(self, begin: int) -> None:
+        """From position `begin` on, launched steps have computed tokens that were drafted wrong."""
+        self._planned[begin:] = False
+
+    def still_planned(self, positions: Indices) -> BoolArray:
+        return self._planned[positions]
 
     def _missing(self, begin: int, end: int) -> BoolArray:
         return self._wanted[begin:end] & ~self._planned[begin:end]
@@ -166,6 +174,9 @@ class EncoderCapture(Capture):
 
     def plan(self, begin: int, end: int, num_rows: int) -> Indices | None:
         return None
+
+    def take_back(self, begin: int) -> None:
+        """The encoder reads what is known."""
 
     def plan_run(self, num_rows: int) -> Indices | None:
         """Takes note that a run of the encoder stores what is missing, as far as there is room."""

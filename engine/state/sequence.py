@@ -194,7 +194,7 @@ class Work(ABC):
         return
 
     def note_drafts(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
-        """What a step found of the tokens that were drafted for it."""
+        """What a step found of the tokens that were drafted for it. Who has ended meanwhile does not care."""
         return
 
     def blocks_needed(self, sequence: Sequence, stretch: Stretch) -> int:
@@ -379,12 +379,11 @@ class Sequence:
         """A launched step samples that often; how many of them count is known when its result comes."""
         self.num_in_flight += num_samples
 
-    def settle_samples(self, *, num_sampled: int, num_accepted: int) -> None:
-        """The result of a step that sampled for it: so many samples count. KV of tokens that do not is overwritten."""
-        self.num_in_flight -= num_sampled
-        if num_sampled > 1:
-            self.planned_len += num_accepted
-            self.num_computed = min(self.num_computed, self.planned_len - 1)
+    def settle_drafts(self, num_right: int) -> None:
+        """So many drafts of the step were right, and the sample behind them counts too. KV of those that were not is
+        overwritten."""
+        self.planned_len += num_right + 1
+        self.num_computed = min(self.num_computed, self.planned_len - 1)
 
     def accept_known(self, token_id: int) -> None:
         """A token that no step had announced: beams choose theirs when the result is here."""

@@ -18,8 +18,8 @@ class Matcher(Protocol):
     """Where one sequence stands in its grammar. Who moves it is the mask maker's matter."""
 
     @property
-    def failed(self) -> str | None:
-        """Why it cannot go on, if it cannot."""
+    def why_nothing(self) -> str | None:
+        """Where nothing could be sampled: why it cannot go on, if that is why."""
 
 
 class Grammar(Protocol):

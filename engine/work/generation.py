@@ -43,8 +43,7 @@ class Generation(Kind):
         self._ends = self._eos | params.stop_token_ids
         self._num_logprobs = params.logprobs
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
-        drafts = params.grammar is None and not group.request.hidden_states and not desk.states.passes_in_order
-        self._drafter = desk.drafter if drafts else None
+        self._drafter = None if desk.states.passes_in_order else desk.drafter
         self._guesses: dict[Sequence, Guesses] = {}  # of the choices that somebody drafts for
         self._may_be_plain = group.request.hidden_states is None
 
@@ -138,13 +137,15 @@ class Generation(Kind):
         yield Stretch(begin, count + len(drafts), drafts=drafts)
 
     def _draft(self, sequence: Sequence, room: Room) -> tuple[int, ...]:
-        """Guesses are made behind a token that is known, where the step has room for them."""
+        """Guesses are made behind a token that is known, where the step has room for them and for their states."""
         guesses = self._guesses.get(sequence)
         if guesses is None or not guesses.waits or not self.forked:
             return ()
         if sequence.num_pending != 1 or sequence.num_in_flight:
             return ()
         most = min(self._most_len - sequence.planned_len - 1, room.budget - 1, self._desk.most_drafted)
+        if sequence.capture is not None:
+            most = sequence.capture.most_tokens(sequence.num_computed, most + 1, room.state_rows) - 1
         return guesses.draft(sequence.tokens, most) if most > 0 else ()
 
     def _look_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
@@ -158,6 +159,9 @@ class Generation(Kind):
         return guesses is not None and guesses.waits and sequence.status is not Status.FINISHED
 
     def note_drafts(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
+        sequence.settle_drafts(num_right)
+        if sequence.capture is not None:
+            sequence.capture.take_back(sequence.planned_len - 1)
         if (guesses := self._guesses.get(sequence)) is not None:
             guesses.learn(num_drafted, num_right)
 
@@ -222,7 +226,7 @@ class Generation(Kind):
 def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     """A sampler row says that it found no token, not why. Where something must be left to sample, it is NaN."""
     params = sequence.group.request.params
-    if sequence.matcher is not None and (why := sequence.matcher.failed) is not None:
+    if sequence.matcher is not None and (why := sequence.matcher.why_nothing) is not None:
         if why == UNSPELLABLE:
             return InvalidRequest(f"The grammar has no end: {why}.", reason="grammar_endless", field="grammar", why=why)
         return GrammarTooLarge(f"The grammar became too large: {why}.", reason="grammar_grew", why=why)

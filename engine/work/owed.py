@@ -118,7 +118,12 @@ class StatesOfTokens:
         if sequence.status is Status.FINISHED or sequence.group in applied.failed:
             return
         assert capture is not None
-        capture.receive(self.positions, result.states[self.number])
+        right = capture.still_planned(self.positions)  # of tokens that were drafted, those that were right
+        states = result.states[self.number]
+        if right.all():
+            capture.receive(self.positions, states)
+        elif right.any():
+            capture.receive(self.positions[right], states[right])
         if capture.complete:
             _finish(sequence, self.desk)
         if sequence.group.finished:

@@ -24,7 +24,9 @@ from bequest.engine.text import Tokenizer, load_text
 from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.work.desk import Drafter
 from tests.engine.direct import LLM
+from tests.engine.drafters import DRAFTING
 
 EOS = 2
 _CLOSERS = set(b'"}]')
@@ -125,13 +127,20 @@ class QueueingRunner(RandomRunner):
 
 @asynccontextmanager
 async def random_engine(
-    *, num_blocks: int = 2000, max_num_seqs: int = 16, pipelined: bool = True, queues: bool = False
+    *,
+    num_blocks: int = 2000,
+    max_num_seqs: int = 16,
+    pipelined: bool = True,
+    queues: bool = False,
+    drafter: Drafter | None = None,
 ) -> AsyncIterator[AsyncEngine]:
     """An engine over it, which must be whole again when the test is done with it."""
     vocab = tokenizer().vocab_size
     runner = QueueingRunner(max_num_seqs) if queues else RandomRunner(max_num_seqs)
-    limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=256, prefix_caching=True)
-    scheduler = make_scheduler(limits, CacheSizes(16, num_blocks), (EOS,))
+    limits = SchedulerLimits(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=256, prefix_caching=True, tuning=DRAFTING
+    )
+    scheduler = make_scheduler(limits, CacheSizes(16, num_blocks), (EOS,), drafter=drafter)
     info = ModelInfo("random", "random", 1024, vocab, (EOS,), "float32", 0)
     engine = AsyncEngine(info, scheduler, runner, tokenizer(), pipelined=pipelined)
     try:

@@ -210,7 +210,7 @@ def test_special_tokens_are_no_text() -> None:
 def follows(rule: Grammar, token_ids: list[int]) -> bool:
     masks, matcher = GrammarMasks(1), rule.matcher()
     for token in token_ids:
-        masks.advance([(matcher, token)])
+        masks.advance([(matcher, [token])])
     masks.fill([matcher], np.empty((1, mask_words(rule.vocabulary.vocab_size)), np.int32))
     return matcher.failed is None
 
@@ -272,7 +272,7 @@ def test_many_rows_in_several_threads_are_as_each_alone() -> None:
         GrammarMasks(1).fill([rule.matcher()], alone[row : row + 1])
     assert (masks == np.tile(alone, (50, 1))).all()
     first = [int(np.unpackbits(row.view(np.uint8), bitorder="little").argmax()) for row in alone]
-    several.advance([(matcher, first[row % 4]) for row, matcher in enumerate(matchers)])
+    several.advance([(matcher, [first[row % 4]]) for row, matcher in enumerate(matchers)])
     assert all(matcher.num_seen == 1 and not matcher.handle.is_error() for matcher in matchers)
 
 
@@ -287,7 +287,7 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_spells_with_those_it_has()
             if len(allowed) == 0 or EOS in allowed:
                 break
             said += tokenizer().token_bytes(int(allowed[-1]))
-            masks.advance([(matcher, int(allowed[-1]))])
+            masks.advance([(matcher, [int(allowed[-1])])])
         assert bool(re.fullmatch(text, said.decode())) == spelled == (matcher.failed is None)
         assert spelled or matcher.failed == UNSPELLABLE
 

@@ -50,7 +50,7 @@ def test_the_worlds_see_everything() -> None:
     for event in ("NaN", "forgotten", "not prolonged", "beams", "searched", "cut", "extracted", "with states"):
         assert seen[event] > 0, event
     assert 0 < seen["answered as one"] < seen["searched"]
-    assert seen["scored"] > 0 and seen["drafted"] > 0
+    assert seen["scored"] > 0 and seen["drafted"] > 0 and seen["drafted with states"] > 0
 
 
 @pytest.mark.parametrize("seed", range(200, 200 + RUNS))

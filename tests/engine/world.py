@@ -19,6 +19,7 @@ from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
+from bequest.engine.scheduling.results import Samples
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import KeptChoice, Record
@@ -39,7 +40,7 @@ from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import present_positions
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.work import scoring
-from bequest.engine.work.owed import Owed
+from bequest.engine.work.owed import Owed, StatesOfTokens
 from bequest.engine.work.scoring import Scoring
 from bequest.engine.work.search import Search, most_blocks
 from tests.engine.beam_oracle import expected_beams
@@ -305,6 +306,10 @@ class World:
         self.seen["preempted"] += launch.num_preempted
         drafts = launch.plan.samples.drafts
         self.seen["drafted"] += 0 if drafts is None else int((drafts != NO_DRAFT).sum())
+        tapped = {sequence for s in launch.expected if isinstance(s, StatesOfTokens) for sequence in [s.sequence]}
+        samples = launch.expected[0]
+        assert isinstance(samples, Samples)
+        self.seen["drafted with states"] += drafts is not None and any(s in tapped for s in samples.sequences)
         self.seen["swapped out"] += len(launch.plan.moves.swaps_out)
         self.seen["swapped in"] += len(launch.plan.moves.swaps_in)
         self.check_encoders(launch.plan)
