@@ -220,6 +220,10 @@ _OVER_ZERO = (
     "grammars_mb",
     "grammar_seconds",
     "client_timeout",
+    "files_mb",
+    "max_file_mb",
+    "max_batch_lines",
+    "batch_concurrency",
 )
 
 
@@ -251,6 +255,15 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
     stored_responses: int = option(10_000, "finished responses that can be fetched and continued")
     stored_mb: float = option(256, "memory in MiB for them; the least recently used leave first")
+    files_dir: str | None = option(
+        None, "directory for the files of clients and the answers of batches; default: there are no files, no batches"
+    )
+    files_mb: float = option(8192, "room in MiB for all of them")
+    max_file_mb: float = option(200, "largest upload of a file in MiB")
+    max_batch_lines: int = option(50_000, "most lines of a batch")
+    batch_concurrency: int = option(
+        64, "most lines of batches that run at once; an eighth of them while other requests are open"
+    )
     sse_keep_alive_interval: float = option(
         0.0, "seconds of silence in a stream, also before its first event, that a keep-alive comment ends; 0: none"
     )

@@ -18,6 +18,8 @@ from bequest.server.access.keys import KeyRing
 from bequest.server.access.threads import DaemonThreads
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.audio import form, transcriptions
+from bequest.server.batches import batches, files
+from bequest.server.batches.running import BATCH_RUNNER, BatchRunner
 from bequest.server.context import CONTEXT, Context
 from bequest.server.door import Handler
 from bequest.server.doors.finding import DOORS
@@ -31,6 +33,7 @@ from bequest.server.operation.tracing import start_tracing
 from bequest.server.responses import responses, stored
 from bequest.server.states.embeddings import embeddings
 from bequest.server.states.hidden_states import hidden_states
+from bequest.server.stores.batches import Disk
 from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.grammars import GrammarStore
 from bequest.server.stores.kept_grammars import KeptGrammars
@@ -68,6 +71,15 @@ ROUTES: list[Route] = [
     ("GET", "/v1/catalogues", catalogues.list_catalogues),
     ("GET", "/v1/catalogues/{name:.+}", catalogues.retrieve),
     ("DELETE", "/v1/catalogues/{name:.+}", catalogues.delete),
+    ("POST", "/v1/files", files.upload),
+    ("GET", "/v1/files", files.list_files),
+    ("GET", "/v1/files/{id}", files.retrieve),
+    ("DELETE", "/v1/files/{id}", files.delete),
+    ("GET", "/v1/files/{id}/content", files.content),
+    ("POST", "/v1/batches", batches.create),
+    ("GET", "/v1/batches", batches.list_batches),
+    ("GET", "/v1/batches/{id}", batches.retrieve),
+    ("POST", "/v1/batches/{id}/cancel", batches.cancel),
     ("POST", "/v1/audio/transcriptions", transcriptions.transcriptions),
     ("POST", "/v1/audio/translations", transcriptions.translations),
     ("GET", "/v1/models", models.list_models),
@@ -133,6 +145,9 @@ def make_context(
         speech=speech_of(engine.info, text.tokenizer),
         encoder=DaemonThreads(_WORKERS, "states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
+        disk=None
+        if config.files_dir is None
+        else Disk(config.files_dir, int(config.files_mb * 2**20), lambda: keys.num_tenants),
     )
 
 
@@ -144,6 +159,8 @@ def close_context(context: Context) -> None:
         threads.shutdown(wait=False, cancel_futures=True)
     context.grammars.close()
     context.templates.close()
+    if context.disk is not None:
+        context.disk.close()
 
 
 def make_app(
@@ -157,6 +174,7 @@ def make_app(
     expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),
+        files.upload: expect_continue(files.check_head),
         transcriptions.transcriptions: expect_audio,
         transcriptions.translations: expect_audio,
         **{route.handler: route.expectation for door in DOORS for route in door.routes if route.expectation},
@@ -167,12 +185,27 @@ def make_app(
             resource.add_route(verb, handler, expect_handler=expecting.get(handler, expect))
     app.on_response_prepare.append(common_headers)
     app.cleanup_ctx.append(_worker_pool)
+    if context.disk is not None:
+        app[BATCH_RUNNER] = BatchRunner(context, context.disk)
+        app.cleanup_ctx.append(_batches)
     return app
 
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     close_context(app[CONTEXT])
+
+
+async def _batches(app: web.Application) -> AsyncIterator[None]:
+    app[BATCH_RUNNER].start()
+    yield
+    await stop_batches(app)
+
+
+async def stop_batches(app: web.Application) -> None:
+    """Of what runs in the background nobody waits for the end."""
+    if BATCH_RUNNER in app:
+        await app[BATCH_RUNNER].stop()
 
 
 class AppRunner(web.AppRunner):

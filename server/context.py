@@ -17,6 +17,7 @@ from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import Tracing
+from bequest.server.stores.batches import Disk
 from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.coming import Coming
 from bequest.server.stores.grammars import GrammarStore
@@ -49,6 +50,7 @@ class Context:
     speech: Speech | None  # of a model that hears
     encoder: DaemonThreads  # for hidden states: much arithmetic on few requests
     room: Room  # for their memory
+    disk: Disk | None  # files and batches
     coming: Coming = field(default_factory=Coming)
     running: RunningResponses = field(default_factory=RunningResponses)
     started: int = field(default_factory=lambda: int(time.time()))

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from bequest.server.audio import form
+from bequest.server.batches.batches import BatchBody
 from bequest.server.context import CONTEXT
 from bequest.server.door import Operation
 from bequest.server.doors.finding import DOORS
@@ -25,7 +26,7 @@ _ERRORS = {
     "400": "The request is wrong: the message says where and what would do.",
     "401": "The key is missing, unknown or expired.",
     "403": "The key may not do this.",
-    "404": "No such URL, model, response, continuation or catalogue.",
+    "404": "No such URL, model, response, continuation, catalogue, file or batch.",
     "409": "The name is taken, or the parent came to nothing.",
     "413": "The body is too large.",
     "415": "The Content-Type is not one that this endpoint takes.",
@@ -88,6 +89,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/catalogues"): Operation("The catalogues.", answer_types.CatalogueList),
     ("GET", "/v1/catalogues/{name}"): Operation("One catalogue.", answer_types.Catalogue),
     ("DELETE", "/v1/catalogues/{name}"): Operation("Forgets a catalogue.", answer_types.Deleted),
+    ("POST", "/v1/files"): Operation("Uploads a file.", answer_types.File, answer_types.FileForm, form=True),
+    ("GET", "/v1/files"): Operation("The files.", answer_types.FileList, query=(*_PAGE, "purpose")),
+    ("GET", "/v1/files/{id}"): Operation("One file.", answer_types.File),
+    ("DELETE", "/v1/files/{id}"): Operation("Deletes a file.", answer_types.Deleted),
+    ("GET", "/v1/files/{id}/content"): Operation("What is in a file.", None, files=True),
+    ("POST", "/v1/batches"): Operation("Runs the lines of a file.", answer_types.Batch, BatchBody),
+    ("GET", "/v1/batches"): Operation("The batches.", answer_types.BatchList, query=_PAGE),
+    ("GET", "/v1/batches/{id}"): Operation("One batch.", answer_types.Batch),
+    ("POST", "/v1/batches/{id}/cancel"): Operation("Ends a batch.", answer_types.Batch),
     ("POST", "/v1/audio/transcriptions"): Operation(
         "Writes speech down.", answer_types.Transcription, form.TranscriptionBody, streams=True, form=True
     ),

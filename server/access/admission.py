@@ -25,6 +25,7 @@ class _Usage:
 class Admission:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.total_open = 0  # of all keys
         self._usages: dict[str, _Usage] = {}  # by the key's name: they outlive a reload of the keys
 
     def num_open(self, caller: Caller) -> int:
@@ -44,10 +45,12 @@ class Admission:
         if limits.requests_per_minute is not None:
             self._take(caller, usage, limits.requests_per_minute)
         usage.open += 1
+        self.total_open += 1
         try:
             yield
         finally:
             usage.open -= 1
+            self.total_open -= 1
 
     def _take(self, caller: Caller, usage: _Usage, rate: float) -> None:
         now = self._clock()

@@ -56,6 +56,11 @@ class Gate:
             raise _unauthorized(message, "api_key_expired")
         return key.caller
 
+    def named(self, name: str, tenant: str) -> Caller | None:
+        """Who sent a request some time ago, if they may still call."""
+        found = self._keys.named(name) if self._keys else _NOBODY
+        return found if found is not None and (found.name, found.tenant) == (name, tenant) else None
+
     def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
         origin = request.headers.get("Origin")
         if not origin or not self._origins or not ({origin, "*"} & self._origins):

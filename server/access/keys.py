@@ -87,6 +87,11 @@ class KeyRing:
                 found = known
         return found
 
+    def named(self, name: str) -> Caller | None:
+        """None for a key that is gone or has expired."""
+        found = next((key for key in self._keys if key.caller.name == name), None)
+        return None if found is None or self.expired(found) else found.caller
+
     def expired(self, key: Key) -> bool:
         return key.expires is not None and self._wall() >= key.expires
 

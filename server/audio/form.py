@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import web
 
 from bequest.server.context import Context
+from bequest.server.transport.forms import check_form, parts
 from bequest.server.transport.intake import BodyLimit, Patience, hold, of_caller
 from bequest.server.wire import fields
 from bequest.server.wire.errors import ApiError, invalid, missing
@@ -15,7 +16,6 @@ from bequest.server.wire.reading import shorten
 
 _LONGEST_FIELD = 1 << 16  # bytes; a prompt's, by far the longest of them
 _MOST_FIELDS = 64
-_PIECE = 1 << 18
 _LISTS = ("timestamp_granularities", "include")
 _NUMBERS = ("temperature", "timeout")
 _FLAGS = ("stream",)
@@ -42,29 +42,14 @@ FormBody = TypeVar("FormBody", TranslationBody, TranscriptionBody)
 
 def check_head(http: web.BaseRequest, context: Context) -> None:
     """What can be refused before the body is read."""
-    if http.content_type != "multipart/form-data":
-        shown = http.headers.get("Content-Type", "none")[:100]
-        raise ApiError(
-            415,
-            "unsupported_media_type",
-            f"The Content-Type must be multipart/form-data, not {shown}; with curl use -F file=@speech.wav -F model=….",
-        )
-    if (encoding := http.headers.get("Content-Encoding", "identity")) != "identity":
-        message = f"A form must not be compressed (Content-Encoding: {encoding[:100]}); most audio formats are already."
-        raise ApiError(415, "unsupported_media_type", message)
+    check_form(http, "-F file=@speech.wav -F model=…", "most audio formats are already")
     of_caller(http, _limit(context)).check(http.content_length or 0)
 
 
 async def read_form(http: web.Request, context: Context, body: type[FormBody]) -> tuple[FormBody, bytearray, list[str]]:
     """The typed fields, the file, and the names of the fields that were ignored."""
     check_head(http, context)
-    try:
-        patience = Patience(context.config.client_timeout)
-        raw, file = await _parts(http, of_caller(http, _limit(context)), patience)
-    except (ApiError, ConnectionError):
-        raise
-    except Exception as error:  # aiohttp has several for a body that is cut off or wrongly framed
-        raise invalid("The body is not well-formed multipart/form-data.", None) from error
+    raw, file = await _parts(http, of_caller(http, _limit(context)), Patience(context.config.client_timeout))
     if file is None:
         raise missing("file", "`file` is missing: send the audio as a file field (with curl: -F file=@speech.wav).")
     typed, ignored = fields.read(raw, body)
@@ -75,38 +60,23 @@ async def _parts(http: web.Request, limit: BodyLimit, patience: Patience) -> tup
     raw: dict[str, Any] = {}
     file: bytearray | None = None
     received = 0
-    form = await http.multipart()
-    while (part := await _next(form, patience)) is not None:
-        if not isinstance(part, BodyPartReader) or part.name is None:
-            raise invalid("Every part of the form needs a name, and none may hold a form of its own.", None)
-        is_file = part.name == "file"
+    async for part in parts(http, patience):
+        name, is_file = part.name, part.name == "file"
         data = bytearray()
-        while piece := await _more(part, patience):
+        async for piece in part.pieces:
             received += len(piece)
             limit.check(received)
             hold(http, received)
             data += piece
             if not is_file and len(data) > _LONGEST_FIELD:
-                raise invalid(f"`{shorten(part.name)}` is longer than {_LONGEST_FIELD} bytes.", shorten(part.name))
+                raise invalid(f"`{shorten(name)}` is longer than {_LONGEST_FIELD} bytes.", shorten(name))
         if is_file and file is not None:
             raise invalid("`file` is there twice; send one audio file per request.", "file")
         if is_file:
             file = data
         elif len(raw) < _MOST_FIELDS:
-            _add(raw, part.name, data)
+            _add(raw, name, data)
     return raw, file
-
-
-async def _next(form: MultipartReader, patience: Patience) -> MultipartReader | BodyPartReader | None:
-    async with patience.waiting():
-        return await form.next()
-
-
-async def _more(part: BodyPartReader, patience: Patience) -> bytes:
-    async with patience.waiting():
-        piece: bytes = await part.read_chunk(_PIECE)
-    patience.received(len(piece))
-    return piece
 
 
 def _add(raw: dict[str, Any], given: str, data: bytearray) -> None:

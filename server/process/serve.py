@@ -26,7 +26,7 @@ from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ModelError
 from bequest.server.access.auth import is_loopback
 from bequest.server.access.keys import KeyRing
-from bequest.server.app import AppRunner, make_app
+from bequest.server.app import AppRunner, make_app, stop_batches
 from bequest.server.asks.reading import dialect_of
 from bequest.server.context import CONTEXT, Context
 from bequest.server.interfaces import EngineLike, TextLike
@@ -35,6 +35,7 @@ from bequest.server.process.loading import loading_front
 from bequest.server.process.memory import keep_trimmed
 from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
 from bequest.server.process.throughput import keep_reporting
+from bequest.server.stores.batches import check_directory
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.wire.sentences import with_flags
 
@@ -56,6 +57,8 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     began = time.monotonic()
     try:
         keys = KeyRing(_all_keys(config), config.api_key_file)
+        if config.files_dir is not None:
+            check_directory(config.files_dir)
         listener = inherited_socket(os.environ) or _bind(config)
         config = replace(config, host=_host(listener))  # what systemd listens on, not what the flags say, is served
     except (ValueError, OSError) as error:
@@ -145,7 +148,8 @@ async def _until_end(
 async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
     """Takes no new work, and waits until what was asked for is done and its answers have left; False: not in time."""
     end = time.monotonic() + seconds
-    if not await engine.drain(seconds):
+    _, drained = await asyncio.gather(stop_batches(runner.app), engine.drain(seconds))
+    if not drained:
         return False
     while runner.busy:
         if time.monotonic() >= end:

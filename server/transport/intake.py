@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from bequest.server.access.keys import Caller
 from bequest.server.access.marks import CALLER, HELD, TENANT
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.decoding import Decoder
@@ -61,6 +62,19 @@ async def read_body(request: web.Request, context: Context, kind: type[Body]) ->
     read = await context.pool.run(tenant, lambda: _typed(parse_large_object(data, structure), kind))
     held.resize(structure.num_bytes)  # the text itself is let go
     return read
+
+
+async def typed_body(context: Context, caller: Caller, data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
+    """The same of a body that did not come over a connection."""
+    _of_key(caller, body_limit(context)).check(len(data))
+    if len(data) <= INLINE_BYTES:
+        return _typed(parse_object(data), kind)
+    most = Counts(context.config.max_body_values, context.config.max_body_parts)
+
+    def work() -> tuple[Body, list[str]]:
+        return _typed(parse_large_object(data, structure_of(data, most)), kind)
+
+    return await context.pool.run(caller.tenant, work)
 
 
 async def read_with_nulls(request: web.Request, context: Context) -> dict[str, Any]:
@@ -188,7 +202,11 @@ def body_limit(context: Context) -> BodyLimit:
 
 def of_caller(request: web.BaseRequest, limit: BodyLimit) -> BodyLimit:
     """The limit, or the key's own if that is smaller."""
-    most = request[CALLER].limits.max_body_mb
+    return _of_key(request[CALLER], limit)
+
+
+def _of_key(caller: Caller, limit: BodyLimit) -> BodyLimit:
+    most = caller.limits.max_body_mb
     if most is None or most * 2**20 >= limit.num_bytes:
         return limit
     return BodyLimit(int(most * 2**20), f"max_body_mb {most:g} of this key")

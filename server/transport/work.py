@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 from bequest.server.access.marks import HELD, TENANT
@@ -15,10 +18,32 @@ _BYTES_PER_CHAR = 330  # that the tokenizer takes while it works, of Chinese; of
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True, slots=True)
+class _Background:
+    """Work for a tenant whose connection is gone."""
+
+    tenant: str
+    large: bool  # what it reads
+
+
+_NOBODY = _Background("", large=False)
+_BACKGROUND: ContextVar[_Background] = ContextVar("background", default=_NOBODY)
+
+
+@contextmanager
+def worked_for(tenant: str, large: bool) -> Iterator[None]:
+    """What the running task does without a connection is the tenant's. `large`: what it reads is not small."""
+    token = _BACKGROUND.set(_Background(tenant, large))
+    try:
+        yield
+    finally:
+        _BACKGROUND.reset(token)
+
+
 def has_large_body() -> bool:
     """Of the request that the running task works for."""
     request = CURRENT.get()
-    return request is not None and HELD in request
+    return HELD in request if request is not None else _BACKGROUND.get().large
 
 
 async def off_loop(context: Context, chars: int, work: Callable[[], _Result]) -> _Result:
@@ -26,7 +51,7 @@ async def off_loop(context: Context, chars: int, work: Callable[[], _Result]) ->
     if chars <= INLINE_CHARS and not has_large_body():
         return work()
     request = CURRENT.get()
-    return await context.pool.run("" if request is None else request[TENANT], work)
+    return await context.pool.run(_BACKGROUND.get().tenant if request is None else request[TENANT], work)
 
 
 async def tokenised(context: Context, chars: int, work: Callable[[], _Result]) -> _Result:

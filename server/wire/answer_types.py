@@ -264,3 +264,70 @@ class Transcription(msgspec.Struct, kw_only=True):
 
 class Version(msgspec.Struct, kw_only=True):
     version: str
+
+
+class File(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+
+
+class FileForm(msgspec.Struct, kw_only=True):
+    """The fields beside the file."""
+
+    purpose: Literal["batch"]
+
+
+class FileList(msgspec.Struct, kw_only=True):
+    data: list[File]
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class RequestCounts(msgspec.Struct, kw_only=True):
+    total: int
+    completed: int
+    failed: int
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: dict[str, Any] | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: dict[str, Any]
+    metadata: dict[str, str] | None
+
+
+class BatchList(msgspec.Struct, kw_only=True):
+    data: list[Batch]
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -27,6 +27,9 @@ _NEVER_AGAIN = (
     "request_id_in_use",
     "catalogue_exists",
     "catalogues_full",
+    "files_full",
+    "file_in_use",
+    "batch_ended",
 )
 
 _TYPES = {

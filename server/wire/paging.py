@@ -21,18 +21,24 @@ def page_of(
     entries: Sequence[_Entry],
     names: Callable[[_Entry], tuple[str | None, ...]],
     shown: Callable[[_Entry], dict[str, Any]],
+    most: int = _MOST_LISTED,
+    default: int = _DEFAULT_LIMIT,
 ) -> dict[str, Any]:
     """A page of `entries`; see `cut_page`."""
-    page, more = cut_page(query, entries, names)
+    page, more = cut_page(query, entries, names, most, default)
     return page_object([shown(entry) for entry in page], more)
 
 
 def cut_page(
-    query: Mapping[str, str], entries: Sequence[_Entry], names: Callable[[_Entry], tuple[str | None, ...]]
+    query: Mapping[str, str],
+    entries: Sequence[_Entry],
+    names: Callable[[_Entry], tuple[str | None, ...]],
+    most: int = _MOST_LISTED,
+    default: int = _DEFAULT_LIMIT,
 ) -> tuple[list[_Entry], bool]:
     """The entries of a page, and whether there are more. `entries` are the oldest first; the youngest come first
     unless `order=asc`. `after` is one of the `names` of the last entry of the page before."""
-    limit = integer(query, "limit", _DEFAULT_LIMIT, 1, _MOST_LISTED)
+    limit = integer(query, "limit", default, 1, most)
     order = query.get("order", "desc")
     if order not in _ORDERS:
         raise invalid(f"`order` must be asc or desc, not {shorten(repr(order))}.", "order")

@@ -13,6 +13,7 @@ from aiohttp import web
 from bequest.engine.config import ServerConfig
 from bequest.server.access.keys import KeyRing
 from bequest.server.app import AppRunner, make_app
+from bequest.server.context import CONTEXT
 from bequest.server.operation.metrics import Metrics
 from bequest.server.stores.leases import LeaseTimes
 from tests.server.fakes import FakeEngine, FakeText
@@ -37,14 +38,16 @@ async def start() -> AsyncIterator[Starter]:
         listener = socket.create_server(("127.0.0.1", 0))
         await web.SockSite(runner, listener).start()
         session = aiohttp.ClientSession()
-        front = Front(engine, text, listener.getsockname()[1], session, metrics)
+        front = Front(engine, text, listener.getsockname()[1], session, metrics, app[CONTEXT])
 
         async def stop() -> None:
             for close in front.closers:
                 await close()
+            front.closers.clear()
             await session.close()
             await runner.cleanup()
 
+        front.stop = stop
         cleanups.append(stop)
         return front
 

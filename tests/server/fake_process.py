@@ -1,6 +1,7 @@
 """A server process with a fake engine that says a word every 20 ms, for tests that signal it: prints its address.
 
-With `--drain-timeout S` it drains for so long; with `--stuck` a long text never ends in the tokenizer's threads."""
+With `--drain-timeout S` it drains for so long; with `--stuck` a long text never ends in the tokenizer's threads; with
+`--files-dir DIR` it runs batches, four lines at once."""
 
 from __future__ import annotations
 
@@ -48,6 +49,7 @@ async def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--drain-timeout", type=float, default=20.0)
     parser.add_argument("--stuck", action="store_true")
+    parser.add_argument("--files-dir")
     options = parser.parse_args()
     talking: list[asyncio.Task[None]] = []
 
@@ -57,7 +59,8 @@ async def main() -> int:
         talking.append(asyncio.create_task(talk(engine)))
         return engine, FakeText(StuckTokenizer() if options.stuck else ByteTokenizer())
 
-    return await serve(ServerConfig(port=0, drain_timeout=options.drain_timeout), LeaseTimes(300, 600), load)
+    config = ServerConfig(port=0, drain_timeout=options.drain_timeout, files_dir=options.files_dir, batch_concurrency=4)
+    return await serve(config, LeaseTimes(300, 600), load)
 
 
 if __name__ == "__main__":

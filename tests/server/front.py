@@ -13,7 +13,9 @@ import aiohttp
 import openai
 import orjson
 
+from bequest.server.context import Context
 from bequest.server.operation.metrics import Metrics
+from bequest.server.stores.batches import Disk
 from tests.server.fakes import FakeEngine, FakeText
 
 
@@ -26,11 +28,18 @@ class Front:
     port: int
     http: aiohttp.ClientSession
     metrics: Metrics
+    context: Context
     closers: list[Any] = field(default_factory=list)
+    stop: Callable[[], Any] = field(default=lambda: None)  # ends the server before the test ends
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def app_disk(self) -> Disk:
+        assert self.context.disk is not None
+        return self.context.disk
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         # Without verification no certificates are loaded, which would take longer than the test.

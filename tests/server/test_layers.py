@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("answers",),
     ("door",),
     ("generation", "states", "responses", "audio", "keeping", "doors"),
+    ("batches",),
     ("about",),
     ("middleware",),
     ("app",),

@@ -1,0 +1,1 @@
+"""Files and batches: JSON lines in, JSON lines out, at the lowest priority and across restarts."""
