@@ -170,6 +170,9 @@ def make_app(
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
     app[ERROR_FORMS] = {path: door.error_form for door in DOORS for path in door.paths}
+    for door in DOORS:
+        if door.setup is not None:
+            door.setup(app)
     app[console.LAST_STATE] = console.LastState()
     expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {

@@ -47,3 +47,4 @@ class Door:
     routes: tuple[DoorRoute, ...]
     paths: tuple[str, ...]  # where errors look like the door's, whatever is asked for there and below
     error_form: ErrorForm
+    setup: Callable[[web.Application], None] | None = None  # puts into the application what the door keeps there

@@ -72,14 +72,14 @@ def extend(
     """
     target = rendered.encode()
     text, ends = _layout(tokenizer, choice, limit, prompt_text)
-    at = bisect_right(ends, _common_length(text, target))
+    at = bisect_right(ends, common_length(text, target))
     while at and _inside_character(target, ends[at - 1]):
         at -= 1
     if at:
         rest = target[ends[at - 1] :].decode()
         return Extension(at, tuple(tokenizer.encode(rest, add_special_tokens=False)))
     ids = tuple(tokenizer.encode(rendered, add_special_tokens=False))
-    at = _common_length(ids, choice.token_ids[:limit])
+    at = common_length(ids, choice.token_ids[:limit])
     return Extension(at, ids[at:])
 
 
@@ -107,10 +107,10 @@ def _layout(
     return whole + b"".join(sampled), ends
 
 
-_Items = TypeVar("_Items", bytes, tuple[int, ...])
+_Items = TypeVar("_Items", bytes, str, tuple[int, ...])
 
 
-def _common_length(a: _Items, b: _Items) -> int:
+def common_length(a: _Items, b: _Items) -> int:
     """How many items two sequences have in common at the beginning, by halving: slices compare at memory speed."""
     low, high = 0, min(len(a), len(b))
     while low < high:

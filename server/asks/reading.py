@@ -6,18 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bequest.engine.constraints.grammar import GrammarSource
 from bequest.engine.dialects.events import AnswerEvent, Content
 from bequest.engine.dialects.reader import AnswerReader, Dialect
 from bequest.engine.dialects.recognise import calls_of, reasoning_of
 from bequest.server.asks.extension import Conversation
-from bequest.server.asks.leads import content_head, lead_of
+from bequest.server.asks.leads import ThoughtLimit, content_head, free_answer, lead_of, thought_marks
 from bequest.server.asks.prompt import Prompt
 from bequest.server.asks.spoken import whole_message
 from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.interfaces import TokenizerLike
 from bequest.server.stores.grammars import Constraint
-from bequest.server.wire.errors import invalid
+from bequest.server.wire.errors import invalid, unsupported
 from bequest.server.wire.reading import shorten
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -73,17 +74,36 @@ class Reading:
         events: list[AnswerEvent] = [Content(answer)] if reader is None else [*reader.feed(answer), *reader.finish()]
         return {"role": "assistant", **whole_message(events)}
 
-    def constraint(self, answer: Constraint | None, prompt: Prompt) -> Constraint | None:
-        """What the answer behind the prompt has to follow, if anything. `answer` is what the body asks for."""
+    def constraint(
+        self, answer: Constraint | None, prompt: Prompt, most_thoughts: int | None = None
+    ) -> Constraint | None:
+        """What the answer behind the prompt has to follow, if anything. `answer` is what the body asks for, and
+        `most_thoughts` the tokens that thoughts may have."""
         dialect, specials = self._dialect, self._specials
         reader = self.reader(prompt) if self.shows_thoughts else None
         stage = "said" if reader is None else reader.stage
         head = content_head(dialect, stage, specials)
         held = self.tools.constraint(dialect.calls, specials, answer, head)
+        limit = None if most_thoughts is None or stage == "said" else self._limit(most_thoughts)
+        if held is None and limit is not None:
+            free = GrammarSource("lark", free_answer(dialect, stage, specials))
+            held = Constraint(free, "thinking", "The limit of thoughts cannot be held")
         if held is None:
             return None
-        lead = lead_of(dialect, stage, specials, head if held is answer else "")
+        lead = lead_of(dialect, stage, specials, head if held is answer else "", limit)
         return replace(held, source=replace(held.source, lead=lead)) if lead else held
+
+    def _limit(self, num_tokens: int) -> ThoughtLimit:
+        """Thoughts are ended with one token: what ends them is not looked for in the middle of a text."""
+        _, end = thought_marks(self._dialect)
+        ids = self._tokenizer.encode(end, add_special_tokens=False)
+        if len(ids) != 1:
+            raise unsupported(
+                "thinking.budget_tokens",
+                f"Thoughts of this model end with the text {end!r}, which is no single token: their number cannot be "
+                'limited. Use `thinking: {"type": "adaptive"}`, and `max_tokens` for all of the answer.',
+            )
+        return ThoughtLimit(num_tokens, ids[0])
 
 
 def dialect_of(context: Context, template: str | None = None) -> Dialect:

@@ -21,7 +21,8 @@ from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
 from bequest.server.wire.reading import shorten
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_LONGEST_NAME = 64
 _CHOICES = ("none", "auto", "required")
 
 
@@ -120,13 +121,18 @@ def response_tools(given: list[Any] | None, choice: Any, parallel: bool | None) 
     return _tools([_flat(tool, f"tools[{i}]") for i, tool in enumerate(given or [])], choice, parallel, None)
 
 
-def _tools(functions: Sequence[Function], choice: Any, parallel: bool | None, nested: str | None) -> Tools:
+def check_functions(functions: Sequence[Function]) -> None:
     if len(functions) > MAX_TOOLS:
         raise invalid(f"`tools` may hold {MAX_TOOLS} functions at most, not {len(functions)}.", "tools")
     names = [function.name for function in functions]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise invalid(f"`tools[{index}]` has the name '{name}' of an earlier one.", f"tools[{index}]")
+
+
+def _tools(functions: Sequence[Function], choice: Any, parallel: bool | None, nested: str | None) -> Tools:
+    check_functions(functions)
+    names = [function.name for function in functions]
     forced = None
     if isinstance(choice, dict):
         forced = _forced(choice, nested)
@@ -157,12 +163,12 @@ def _nested(tool: Any, path: str) -> Function:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object with `name` and `parameters`")
-    return _function(function, f"{path}.function")
+    return function_of(function, f"{path}.function")
 
 
 def _flat(tool: Any, path: str) -> Function:
     _check_kind(tool, path)
-    return _function(tool, path)
+    return function_of(tool, path)
 
 
 def _check_kind(tool: Any, path: str) -> None:
@@ -174,22 +180,25 @@ def _check_kind(tool: Any, path: str) -> None:
         raise unsupported(f"{path}.type", message)
 
 
-def _function(given: Mapping[str, Any], path: str) -> Function:
+def function_of(
+    given: Mapping[str, Any], path: str, schema: str = "parameters", longest_name: int = _LONGEST_NAME
+) -> Function:
+    """`schema` is the field that has the schema of its arguments."""
     name = string_at(dict(given), "name", path)
-    if not _NAME.fullmatch(name):
-        message = f"`{path}.name` must have 1 to 64 letters, digits, '_', '-' or '.', not {shorten(repr(name))}."
-        raise invalid(message, f"{path}.name")
+    if not _NAME.fullmatch(name) or len(name) > longest_name:
+        allowed = f"1 to {longest_name} letters, digits, '_', '-' or '.'"
+        raise invalid(f"`{path}.name` must have {allowed}, not {shorten(repr(name))}.", f"{path}.name")
     description = given.get("description")
     if description is not None and not isinstance(description, str):
         raise wrong_type(f"{path}.description", "a string")
-    parameters = given.get("parameters")
+    parameters = given.get(schema)
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise ApiError(
             400,
             "invalid_json_schema",
-            f"Invalid schema for function '{name}': `{path}.parameters` must be an object.",
-            param=f"{path}.parameters",
+            f"Invalid schema for function '{name}': `{path}.{schema}` must be an object.",
+            param=f"{path}.{schema}",
         )
-    return Function(name, description, parameters, given.get("strict") is True, f"{path}.parameters")
+    return Function(name, description, parameters, given.get("strict") is True, f"{path}.{schema}")

@@ -45,7 +45,7 @@ def start_tracing(environment: Mapping[str, str]) -> Tracing:
     if not any(environment.get(name) for name in _CONFIGURED) or environment.get("OTEL_SDK_DISABLED") == "true":
         return no_tracing
     try:
-        from opentelemetry import propagate, trace
+        from opentelemetry import propagate, trace  # type: ignore[attr-defined, unused-ignore]
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

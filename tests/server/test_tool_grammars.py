@@ -13,7 +13,7 @@ from bequest.engine.dialects.formats import FORMATS
 from bequest.engine.dialects.harmony import MARKS
 from bequest.engine.dialects.reader import Dialect
 from bequest.engine.dialects.recognise import HARMONY
-from bequest.server.asks.leads import content_head, lead_of
+from bequest.server.asks.leads import ThoughtLimit, content_head, free_answer, lead_of
 from bequest.server.asks.tool_grammars import CallGrammar
 from bequest.server.asks.tools import chat_tools
 from tests.dialects.reading import read
@@ -200,3 +200,24 @@ def test_harmony_thinks_and_says_or_calls() -> None:
     assert not follows('start: "yes"', f"{thought}yes", says)
     inside = lead_of(dialect, "inside", SPECIALS)
     assert follows(constraint.source.text, f"it.<|end|><|start|>assistant{written('openai')}", inside)
+
+
+THOUGHT_END = SPECIALS[MARKS[0]]  # one token, as </think> is in most vocabularies
+
+
+@pytest.mark.parametrize("mark", [None, MARKS[0]])
+def test_thoughts_that_may_have_so_many_tokens(mark: str | None) -> None:
+    """Each byte is a token. `mark`: one of the model's calls, which an answer may hold."""
+    dialect, specials = Dialect("qwen3"), {} if mark is None else {MARKS[1]: SPECIALS[MARKS[1]]}
+    limit = ThoughtLimit(8, THOUGHT_END)
+    inside, before = (lead_of(dialect, stage, specials, limit=limit) for stage in ("inside", "before"))  # type: ignore[arg-type]
+    free, first = free_answer(dialect, "inside", specials), free_answer(dialect, "before", specials)
+    end, call = MARKS[0], MARKS[1] if mark else ""
+    assert follows(free, f"I weigh.{end}\n\nYes.", inside) and follows(free, f"I{end}Yes {call}no", inside)
+    assert not follows(free, f"I weigh it.{end}Yes.", inside)
+    assert not follows(free, "I weigh", inside)
+    assert follows(first, f"<think>I weigh.{end}Yes.", before) and follows(first, f"Yes <think> {call}", before)
+    assert not follows(first, f"<think>I weigh it.{end}Yes.", before)
+    assert not follows(first, "\n<think>I weigh it, and so on.", before)
+    held = 'start: "yes"'
+    assert follows(held, f"I weigh.{end}yes", inside) and not follows(held, f"I weigh.{end}no", inside)

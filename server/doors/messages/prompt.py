@@ -1,0 +1,133 @@
+"""The prompt of a message: its conversation through the chat template, behind what is known of it already."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bequest.engine.types import Lineage, Parent
+from bequest.server.asks.chats import ChatSource, TemplateUse, check_countable, off_loop_rendering, template_use
+from bequest.server.asks.extension import Conversation, common_length, extend
+from bequest.server.asks.messages import MESSAGE_CHARS
+from bequest.server.asks.prompt import Prompt, check_not_empty
+from bequest.server.asks.prompts import check_length
+from bequest.server.asks.reading import Reading
+from bequest.server.context import Context
+from bequest.server.doors.messages.body import ConversingBody
+from bequest.server.doors.messages.cache_marks import Place, check_places, longest_places, tokens_before
+from bequest.server.doors.messages.conversation import Said, read_conversation
+from bequest.server.doors.messages.known_turns import KnownTurns
+from bequest.server.doors.messages.thinking import Thinking
+from bequest.server.transport.work import off_loop
+from bequest.server.wire.errors import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLength:
+    """So many of a prompt's first tokens are to be kept."""
+
+    ttl: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePrompt:
+    prompt: Prompt
+    digest: bytes  # of the conversation
+    to_cache: tuple[CacheLength, ...]  # the shorter first
+
+
+async def message_prompt(
+    context: Context, tenant: str, body: ConversingBody, reading: Reading, thinking: Thinking, known: KnownTurns
+) -> MessagePrompt:
+    said, digests, use = await _read(context, body, reading, thinking)
+    parent = known.parent(context.engine, tenant, digests, body.cache_salt or "")
+
+    def work() -> MessagePrompt:
+        rendered = use.render(said.messages())
+        check_length(context, rendered.prompt_text)
+        prompt = _prompt(context, parent, rendered)
+        lengths = [_cache_length(context, said, use, prompt, rendered, place) for place in longest_places(said.places)]
+        ordered = sorted(filter(None, lengths), key=lambda length: length.num_tokens)
+        return MessagePrompt(prompt, digests[-1], tuple(ordered))
+
+    made = await off_loop_rendering(context, use, said.messages(), work)
+    check_not_empty(made.prompt, "messages")
+    return made
+
+
+async def count_tokens(context: Context, body: ConversingBody, reading: Reading, thinking: Thinking) -> int:
+    said, _, use = await _read(context, body, reading, thinking)
+
+    def work() -> int:
+        text = use.render(said.messages()).prompt_text
+        check_countable(context, text, "messages")
+        return len(context.text.tokenizer.encode(text, add_special_tokens=False))
+
+    return await off_loop_rendering(context, use, said.messages(), work)
+
+
+async def _read(
+    context: Context, body: ConversingBody, reading: Reading, thinking: Thinking
+) -> tuple[Said, list[bytes], TemplateUse]:
+    kwargs = thinking.template_kwargs(reading, body.chat_template_kwargs)
+
+    def work() -> tuple[Said, list[bytes]]:
+        said = read_conversation(body)
+        check_places(said.places)
+        return said, said.digests(reading.tools, kwargs)
+
+    said, digests = await off_loop(context, MESSAGE_CHARS * len(body.messages or ()), work)
+    last = said.turns[-1]
+    if last.role == "assistant" and last.calls:
+        raise invalid("`messages` ends with calls: send their results as `tool_result` blocks.", "messages")
+    # An answer that has begun goes on.
+    source = ChatSource(given=None, template_kwargs=kwargs, continues=last.role == "assistant", tools=reading.tools)
+    return said, digests, template_use(context, source, last.role)
+
+
+def _prompt(context: Context, parent: Parent | None, rendered: Conversation) -> Prompt:
+    tokenizer, text = context.text.tokenizer, rendered.prompt_text
+    if parent is None or not isinstance(parent.origin, Conversation):
+        return Prompt(tuple(tokenizer.encode(text, add_special_tokens=False)), origin=rendered)
+    choice = parent.choices[0]
+    extension = extend(tokenizer, choice, choice.shown_len, parent.origin.prompt_text, text)
+    token_ids = (*choice.token_ids[: extension.at], *extension.suffix_ids)
+    return Prompt(token_ids, lineage=Lineage(parent.id, 0, extension.at), origin=rendered)
+
+
+def _cache_length(
+    context: Context, said: Said, use: TemplateUse, prompt: Prompt, rendered: Conversation, place: Place
+) -> CacheLength | None:
+    """Up to where the prompt stays as it is, whatever stands behind the place. None: the template does not show it."""
+    mark = f"MARK-{secrets.token_hex(8)}"
+    other = _marked(said, use, place, mark)
+    text = rendered.prompt_text
+    if other == text:
+        return None
+    num_chars = common_length(text, other)
+    num_tokens = tokens_before(context.text.tokenizer, prompt.token_ids, text, num_chars)
+    return CacheLength(place.ttl, num_tokens) if num_tokens else None
+
+
+def _marked(said: Said, use: TemplateUse, place: Place, mark: str) -> str:
+    if place.tool is None:
+        return use.render(said.marked(place, mark)).prompt_text
+    tools: list[dict[str, object]] = [dict(tool) for tool in use.tools or ()]
+    if place.tool < len(tools):
+        tools[place.tool] = _with_mark(tools[place.tool], mark)
+    return _with_tools(use, tools).render(said.messages()).prompt_text
+
+
+def _with_mark(tool: dict[str, object], mark: str) -> dict[str, object]:
+    """A tool is shown with its schema last: the mark is its last property."""
+    function = tool["function"]
+    assert isinstance(function, dict)
+    parameters = function["parameters"]
+    properties = {**(parameters.get("properties") or {}), mark: {"type": "string"}}
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
+
+
+def _with_tools(use: TemplateUse, tools: Sequence[dict[str, object]]) -> TemplateUse:
+    return TemplateUse(use.template, use.source, use.kwargs, use.opened, use.continued, tools or None)
