@@ -65,6 +65,10 @@ class Spending:
         if account is not None:
             account.add(stats)
 
+    def of(self, answer_id: str) -> Account | None:
+        """As it stands."""
+        return self._open.get(answer_id)
+
     def close(self, answer_id: str | None) -> Account | None:
         """None for a request that computed nothing."""
         account = None if answer_id is None else self._open.pop(answer_id, None)

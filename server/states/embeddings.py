@@ -15,9 +15,9 @@ from bequest.server.answers.encoding import GAP, Assembled, JsonBody, States
 from bequest.server.answers.extraction import extracted, is_small
 from bequest.server.asks.ask import Ask, ask_of
 from bequest.server.asks.call import Call, begin
-from bequest.server.asks.prompts import plain_prompts
+from bequest.server.asks.prompts import TextSource, plain_prompts
 from bequest.server.asks.sampling import NOTHING_SAMPLED
-from bequest.server.asks.terms import input_terms
+from bequest.server.asks.terms import AskTerms, input_terms
 from bequest.server.asks.wish import JSON_ENCODINGS, JsonEncoding, StatesWish, one_of
 from bequest.server.context import Context
 from bequest.server.states.inputs import check_count, input_source
@@ -66,17 +66,29 @@ async def _embedded(call: Call[EmbeddingsBody]) -> AsyncIterator[tuple[JsonBody,
 
 
 async def embeddings_ask(call: Call[EmbeddingsBody], encoding: JsonEncoding = "float") -> Ask:
-    info, body = call.context.engine.info, call.body
-    stack: Stack = "decoder" if info.encoder is None else "encoder"
-    pooling = one_of(body.pooling, _POOLINGS[stack], "pooling")
-    positions: Positions = "last" if pooling == "last" else "all"
-    layers = (info.num_layers_of(stack),)
-    wish = StatesWish(HiddenStatesParams(layers, positions, pooling, "float32", stack=stack), encoding)
+    body = call.body
     check_count(body.input)
-    terms = input_terms(call)
-    prompts = await plain_prompts(call.context, input_source(body, body.input, _FOREIGN_IDS))
-    context = call.context
-    return await apart(context, lambda: ask_of(context, call.id, prompts, NOTHING_SAMPLED, terms, wish))
+    source = input_source(body, body.input, _FOREIGN_IDS)
+    return await pooled_ask(call.context, call.id, source, input_terms(call), body.pooling, encoding)
+
+
+async def pooled_ask(
+    context: Context,
+    answer_id: str,
+    source: TextSource,
+    terms: AskTerms,
+    pooling: str | None = None,
+    encoding: JsonEncoding = "float",
+) -> Ask:
+    """The last hidden states of each input, as one vector. `pooling` None: as the model's stack does best."""
+    info = context.engine.info
+    stack: Stack = "decoder" if info.encoder is None else "encoder"
+    chosen = one_of(pooling, _POOLINGS[stack], "pooling")
+    positions: Positions = "last" if chosen == "last" else "all"
+    layers = (info.num_layers_of(stack),)
+    wish = StatesWish(HiddenStatesParams(layers, positions, chosen, "float32", stack=stack), encoding)
+    prompts = await plain_prompts(context, source)
+    return await apart(context, lambda: ask_of(context, answer_id, prompts, NOTHING_SAMPLED, terms, wish))
 
 
 def vector_length(dimensions: int | None, hidden_size: int) -> int:
