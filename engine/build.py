@@ -30,6 +30,7 @@ from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text, text_from_gguf
 from bequest.engine.types import Runner
+from bequest.engine.types.estate import Notes
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.watching.observation import Observer
 from bequest.engine.work.desk import Drafter
@@ -91,7 +92,9 @@ def make_scheduler(
     return Scheduler(limits, cache, retention, eos_token_ids, kinds=kinds, drafter=drafter)
 
 
-async def build_engine(config: EngineConfig, observer: Observer | None = None, *, tuning: Tuning = DEFAULT) -> Built:
+async def build_engine(
+    config: EngineConfig, observer: Observer | None = None, *, tuning: Tuning = DEFAULT, notes: Notes | None = None
+) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
     sys.setswitchinterval(0.0001)
@@ -142,6 +145,7 @@ async def build_engine(config: EngineConfig, observer: Observer | None = None, *
         step_timeout=config.step_timeout,
         observer=observer,
         fingerprint=fingerprint,
+        notes=notes,
     )
     return Built(engine, text)
 

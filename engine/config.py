@@ -217,6 +217,7 @@ _OVER_ZERO = (
     "max_audio_mb",
     "max_audio_minutes",
     "max_catalogue_mb",
+    "max_estate_mb",
     "grammars_mb",
     "grammar_seconds",
     "client_timeout",
@@ -245,6 +246,7 @@ class ServerConfig:
     max_audio_mb: float = option(256, "largest upload of audio in MiB")
     max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
+    max_estate_mb: float = option(4096, "largest estate that is taken in, in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
     grammars_mb: float = option(256, "memory in MiB for compiled grammars; one may take an eighth of it")
     grammar_seconds: float = option(10.0, "seconds that a grammar of a request may take to compile")

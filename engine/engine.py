@@ -42,7 +42,7 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
-from bequest.engine.types.estate import Estate
+from bequest.engine.types.estate import Estate, NoNotes, Notes
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step, usage_of
@@ -67,9 +67,11 @@ class AsyncEngine:
         step_timeout: float = 0.0,
         observer: Observer | None = None,
         fingerprint: Callable[[], str] = lambda: "",
+        notes: Notes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights."""
+        """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights.
+        `notes`: how what the server keeps with records leaves with an estate."""
         self.info = info
         self.scheduler = scheduler
         self.state: State = "ready"
@@ -85,7 +87,9 @@ class AsyncEngine:
         self._masks = MaskMaker(channel)
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         scheduler.wake = self._pump_soon
-        self._estates = EstateDesk(info, scheduler, self._device, fingerprint=fingerprint, clock=clock)
+        self._estates = EstateDesk(
+            info, scheduler, self._device, fingerprint=fingerprint, notes=notes or NoNotes(), clock=clock
+        )
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
         self._launched: deque[Launch] = deque()
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
@@ -209,9 +213,9 @@ class AsyncEngine:
         """All that an ended request owns. Raises ParentNotFound, or InsufficientRetention if its blocks are gone."""
         return await self._estates.take_out(tenant, reference)
 
-    async def import_estate(self, tenant: str, estate: Estate, ttl: float, origin: object = None) -> str:
+    async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
         """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
-        record_id = await self._estates.bring_in(tenant, estate, ttl, origin)
+        record_id = await self._estates.bring_in(tenant, estate, ttl)
         self._arm_timer()
         return record_id
 

@@ -20,7 +20,7 @@ from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.types import IntArray, ModelInfo, StepMoves
 from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite
 from bequest.engine.types.encoder import check_encoder
-from bequest.engine.types.estate import Deed, Estate, EstateIdentity
+from bequest.engine.types.estate import Deed, Estate, EstateIdentity, Notes
 
 _PIECE_BYTES = 32 << 20  # of one transfer: a step waits for no more than that
 
@@ -33,6 +33,7 @@ class EstateDesk:
         device: DeviceThread,
         *,
         fingerprint: Callable[[], str],
+        notes: Notes,
         clock: Callable[[], float],
     ) -> None:
         """`fingerprint`: of the weights; called in a worker thread, when it is needed first."""
@@ -41,6 +42,7 @@ class EstateDesk:
         self._estates = Estates(scheduler.cache, scheduler.retention)
         self._device = device
         self._fingerprint = fingerprint
+        self._notes = notes
         self._weights: str | None = None
         self._wake = scheduler.wake
         self._clock = clock
@@ -63,22 +65,24 @@ class EstateDesk:
             await self._reach(leaving)
             pieces = [await self._read(piece) for piece in self._pieces(leaving.entries)]
             content = pieces[0] if len(pieces) == 1 else await asyncio.to_thread(np.concatenate, pieces)
-            return leaving.estate(identity, content)
+            return leaving.estate(identity, content, self._notes)
         finally:
             leaving.close()
             self._wake()
 
-    async def bring_in(self, tenant: str, estate: Estate, ttl: float, origin: object) -> str:
+    async def bring_in(self, tenant: str, estate: Estate, ttl: float) -> str:
         self._refuse_recurrent()
         identity = await self._identity(tenant)
         if differs := estate.deed.identity.differs(identity):
             message = f"The estate is of another engine: {', '.join(differs)}."
-            raise EstateMismatch(message, details={"differs": differs})
+            raise EstateMismatch(
+                message, reason="estate_mismatch", details={"differs": differs}, names=" and ".join(differs)
+            )
         self._check(estate.deed)
-        coming = self._estates.come(estate)
+        coming = self._estates.come(estate, self._notes.from_bytes(estate.deed.origin))
         try:
             await self._write(coming, estate.content)
-            return coming.grant(ttl, self._clock(), origin)
+            return coming.grant(ttl, self._clock())
         finally:
             coming.close()
             self._wake()
@@ -113,7 +117,7 @@ class EstateDesk:
         if ticket.pending:
             await _settled(ticket)
         if ticket.failed:
-            raise InsufficientRetention("The blocks of the estate are lost.")
+            raise InsufficientRetention("The blocks of the estate are lost.", reason="estate_lost")
 
     async def _read(self, entries: list[int]) -> BlockBytes:
         device = [entry for entry in entries if not is_on_host(entry)]

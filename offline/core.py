@@ -27,6 +27,7 @@ from bequest.server.answers.running import Job, collect
 from bequest.server.app import close_context, make_context
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call
+from bequest.server.asks.notes import ConversationNotes
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.tools import chat_tools
 from bequest.server.asks.wish import prompt_states
@@ -63,7 +64,7 @@ class Core:
     async def load(cls, engine: EngineConfig, server: ServerConfig) -> Core:
         """Raises ModelError."""
         metrics = Metrics()
-        built = await build_engine(engine, metrics)
+        built = await build_engine(engine, metrics, notes=ConversationNotes())
         leases = LeaseTimes(engine.default_ttl, engine.max_ttl)
         context = make_context(built.engine, built.text, server, leases, KeyRing(), metrics)
         return cls(context, max(1, min(2 * engine.max_num_seqs, engine.max_queued)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from bequest.engine.config import EngineConfig, ServerConfig
+from bequest.server.asks.notes import ConversationNotes
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.logs import configure_logging
 from bequest.server.operation.metrics import Metrics
@@ -48,6 +49,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
             from bequest.cli.models import list_models as found
         case "rm":
             from bequest.cli.models import rm as found
+        case "estate":
+            from bequest.cli.estates import main as found
         case _:
             return None
     return found
@@ -76,7 +79,7 @@ def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     async def load(metrics: Metrics) -> tuple[EngineLike, TextLike]:
         from bequest.engine.build import build_engine  # torch is slow to import, and --help does not need it
 
-        built = await build_engine(engine_config, metrics)
+        built = await build_engine(engine_config, metrics, notes=ConversationNotes())
         return built.engine, built.text
 
     leases = LeaseTimes(engine_config.default_ttl, engine_config.max_ttl)

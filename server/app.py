@@ -26,7 +26,7 @@ from bequest.server.doors.finding import DOORS
 from bequest.server.generation.chat import chat_completions
 from bequest.server.generation.completions import completions
 from bequest.server.interfaces import EngineLike, TextLike
-from bequest.server.keeping import catalogues, continuations
+from bequest.server.keeping import catalogues, continuations, estates
 from bequest.server.middleware import common_headers, guard
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import start_tracing
@@ -64,6 +64,8 @@ ROUTES: list[Route] = [
     ("GET", _RESPONSE + "/input_items", stored.input_items),
     ("POST", _RESPONSE + "/cancel", stored.cancel),
     ("GET", "/v1/continuations", continuations.list_records),
+    ("GET", "/v1/continuations/{id}/estate", estates.export),
+    ("PUT", "/v1/continuations/{id}/estate", estates.take_in),
     ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
     ("PATCH", "/v1/continuations/{id:.+}", continuations.change),
     ("DELETE", "/v1/continuations/{id:.+}", continuations.delete),
@@ -178,6 +180,7 @@ def make_app(
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),
         files.upload: expect_continue(files.check_head),
+        estates.take_in: expect_continue(estates.check_head),
         transcriptions.transcriptions: expect_audio,
         transcriptions.translations: expect_audio,
         **{route.handler: route.expectation for door in DOORS for route in door.routes if route.expectation},

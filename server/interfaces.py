@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bequest.engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
+from bequest.engine.types.estate import Estate
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import Snapshot
 
@@ -55,6 +56,12 @@ class EngineLike(Protocol):
 
         Returns its id.
         """
+
+    async def export_estate(self, tenant: str, reference: str) -> Estate:
+        """All that an ended request owns. Raises InsufficientRetention if its blocks are gone."""
+
+    async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
+        """Leases it; its id. Raises InvalidEstate, EstateMismatch, NameInUse, and what `set_ttl` raises."""
 
     def load(self) -> EngineLoad: ...
 

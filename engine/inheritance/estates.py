@@ -8,7 +8,7 @@ Owned by the event-loop thread; no asyncio.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bequest.engine._C import BlockEpochs, BlockTable, TokenList
 from bequest.engine.cache.entries import is_on_host
@@ -18,8 +18,9 @@ from bequest.engine.errors import InsufficientRetention, InvalidRequest, ParentF
 from bequest.engine.inheritance.leases import Borrowed
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Identity, KeptChoice, Record
+from bequest.engine.types import Lineage
 from bequest.engine.types.blocks import BlockBytes
-from bequest.engine.types.estate import Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity
+from bequest.engine.types.estate import Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity, Notes
 
 
 class Leaving:
@@ -31,10 +32,10 @@ class Leaving:
         entries = dict.fromkeys(entry for table in owned.all() for entry in table.blocks)
         self.entries = sorted(entries, key=is_on_host)  # the blocks to be read, each once, those of the device first
 
-    def estate(self, identity: EstateIdentity, content: BlockBytes) -> Estate:
+    def estate(self, identity: EstateIdentity, content: BlockBytes, notes: Notes) -> Estate:
         """`content`: of the entries, in order."""
         rows = {entry: row for row, entry in enumerate(self.entries)}
-        record = self._record
+        record, lineage = self._record, self._record.identity.lineage
         encoder = None
         if record.encoder is not None and self._owned.inputs:
             encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.inputs[0].blocks))
@@ -49,6 +50,11 @@ class Leaving:
                 for index, table in sorted(self._owned.tables.items())
             ),
             encoder=encoder,
+            created_at=record.identity.created_at,
+            parent=None if lineage is None else lineage.parent,
+            parent_choice=0 if lineage is None else lineage.choice,
+            at=0 if lineage is None else lineage.at,
+            origin=notes.to_bytes(record.identity.origin),
         )
         return Estate(deed, content)
 
@@ -78,7 +84,9 @@ class _Front:
 class Coming:
     """Holds and pays for the blocks of an estate while they are written."""
 
-    def __init__(self, estate: Estate, cache: KvCache, retention: Retention, fronts: list[_Front | None]) -> None:
+    def __init__(
+        self, estate: Estate, origin: object, cache: KvCache, retention: Retention, fronts: list[_Front | None]
+    ) -> None:
         """REQUIRES: the blocks are free, and promised"""
         self._estate, self._cache, self._retention = estate, cache, retention
         self.rows: list[int] = []  # of the content
@@ -91,7 +99,9 @@ class Coming:
             name=deed.name,
             salt=pack_salt(deed.identity.tenant, deed.cache_salt, encoder),
             cache_salt=deed.cache_salt,
-            created_at=retention.wall(),
+            created_at=deed.created_at,
+            origin=origin,
+            lineage=None if deed.parent is None else Lineage(deed.parent, deed.parent_choice, deed.at),
             num_choices=deed.num_choices,
             encoder=encoder,
         )
@@ -117,11 +127,11 @@ class Coming:
         self.blocks += table.blocks[shared:]
         return table
 
-    def grant(self, ttl: float, now: float, origin: object) -> str:
+    def grant(self, ttl: float, now: float) -> str:
         """The bytes are there: the record is found and leased from now on. Raises NameInUse, with nothing changed."""
         owned = self._owned
         assert owned is not None
-        record = Record(replace(self._identity, origin=origin))
+        record = Record(self._identity)
         for choice in self._estate.deed.choices:
             record.kept[choice.index] = KeptChoice(
                 tokens=TokenList(choice.token_ids),
@@ -154,12 +164,14 @@ class Estates:
         """Raises ParentNotFound, ParentFailed, or InsufficientRetention if its blocks are gone."""
         record = self._retention.find(tenant, reference)
         if record.group is not None:
-            raise InvalidRequest(f"The request '{reference}' still runs: its estate is not complete.")
+            message = f"The request '{reference}' still runs: its estate is not complete."
+            raise InvalidRequest(message, reason="estate_incomplete", reference=reference)
         if record.failed or not record.kept:
-            raise ParentFailed(f"The request '{reference}' ended before anything was computed.")
+            message = f"The request '{reference}' ended before anything was computed."
+            raise ParentFailed(message, reason="parent_failed", reference=reference)
         return Leaving(record, self._retention.leases.borrow(record))
 
-    def come(self, estate: Estate) -> Coming:
+    def come(self, estate: Estate, origin: object) -> Coming:
         """Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed."""
         deed = estate.deed
         tenant = deed.identity.tenant
@@ -173,9 +185,10 @@ class Estates:
             self._retention.leases.drop_import(tenant, num_blocks)
             raise InsufficientRetention(
                 f"The estate needs {num_blocks} blocks at once, which running requests have.",
+                reason="no_room_for_estate",
                 details=self._retention.leases.budget.details(tenant, num_blocks),
             )
-        return Coming(estate, self._cache, self._retention, fronts)
+        return Coming(estate, origin, self._cache, self._retention, fronts)
 
 
 def _fronts(deed: Deed) -> list[_Front | None]:

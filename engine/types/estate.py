@@ -1,30 +1,41 @@
 """An estate: all that a record owns, as data that another engine of the same model can take over.
 
-As bytes it is one container, all or nothing:
-
-    magic and version | lengths of the two parts | deed (msgpack) | content (bytes of the blocks) | digest of it all
-
-Dims: N blocks.
+engine/formats/estate_file.py has it as a file. Dims: N blocks.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from bequest.engine.errors import InvalidEstate
 from bequest.engine.types.blocks import BlockBytes, BlockLayout
 from bequest.engine.types.encoder import EncoderInput
 
-_MAGIC = b"BQESTATE"
-_VERSION = 1
-_HEAD = struct.Struct("<8sIIQQ")  # magic, version, bytes of a block, of the deed, of the content
-_DIGEST_BYTES = 32
+_REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,200}\Z")
+
+
+class Notes(Protocol):
+    """What the server keeps with a record (`Terms.origin`), as bytes: the engine does not look into it."""
+
+    def to_bytes(self, origin: object) -> bytes: ...
+
+    def from_bytes(self, data: bytes) -> object:
+        """Raises InvalidEstate if they are not what `to_bytes` made."""
+
+
+class NoNotes:
+    """Of an engine whose requests have none."""
+
+    def to_bytes(self, origin: object) -> bytes:
+        return b""
+
+    def from_bytes(self, data: bytes) -> object:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,11 @@ class Deed:
     num_choices: int = 1
     choices: tuple[EstateChoice, ...]
     encoder: EstateEncoder | None = None
+    created_at: float = 0.0  # seconds since 1970
+    parent: str | None = None  # that it continued, at token `at` of it
+    parent_choice: int = 0
+    at: int = 0
+    origin: bytes = b""  # the server's notes
 
     def flaws(self, num_rows: int) -> Iterator[str]:
         """Where it contradicts itself or a content of so many blocks."""
@@ -101,6 +117,10 @@ class Deed:
         indices = [choice.index for choice in self.choices]
         if not indices or len(set(indices)) < len(indices) or not all(0 <= i < self.num_choices for i in indices):
             yield "its choices have no numbers of their own"
+        if not all(_REFERENCE.match(reference) for reference in (self.id, self.name or self.id)):
+            yield "its names are no names"
+        if not (0 <= self.created_at < 2**40 and self.at >= 0 and self.parent_choice >= 0):
+            yield "it has no time, or continues no token"
         for choice in self.choices:
             owned.update(choice.rows)
             if not 0 < choice.num_prompt <= choice.shown_len <= len(choice.token_ids) < 2**31:
@@ -136,38 +156,5 @@ class Estate:
         for flaw in self.deed.flaws(len(self.content)):
             raise InvalidEstate(f"The estate is broken: {flaw}.")
 
-    def to_bytes(self) -> bytes:
-        """Takes as long as hashing and copying the content does: not for the event loop."""
-        deed, content = msgspec.msgpack.encode(self.deed), np.ascontiguousarray(self.content)
-        head = _HEAD.pack(_MAGIC, _VERSION, self.content.shape[1], len(deed), content.nbytes)
-        digest = hashlib.blake2b(head + deed, digest_size=_DIGEST_BYTES)
-        digest.update(content.data)
-        return b"".join((head, deed, content.data, digest.digest()))
-
-    @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> Estate:
-        """Raises InvalidEstate if it is not, to the bit, what `to_bytes` made. Not for the event loop either."""
-        view = memoryview(data).cast("B")
-        if len(view) < _HEAD.size:
-            raise InvalidEstate(f"An estate of {len(view)} bytes is too short to be one.")
-        magic, version, block_bytes, deed_bytes, content_bytes = _HEAD.unpack(view[: _HEAD.size])
-        if magic != _MAGIC or version != _VERSION:
-            raise InvalidEstate(f"These bytes are no estate of version {_VERSION}.")
-        total = _HEAD.size + deed_bytes + content_bytes + _DIGEST_BYTES
-        if len(view) != total:
-            raise InvalidEstate(f"The estate has {len(view)} bytes instead of {total}.")
-        body = view[:-_DIGEST_BYTES]
-        if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != view[-_DIGEST_BYTES:]:
-            raise InvalidEstate("The estate's bytes have changed since it was made.")
-        deed = _read_deed(body[_HEAD.size : _HEAD.size + deed_bytes])
-        if block_bytes == 0 or content_bytes % block_bytes:
-            raise InvalidEstate("The estate's content is not made of its blocks.")
-        content = np.frombuffer(body[_HEAD.size + deed_bytes :], np.uint8).reshape(-1, block_bytes)
-        return cls(deed, content)
-
-
-def _read_deed(data: memoryview) -> Deed:
-    try:
-        return msgspec.msgpack.decode(data, type=Deed)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidEstate(f"The estate's deed cannot be read: {error}.") from None
+    def renamed(self, name: str) -> Estate:
+        return Estate(replace(self.deed, name=name), self.content)

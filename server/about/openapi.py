@@ -79,6 +79,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Leases a record, or ends it.", answer_types.Continuation, answer_types.Ttl
     ),
     ("DELETE", "/v1/continuations/{id}"): Operation("Forgets a record.", answer_types.Deleted),
+    ("GET", "/v1/continuations/{id}/estate"): Operation("All that a record owns, as one file.", None, files=True),
+    ("PUT", "/v1/continuations/{id}/estate"): Operation(
+        "Takes such a file in.", answer_types.Continuation, query=("ttl",), media=(BYTES,)
+    ),
     ("POST", "/v1/catalogues"): Operation(
         "Uploads a set of items.",
         answer_types.Catalogue,
@@ -178,6 +182,8 @@ def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
         if operation.form:
             content = {FORM: {"schema": {"allOf": [_reference(operation.body), _FILE]}}}
         shown["requestBody"] = {"required": True, "content": content}
+    elif operation.media:
+        shown["requestBody"] = {"required": True, "content": {media: {} for media in operation.media}}
     return {**shown, "responses": {"200": _answer(operation), **_errors(operation.error)}}
 
 

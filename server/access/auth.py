@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from aiohttp import web
 
-from bequest.server.access.key_file import KeyLimits
+from bequest.server.access.key_file import KeyLimits, Permission
 from bequest.server.access.keys import ANONYMOUS, Caller, KeyRing
 from bequest.server.wire.errors import ApiError
 
@@ -79,7 +79,7 @@ class Gate:
             return None
         wanted = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
         allowed = {
-            "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE",
+            "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
             "Access-Control-Allow-Headers": wanted,
             "Access-Control-Max-Age": "600",
         }
@@ -122,6 +122,17 @@ def check_operator(caller: Caller) -> None:
             "permission_denied",
             f"The API key '{caller.name}' is not an operator's: this is about all tenants. In the key file, "
             "operator = true makes it one.",
+        )
+
+
+def check_permission(caller: Caller, permission: Permission) -> None:
+    """For what nobody may do unless the key file says so."""
+    if permission not in caller.permissions:
+        raise ApiError(
+            403,
+            "permission_denied",
+            f"The API key '{caller.name}' has not the permission '{permission}'. In the key file, permissions = "
+            f'["{permission}"] gives it.',
         )
 
 

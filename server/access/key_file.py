@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from msgspec import Meta
 _MOST_PRIORITY = 2**31
 _T = TypeVar("_T")
 
+Permission = Literal["estates"]  # what no key may do unless the file says so
 _Count = Annotated[int, Meta(ge=1)]
 _Amount = Annotated[float, Meta(gt=0)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -46,6 +47,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     expires: Annotated[datetime, Meta(tz=True)] | None = None
     operator: bool = False
+    permissions: list[Permission] = []
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,6 +69,7 @@ _TAKES: Mapping[str, str] = {
     "sha256": "64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them",
     "expires": "a time with its zone and without quotes, such as 2027-01-01T00:00:00Z",
     "operator": "true or false",
+    "permissions": "a list of permissions, of which there is one: estates",
     **dict.fromkeys(("max_prompt_tokens", "max_concurrent", "max_queued"), _COUNT),
     **dict.fromkeys(("max_body_mb", "requests_per_minute", "max_timeout"), _AMOUNT),
     "lowest_priority": "a whole number of 32 bits",

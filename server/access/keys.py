@@ -11,6 +11,7 @@ A key file is TOML; [limits] holds for every key that does not say otherwise:
     key = "sk-…"                      # or sha256 = "…", the hexadecimal digest of the key
     expires = 2027-01-01T00:00:00Z
     operator = true                   # may see the console's data, which is of all tenants
+    permissions = ["estates"]         # may take what it retains to another server
     max_concurrent = 8
 """
 
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bequest.server.access.key_file import Entry, KeyLimits, read_tables
+from bequest.server.access.key_file import Entry, KeyLimits, Permission, read_tables
 
 ANONYMOUS = "anonymous"
 
@@ -35,6 +36,7 @@ class Caller:
     tenant: str
     limits: KeyLimits
     operator: bool = False
+    permissions: frozenset[Permission] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def read_keys(path: str) -> list[Key]:
 
 def _key(entry: Entry, limits: KeyLimits) -> Key:
     digest = digest_of(entry.key) if entry.key is not None else bytes.fromhex(entry.sha256 or "")
-    caller = Caller(entry.name, entry.tenant or entry.name, limits, entry.operator)
+    caller = Caller(entry.name, entry.tenant or entry.name, limits, entry.operator, frozenset(entry.permissions))
     return Key(caller, digest, None if entry.expires is None else entry.expires.timestamp())
 
 

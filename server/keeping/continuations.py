@@ -28,7 +28,7 @@ async def list_records(request: web.Request) -> web.Response:
     data = []
     for record_id, _ in page:
         with suppress(ParentNotFound):  # it went while the others were looked at
-            data.append(_entry(engine.record(tenant, record_id)))
+            data.append(entry_object(engine.record(tenant, record_id)))
         await asyncio.sleep(0)
     ignored = fields.ignored_header(name for name in request.query if name not in QUERY)
     return json_response(page_object(data, more), ignored)
@@ -36,7 +36,7 @@ async def list_records(request: web.Request) -> web.Response:
 
 async def retrieve(request: web.Request) -> web.Response:
     engine = request.app[CONTEXT].engine
-    return json_response(_entry(engine.record(request[TENANT], request.match_info["id"])))
+    return json_response(entry_object(engine.record(request[TENANT], request.match_info["id"])))
 
 
 async def change(request: web.Request) -> web.Response:
@@ -51,7 +51,7 @@ async def change(request: web.Request) -> web.Response:
         raise missing("ttl", "`ttl` is missing: send a number of seconds, or null to end the lease.")
     ttl = None if body["ttl"] is None else leases.check_ttl(body["ttl"], context.leases, "ttl")
     try:
-        return json_response(_entry(context.engine.set_ttl(request[TENANT], request.match_info["id"], ttl)))
+        return json_response(entry_object(context.engine.set_ttl(request[TENANT], request.match_info["id"], ttl)))
     except (InsufficientRetention, RetentionTooLarge) as error:
         failed = from_engine(error)
         failed.param = "ttl"  # which asks for here what `retain` asks for elsewhere
@@ -64,7 +64,7 @@ async def delete(request: web.Request) -> web.Response:
     return json_response({"id": forgotten, "object": "continuation", "deleted": True})
 
 
-def _entry(entry: RecordEntry) -> dict[str, Any]:
+def entry_object(entry: RecordEntry) -> dict[str, Any]:
     return {
         "id": entry.id,
         "object": "continuation",

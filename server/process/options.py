@@ -29,6 +29,7 @@ _EPILOG = """\
   bequest chat                           talk to the server here, or to the embedded model
   bequest run org/name "Say hello"       one prompt, one answer
   bequest serve --help                   every option
+  bequest estate inspect FILE            what is in the file of an estate
   bequest bench serve                    put load on a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""
 
@@ -60,6 +61,7 @@ _OTHERS = {
     "pull": "fetch a model by its name",
     "list": "list the models on this machine",
     "rm": "remove a model that was fetched",
+    "estate": "look into the file of an estate",
     "bench": "measure a running server",
     "install-service": "write a systemd unit",
 }

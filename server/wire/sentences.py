@@ -91,6 +91,12 @@ SENTENCES = {
     "beams_of_states_too_many": "{width} beams have more recurrent states than this server has room for; send a "
     "`beam_width` of {limit} at most.",
     "estates_without_states": "A request of this model cannot move to another server: its recurrent states stay here.",
+    "estate_mismatch": "The estate was made by a server with another {names}; it can be continued there alone. Models, "
+    "dtypes, the layout of caches (--block-size, --kv-cache-dtype) and the tenant must be the same.",
+    "estate_incomplete": "The request '{reference}' still runs: its estate is complete when it has ended.",
+    "estate_lost": "The blocks of the estate are lost.",
+    "no_room_for_estate": "The estate needs {needed_blocks} blocks of the cache at once, which running requests have; "
+    "try again soon.",
     "lease_of_states_too_large": "`retain` would lease up to {needed} recurrent states, but leases may hold {budget} "
     "at most; set a smaller max_tokens or n, or start the server with a larger --state-interval.",
     "leases_of_states_full": "`retain` needs up to {needed_states} recurrent states, but {taken} of {limit} are taken; "

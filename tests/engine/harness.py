@@ -14,6 +14,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Terms, Usage
 from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.estate import Notes
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.work.desk import Drafter
@@ -46,6 +47,7 @@ class Setup:
     drafter: Drafter | None = None
     kinds: tuple[KindClass, ...] = KINDS
     states: StateSizes | None = None  # of a model with recurrent layers
+    notes: Notes | None = None  # how what the server keeps with records leaves with estates
 
 
 @dataclass
@@ -101,6 +103,7 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         None,
         pipelined=setup.pipelined,
         max_queued=setup.max_queued,
+        notes=setup.notes,
     )
     return engine, runner
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +9,11 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from bequest.engine.errors import EngineError, InvalidEstate
+from bequest.engine.formats import estate_file
+from bequest.engine.formats.estate_file import from_bytes, to_bytes
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Deed, Estate
 from tests.engine.harness import running
@@ -21,29 +23,29 @@ from tests.engine.test_estates import ENCODING, SETUP, an_estate
 async def test_cut_anywhere_it_is_no_estate() -> None:
     async with running(ENCODING) as (engine, _):
         parent, estate = await an_estate(engine, encoder=EncoderInput.of_tokens([8, 9]))
-        data = estate.to_bytes()
-        assert Estate.from_bytes(data).deed == estate.deed
+        data = to_bytes(estate)
+        assert from_bytes(data).deed == estate.deed
         for end in range(len(data)):
             with pytest.raises(InvalidEstate):
-                Estate.from_bytes(data[:end])
+                from_bytes(data[:end])
         with pytest.raises(InvalidEstate):
-            Estate.from_bytes(data + b"\0")
+            from_bytes(data + b"\0")
         engine.forget("t", parent)
 
 
 async def test_changed_anywhere_it_is_no_estate() -> None:
     async with running(SETUP) as (engine, _):
         parent, estate = await an_estate(engine)
-        data = estate.to_bytes()
+        data = to_bytes(estate)
         draw = random.Random(1)
         for i in range(len(data)):
             changed = bytearray(data)
             changed[i] ^= 1 << draw.randrange(8)
             with pytest.raises(InvalidEstate):
-                Estate.from_bytes(bytes(changed))
+                from_bytes(bytes(changed))
         for _ in range(200):
             with pytest.raises(InvalidEstate):
-                Estate.from_bytes(draw.randbytes(draw.randrange(300)))
+                from_bytes(draw.randbytes(draw.randrange(300)))
         engine.forget("t", parent)
 
 
@@ -52,14 +54,16 @@ async def test_whoever_forges_a_digest_gets_an_error_or_a_whole_estate() -> None
     async with running(ENCODING) as (engine, _):
         parent, estate = await an_estate(engine, encoder=EncoderInput.of_tokens([8, 9]))
         engine.forget("t", parent)
-        data, draw, whole = estate.to_bytes(), random.Random(2), 0
-        num_deed = len(msgspec.msgpack.encode(estate.deed))
+        draw, whole = random.Random(2), 0
+        deed, content = msgspec.json.encode(estate.deed), estate.content
         for _ in range(2000):
-            body = bytearray(data[:-32])
+            said = bytearray(deed)
             for _ in range(draw.choice([1, 1, 2, 5])):
-                body[draw.randrange(12, 32 + num_deed)] = draw.choice([draw.randrange(256), 0, 0xC0, 0xCF, 0x90])
+                said[draw.randrange(len(said))] = draw.choice(b'0123456789-"[]{},.eE\\x ')
+            layout = estate.deed.identity.cache
             try:
-                forged = Estate.from_bytes(bytes(body) + hashlib.blake2b(body, digest_size=32).digest())
+                head = estate_file._header(bytes(said), layout, len(content), estate_file._digest(bytes(said), content))
+                forged = from_bytes(head + content.tobytes())
             except InvalidEstate:
                 continue
             whole += 1
@@ -99,4 +103,32 @@ async def test_an_estate_does_not_contradict_itself(name: str) -> None:
             Estate(estate.deed, estate.content[:-1])
         with pytest.raises(InvalidEstate):
             Estate(estate.deed, np.concatenate([estate.content, estate.content[:1]]))
+        engine.forget("t", parent)
+
+
+async def test_it_is_a_safetensors_file_for_anybody() -> None:
+    async with running(SETUP) as (engine, _):
+        parent, estate = await an_estate(engine, name="mine")
+        tensors = safetensors.numpy.load(to_bytes(estate))
+        assert tensors["blocks"].view(np.uint8).reshape(len(estate.content), -1).tolist() == estate.content.tolist()
+        engine.forget("t", parent)
+
+
+async def test_what_is_wrong_is_said() -> None:
+    async with running(SETUP) as (engine, _):
+        parent, estate = await an_estate(engine)
+        data = to_bytes(estate)
+        flipped = bytearray(data)
+        flipped[-1] ^= 1
+        others = safetensors.numpy.save({"blocks": np.zeros(4, np.float32)}, {"format": "pt"})
+        for wrong, said in {
+            data[:-1]: "cut short",
+            data[:20]: "cut short",
+            data[:4]: "too short",
+            bytes(flipped): "have changed",
+            others: "no estate of the format",
+            b"GGUF" + bytes(100): "no estate",
+        }.items():
+            with pytest.raises(InvalidEstate, match=said):
+                from_bytes(wrong)
         engine.forget("t", parent)

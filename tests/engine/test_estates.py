@@ -25,6 +25,7 @@ from bequest.engine.errors import (
     ParentNotFound,
     RetentionTooLarge,
 )
+from bequest.engine.formats.estate_file import from_bytes, to_bytes
 from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Estate
@@ -56,7 +57,7 @@ def child_of(engine: AsyncEngine, parent: str, suffix: list[int], choice: int = 
 async def moved(here: AsyncEngine, there: AsyncEngine, reference: str, ttl: float = 600) -> str:
     """By way of bytes, as anybody would."""
     estate = await here.export_estate("t", reference)
-    return await there.import_estate("t", Estate.from_bytes(estate.to_bytes()), ttl)
+    return await there.import_estate("t", from_bytes(to_bytes(estate)), ttl)
 
 
 async def check_children_alike(here: AsyncEngine, there: AsyncEngine, parent: str, num_choices: int = 1) -> None:
@@ -427,7 +428,7 @@ async def test_answers_stay_as_they_are() -> None:
         before = engine.record("t", parent)
         estates = await asyncio.gather(*(engine.export_estate("t", parent) for _ in range(5)))
         assert engine.record("t", parent) == before
-        assert len({estate.to_bytes() for estate in estates}) == 1
+        assert len({to_bytes(estate) for estate in estates}) == 1
         answer: Answer = await ask(engine, child_of(engine, parent, [5]))
         assert answer.inheritance is not None and answer.inheritance.computed_tokens == 2
         engine.forget("t", parent)

@@ -210,7 +210,7 @@ async def test_start_ups_that_fail(caplog: pytest.LogCaptureFixture, tmp_path: P
 
 _LOADS_FOR_EVER = """
 import asyncio, sys, types
-async def build_engine(config, metrics):
+async def build_engine(config, metrics, **others):
     print("loading", flush=True)
     await asyncio.sleep(60)
 sys.modules["bequest.engine.build"] = types.SimpleNamespace(build_engine=build_engine)
