@@ -1,6 +1,6 @@
 """A stranger's path: install, talk, serve by name, use the library, and make ten mistakes. Nobody reads the source.
 
-    python -m benchmarks.stranger --wheel dist/bequest-*.whl   installs it into an empty environment first
+    python -m benchmarks.stranger --wheel dist/bequest-*.whl   installs it and its extras into an empty environment
     python -m benchmarks.stranger --clone                      clones this repository and sets it up with make
     python -m benchmarks.stranger --python PATH                an environment that has bequest
 
@@ -11,13 +11,17 @@ ends with 1 at the first step that does not do what the README says.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +76,44 @@ def serves_by_name(stranger: Stranger) -> None:
     expect(stranger.bequest("pull", "acme/tiny"), "snapshots")
     expect(stranger.bequest("list"), "acme/tiny")
     expect(stranger.bequest("run", "acme/tiny", "hello", "--max-tokens", "8"), "cut off", code=1)
+    with serving(stranger, "acme/tiny") as url:
+        body = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+        with urllib.request.urlopen(f"{url}/v1/models") as answer:
+            [model] = json.load(answer)["data"]
+        asked = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked) as answer:
+            if model["id"] != "acme/tiny" or json.load(answer)["usage"]["completion_tokens"] != 4:
+                raise SystemExit(f"{url} serves {model['id']}")
     expect(stranger.bequest("rm", "acme/tiny", "--yes"), "removed acme/tiny")
+
+
+@contextmanager
+def serving(stranger: Stranger, model: str) -> Iterator[str]:
+    """`bequest serve MODEL`, and its URL as the ready line tells it; a Ctrl-C ends it."""
+    process = subprocess.Popen(
+        [str(stranger.python), "-m", "bequest", "serve", model, "--port", "0"],
+        cwd=stranger.folder,
+        env={**os.environ, **stranger.environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if ready := re.search(r"ready on (http://\S+)", line):
+                yield ready[1]
+                break
+        else:
+            raise SystemExit("bequest serve is not ready:\n" + "".join(lines))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    if process.returncode:
+        raise SystemExit(f"a Ctrl-C ends bequest serve with {process.returncode}")
 
 
 def uses_the_library(stranger: Stranger) -> None:
@@ -129,8 +170,10 @@ def install(given: argparse.Namespace, folder: Path) -> Path:
         return folder / "bequest" / ".venv" / "bin" / "python"
     python = folder / "environment" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(folder / "environment")], check=True)
-    pins = ["-c", str(ROOT / "constraints.txt")]
-    subprocess.run([str(python), "-m", "pip", "install", "-q", *pins, str(Path(given.wheel).resolve())], check=True)
+    wheel = Path(given.wheel).resolve()
+    pins = ["-c", str(ROOT / "constraints.txt"), "--find-links", str(wheel.parent)]
+    wanted = f"bequest[embedded,audio,bench] @ {wheel.as_uri()}"
+    subprocess.run([str(python), "-m", "pip", "install", "-q", *pins, wanted], check=True)
     return python
 
 
