@@ -1,4 +1,7 @@
-"""`bequest`: the composition root. It alone builds concrete objects."""
+"""`bequest`: the composition root. It alone builds concrete objects.
+
+A command imports what it needs when it is chosen: --help and a wrong flag answer without a server's libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from bequest.engine.config import EngineConfig, ServerConfig
-from bequest.server.asks.notes import ConversationNotes
-from bequest.server.interfaces import EngineLike, TextLike
-from bequest.server.operation.logs import configure_logging
-from bequest.server.operation.metrics import Metrics
-from bequest.server.process.options import parse
-from bequest.server.process.serve import serve
-from bequest.server.stores.leases import LeaseTimes
+if TYPE_CHECKING:
+    from bequest.engine.config import EngineConfig, ServerConfig
+    from bequest.server.interfaces import EngineLike, TextLike
+    from bequest.server.operation.metrics import Metrics
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,15 +24,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and (command := _command(arguments[0])) is not None:
         sys.exit(command(arguments[1:]))
+    from bequest.server.process.options import parse
+
     engine_config, server_config = parse(arguments)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are keys to read again
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while the model loads is no error to show a traceback of
+    from bequest.server.operation.logs import configure_logging
+
     configure_logging(server_config.log_level, server_config.log_format)
     _exit(_run(engine_config, server_config))
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int] | None:
-    """What a word other than `serve` asks for; a server needs nothing of it, so it is imported here."""
+    """What a word other than `serve` asks for."""
     match name:
         case "bench":
             from bequest.bench.command import main as found
@@ -76,8 +79,12 @@ def _exit(code: int) -> NoReturn:
 
 
 def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    from bequest.server.asks.notes import ConversationNotes
+    from bequest.server.process.serve import serve
+    from bequest.server.stores.leases import LeaseTimes
+
     async def load(metrics: Metrics) -> tuple[EngineLike, TextLike]:
-        from bequest.engine.build import build_engine  # torch is slow to import, and --help does not need it
+        from bequest.engine.build import build_engine  # torch is slow to import: the socket is open first
 
         built = await build_engine(engine_config, metrics, notes=ConversationNotes())
         return built.engine, built.text
