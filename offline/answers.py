@@ -55,6 +55,16 @@ class Completion:
         return self.choices[0].text
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first choice."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Of the first choice."""
+        return self.choices[0].finish_reason
+
+    @property
     def message(self) -> dict[str, Any] | None:
         """Of the first choice, in a chat."""
         return self.choices[0].message

@@ -16,7 +16,7 @@ from bequest.offline.answers import Completion, Piece, Score, States
 from bequest.offline.configs import configs_of
 from bequest.offline.core import Core
 from bequest.offline.loading import announced
-from bequest.offline.params import ChatOptions, Options, SamplingParams
+from bequest.offline.params import ChatOptions, Options, SamplingParams, plain
 from bequest.offline.requests import (
     Messages,
     Params,
@@ -197,13 +197,14 @@ class AsyncLLM:
     async def score(
         self,
         prompt: Prompt,
-        suffixes: Sequence[str] | Sequence[Sequence[int]],
+        suffixes: Prompt | Sequence[str] | Sequence[Sequence[int]],
         *,
         logprobs: int | None = None,
         **options: Unpack[Options],
     ) -> list[Score]:
         [body] = completion_fields([prompt], SamplingParams(logprobs=logprobs), options)
-        return await self.core.scores({**body, "continuation_suffixes": [*suffixes]})
+        given = [suffixes] if is_single(suffixes) else suffixes
+        return await self.core.scores({**body, "continuation_suffixes": plain(given, "suffixes")})
 
     async def embed(
         self,

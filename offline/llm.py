@@ -201,7 +201,7 @@ class LLM:
     def score(
         self,
         prompt: Prompt,
-        suffixes: Sequence[str] | Sequence[Sequence[int]],
+        suffixes: Prompt | Sequence[str] | Sequence[Sequence[int]],
         *,
         logprobs: int | None = None,
         **options: Unpack[Options],

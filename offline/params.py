@@ -49,7 +49,7 @@ class SamplingParams:
     def given(self) -> dict[str, Any]:
         """What is not None, as JSON would have it."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: plain(value) for name, value in values.items() if value is not None}
+        return {name: plain(value, name) for name, value in values.items() if value is not None}
 
 
 class Options(TypedDict, total=False):
@@ -78,15 +78,30 @@ class ChatOptions(Options, total=False):
     continue_final_message: bool
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON would have it: lists, objects with strings for keys, Python's own numbers."""
+def plain(value: Any, param: str) -> Any:
+    """A value as JSON would have it: lists, objects with strings for keys, Python's own numbers. What JSON cannot hold
+    never reaches the server's rules, so it is refused here."""
+    if isinstance(value, str):
+        return _sendable(value, param)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise RequestError(f"`{param}` holds bytes: decode them to a string first.", "invalid_type", param, {})
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, str | bytes | int | float | bool) or value is None:
+        return {_sendable(str(key), param): plain(inner, param) for key, inner in value.items()}
+    if isinstance(value, int | float | bool) or value is None:
         return value
     if hasattr(value, "tolist"):  # numpy's and torch's
-        return value.tolist()
-    return [plain(item) for item in value] if isinstance(value, Sequence | set | frozenset) else value
+        return plain(value.tolist(), param)
+    return [plain(item, param) for item in value] if isinstance(value, Sequence | set | frozenset) else value
+
+
+def _sendable(text: str, param: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        message = f"`{param}` is not valid Unicode: it has a lone surrogate ({surrogate})."
+        raise RequestError(message, "invalid_value", param, {}) from None
+    return text
 
 
 def read(raw: Mapping[str, Any], body: type[Body]) -> Body:

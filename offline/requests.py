@@ -18,20 +18,25 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
 def is_single(prompts: Any) -> bool:
     """A text, an object, or a list of tokens; else they are many."""
-    if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__len__"):
+    if hasattr(prompts, "ndim"):  # numpy's and torch's: a row is a list of tokens
+        return bool(prompts.ndim < 2)
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
         return True
     return len(prompts) > 0 and isinstance(prompts[0], Integral)
 
 
 def is_single_chat(messages: Any) -> bool:
-    return isinstance(messages, str) or (bool(messages) and isinstance(messages[0], Mapping))
+    """A text, or a list of messages; else they are many."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        return True
+    return len(messages) > 0 and isinstance(messages[0], Mapping)
 
 
 def completion_fields(prompts: Any, params: Params, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = [prompts] if is_single(prompts) else list(prompts)
     common = _common(options, len(given))
     return [
-        {"prompt": plain(prompt), **_sampling(own), **common}
+        {"prompt": plain(prompt, "prompt"), **_sampling(own), **common}
         for prompt, own in zip(given, _each(params, len(given)), strict=True)
     ]
 
@@ -49,7 +54,7 @@ def input_fields(inputs: Any, options: Mapping[str, Any]) -> list[dict[str, Any]
     """Of what generates nothing."""
     given = [inputs] if inputs is None or is_single(inputs) else list(inputs)
     common = _common(options, len(given))
-    return [{"input": plain(one), **common} for one in given]
+    return [{"input": plain(one, "input"), **common} for one in given]
 
 
 def beam_fields(
@@ -66,7 +71,7 @@ def reference_of(parent: Any) -> Any:
 
 
 def _common(options: Mapping[str, Any], count: int) -> dict[str, Any]:
-    fields = {name: plain(value) for name, value in options.items() if name not in ("continuation_of",)}
+    fields = {name: plain(value, name) for name, value in options.items() if name not in ("continuation_of",)}
     if "continuation_of" in options:
         fields["continuation_of"] = reference_of(options["continuation_of"])
     if "hidden_states" in fields:
@@ -103,7 +108,7 @@ def _chat_sampling(params: Any) -> dict[str, Any]:
 
 
 def _messages(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else plain(given)
+    return plain([{"role": "user", "content": given}] if isinstance(given, str) else given, "messages")
 
 
 def continued_fields(
