@@ -363,6 +363,7 @@ class BlockPool:  # block 0, the null block, is never handed out; a freed one st
     usage: Final[float]  # num_used as a part of what is usable
     num_indexed: Final[int]  # blocks in the prefix index
     num_roots: Final[int]  # salts that have blocks there
+    def indexed_blocks(self) -> Ints: ...  # the blocks in the prefix index; O(num_blocks)
     def ref_count(self, block: int) -> int: ...
     def epoch(self, block: int) -> int: ...  # counts how often the block's content was replaced
     # Leading slots that a copy of the open plan may read: its forward and its copies leave them alone.
@@ -381,6 +382,7 @@ class BlockEpochs:  # (block, epoch) of blocks that a table once had, in order; 
     def __init__(self, pairs: Sequence[tuple[int, int]] = ()) -> None: ...
     def num_left(self, pool: BlockPool) -> int: ...  # how many at the beginning still hold what they held
     def num_held(self, pool: BlockPool) -> int: ...  # those of them that somebody owns
+    def blocks_left(self, pool: BlockPool) -> Ints: ...  # as many blocks as num_left
     def __len__(self) -> int: ...
     def __getitem__(self, i: int) -> tuple[int, int]: ...
 

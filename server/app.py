@@ -9,7 +9,7 @@ from aiohttp import web
 
 from bequest.engine.config import ServerConfig
 from bequest.engine.text.foreign_template import TemplateRenderer
-from bequest.server.about import console, health, models, tokens
+from bequest.server.about import console, console_state, health, models, tokens
 from bequest.server.about.openapi import openapi
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
@@ -101,7 +101,7 @@ ROUTES: list[Route] = [
 CONSOLE_ROUTES: list[Route] = [
     ("GET", "/", console.page),
     *(("GET", path, console.script) for path in sorted(console.STATIC_PATHS - {"/"})),
-    ("GET", "/console/state", console.state),
+    ("GET", "/console/state", console_state.state),
 ]
 
 
@@ -175,7 +175,7 @@ def make_app(
     for door in DOORS:
         if door.setup is not None:
             door.setup(app)
-    app[console.LAST_STATE] = console.LastState()
+    app[console_state.LAST_LOOK] = console_state.LastLook()
     expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),

@@ -143,6 +143,15 @@ double usage(const BlockPool& pool) {
   return usable == 0 ? 0.0 : static_cast<double>(pool.num_used()) / usable;
 }
 
+// Those whose content the prefix index finds, held or not.
+py::array_t<int32_t> indexed_blocks(const BlockPool& pool) {
+  std::vector<int32_t> found;
+  for (int32_t block = 1; block < pool.num_blocks(); ++block) {
+    if (pool.indexed(block)) found.push_back(block);
+  }
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(found.size()), found.data());
+}
+
 void bind_block_pool(py::module_& m) {
   py::class_<BlockPool, std::shared_ptr<BlockPool>>(m, "BlockPool")
       .def(py::init<int32_t, int32_t, bool, int>(), py::arg("num_blocks"), py::arg("block_size"),
@@ -156,6 +165,7 @@ void bind_block_pool(py::module_& m) {
                              [](const BlockPool& pool) { return pool.index() ? pool.index()->size() : 0; })
       .def_property_readonly(
           "num_roots", [](const BlockPool& pool) { return pool.index() ? pool.index()->num_roots() : 0; })
+      .def("indexed_blocks", &indexed_blocks)
       .def("ref_count", &BlockPool::ref_count, py::arg("block"))
       .def("epoch", &BlockPool::epoch, py::arg("block"))
       .def("settled_slots", &BlockPool::settled_slots, py::arg("block"))
@@ -197,12 +207,20 @@ size_t num_held(const BlockEpochs& blocks, const BlockPool& pool) {
                        [&](const BlockEpoch& b) { return pool.ref_count(b.block) > 0; });
 }
 
+// The blocks at the beginning that still hold what they held.
+py::array_t<int32_t> blocks_left(const BlockEpochs& blocks, const BlockPool& pool) {
+  py::array_t<int32_t> left(static_cast<py::ssize_t>(num_left(blocks, pool)));
+  for (py::ssize_t i = 0; i < left.size(); ++i) left.mutable_at(i) = blocks[i].block;
+  return left;
+}
+
 // Most are never looked at, so that they are not made Python objects when a request ends.
 void bind_block_epochs(py::module_& m) {
   py::class_<BlockEpochs>(m, "BlockEpochs")
       .def(py::init(&to_epochs), py::arg("pairs") = py::tuple())
       .def("num_left", &num_left, py::arg("pool"))
       .def("num_held", &num_held, py::arg("pool"))
+      .def("blocks_left", &blocks_left, py::arg("pool"))
       .def("__len__", &BlockEpochs::size)
       .def("__getitem__",
            [](const BlockEpochs& blocks, size_t i) {

@@ -24,7 +24,7 @@ from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk
 from bequest.engine.state.recurrent import SequenceStates, State
 from bequest.engine.types import NO_STATE, IntArray
-from bequest.engine.types.recurrent import StateSizes
+from bequest.engine.types.recurrent import StateLoad, StateSizes
 
 _PER_BEAM = 3  # states: what it goes on from, what it writes, and one of a beam that has ended
 
@@ -98,6 +98,9 @@ class States(Protocol):
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
         """The slots of a step; its sequences move on."""
 
+    def load(self) -> StateLoad | None:
+        """How the slots are used; None: there are none."""
+
     def check_only(self, num_held: int) -> None:
         """Nothing runs or waits: leases hold so many, and nobody else any."""
 
@@ -158,6 +161,9 @@ class Stateless:
         return None
 
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
+        return None
+
+    def load(self) -> StateLoad | None:
         return None
 
     def check_only(self, num_held: int) -> None:
@@ -288,8 +294,12 @@ class RecurrentStates:
                 self._hide(state)
                 self._free.append(state.slot)
 
+    def load(self) -> StateLoad:
+        total, warm = self._sizes.num_slots, len(self._idle)
+        return StateLoad(total, held=total - len(self._free) - warm, warm=warm)
+
     def check_only(self, num_held: int) -> None:
-        held = self._sizes.num_slots - len(self._free) - len(self._idle)
+        held = self.load().held
         assert held == num_held, f"slots of states lost: {held} are held, {num_held} by leases"
         assert not self._of, "a sequence that is gone has states"
 

@@ -8,7 +8,7 @@ so that a late child hears that its parent has expired rather than that it never
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from bequest.engine._C import BlockPool, BlockTable
@@ -83,6 +83,10 @@ class Retention:
         """All that the tenant has, oldest first."""
         records = {record for (owner, _), record in self._found.items() if owner == tenant}
         return sorted(records, key=lambda record: (record.identity.created_at, record.id))
+
+    def others(self) -> Iterator[Record]:
+        """Those without a lease that have ended, most recently used first."""
+        return reversed(self._others)
 
     def loads(self) -> dict[Grade, GradeLoad]:
         return self._tallies.loads()

@@ -246,6 +246,13 @@ class Record:
             return self.kept_beams.epochs.num_left(pool)
         return sum(kept.num_left(pool) for kept in self._kept.values())
 
+    def left_epochs(self) -> Iterator[BlockEpochs]:
+        """Of the ended choices that hold nothing: what they know their blocks by."""
+        if self.kept_beams is not None:
+            epochs = self.kept_beams.epochs
+            return (epochs[i] for i in range(len(epochs)))
+        return (kept.epochs for kept in self._kept.values() if kept.table is None)
+
     @contextmanager
     def on_end(self, wake: Callable[[], None]) -> Iterator[None]:
         """`wake` is called when it ends, if that is while the caller waits."""

@@ -46,3 +46,12 @@ class StateSizes:
     num_slots: int
     num_lease_slots: int  # of these, that leases may hold
     interval: int  # tokens between two states that are kept on the way
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoad:
+    """How the slots of states are used."""
+
+    total: int
+    held: int  # by running sequences and by leases
+    warm: int  # findable, and held by nobody

@@ -1,6 +1,6 @@
 """How the engine stands, in enough detail to look at: each block's kind, and each open request.
 
-Made on demand, in time proportional to the blocks in use. Owned by the event-loop thread.
+Made on demand, in time proportional to the blocks. Owned by the event-loop thread.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from bequest.engine._C import BlockTable
-from bequest.engine.cache.entries import Entries, device_blocks, host_blocks
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Group
+from bequest.engine.types.recurrent import StateLoad
+from bequest.engine.watching.block_map import BlockMap, map_blocks
 from bequest.engine.watching.observation import EngineLoad
-
-# Kinds of a block, the later ones win: held by one running sequence, by several tables, by a lease.
-FREE, IN_USE, SHARED, LEASED = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +34,20 @@ class OpenRequest:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     block_size: int
-    blocks: npt.NDArray[np.uint8]  # [NB - 1] kinds on the device, without the null block
-    host_blocks: npt.NDArray[np.uint8]  # [NH - 1] the same on the host
+    map: BlockMap
     requests: tuple[OpenRequest, ...]
+    states: StateLoad | None = None  # of recurrent layers, if the model has some
+    leased_states: int = 0  # of those that are held
 
 
 def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float) -> Snapshot:
     groups = list(groups)
-    running = [sequence.table for group in groups for sequence in group.sequences]
-    leased = [table for record in scheduler.retention.leases.holders() for table in record.tables()]
-    uses = _entries([*running, *leased])
-    of_leases = _entries(leased)
     return Snapshot(
         block_size=scheduler.pool.block_size,
-        blocks=_kinds(device_blocks(uses), device_blocks(of_leases), scheduler.pool.num_blocks),
-        host_blocks=_kinds(host_blocks(uses), host_blocks(of_leases), scheduler.cache.host.num_blocks),
+        map=map_blocks(scheduler, groups),
         requests=tuple(_open_request(group, now) for group in groups),
+        states=scheduler.retention.states.load(),
+        leased_states=scheduler.retention.leases.num_states,
     )
 
 
@@ -74,17 +66,6 @@ def load_of(scheduler: Scheduler) -> EngineLoad:
         waiting_extractions=len(scheduler.extractions.waiting),
         states_bytes=scheduler.extractions.memory.used,
     )
-
-
-def _entries(tables: Iterable[BlockTable]) -> Entries:
-    return np.fromiter((entry for table in tables for entry in table.blocks), np.int64)
-
-
-def _kinds(uses: Entries, leased: Entries, num_blocks: int) -> npt.NDArray[np.uint8]:
-    counts = np.bincount(uses, minlength=num_blocks)
-    kinds = np.minimum(counts, SHARED).astype(np.uint8)
-    kinds[leased] = LEASED
-    return kinds[1:]
 
 
 def _open_request(group: Group, now: float) -> OpenRequest:

@@ -114,17 +114,6 @@ def _is_loopback_name(host: str | None) -> bool:
     return name.endswith(".localhost") or is_loopback(name)
 
 
-def check_operator(caller: Caller) -> None:
-    """For what shows more than one tenant's own."""
-    if not caller.operator:
-        raise ApiError(
-            403,
-            "permission_denied",
-            f"The API key '{caller.name}' is not an operator's: this is about all tenants. In the key file, "
-            "operator = true makes it one.",
-        )
-
-
 def check_permission(caller: Caller, permission: Permission) -> None:
     """For what nobody may do unless the key file says so."""
     if permission not in caller.permissions:

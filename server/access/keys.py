@@ -10,7 +10,7 @@ A key file is TOML; [limits] holds for every key that does not say otherwise:
     tenant = "acme"                   # default: the name
     key = "sk-…"                      # or sha256 = "…", the hexadecimal digest of the key
     expires = 2027-01-01T00:00:00Z
-    operator = true                   # may see the console's data, which is of all tenants
+    operator = true                   # sees all tenants in the console
     permissions = ["estates"]         # may take what it retains to another server
     max_concurrent = 8
 """

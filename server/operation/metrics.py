@@ -157,6 +157,8 @@ class Metrics(Collector):
             "prompt_tokens": self._computed_tokens,
             "inherited_tokens": self._inherited_tokens,
             "preemptions": self._preemptions,
+            "draft_tokens": self._draft_tokens,
+            "accepted_tokens": self._accepted_tokens,
             "first_token": {"bounds": self._first_token.bounds, "counts": list(self._first_token.counts)},
             "inter_token": {"bounds": self._inter_token.bounds, "counts": list(self._inter_token.counts)},
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bequest.engine.types import Retain, SamplingParams
-from bequest.engine.watching.snapshot import FREE, IN_USE, LEASED, SHARED
+from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, WARM
 from tests.engine.harness import Setup, ask, request, running, until
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -13,24 +13,50 @@ LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
 
 async def test_kinds_of_blocks() -> None:
     async with running(Setup(num_blocks=200, block_size=4, num_lease_blocks=50)) as (engine, _):
-        assert (engine.snapshot().blocks == FREE).all() and len(engine.snapshot().blocks) == 199
+        blocks = engine.snapshot().map.device
+        assert (blocks.kinds == FREE).all() and len(blocks.kinds) == 199 and (blocks.owners == NOBODY).all()
         leased = await ask(engine, request(range(20, 40), retain=Retain(60.0)))
         assert leased.retained is not None
-        assert (engine.snapshot().blocks == LEASED).sum() == leased.retained.blocks
+        assert (engine.snapshot().map.device.kinds == LEASED).sum() == leased.retained.blocks
         two = SamplingParams(max_tokens=300, n=2, temperature=0, ignore_eos=True)
         asked = request(range(100, 120), two, name="mine")
         engine.submit(asked, lambda _: None)
         await until(lambda: engine.snapshot().requests[0].generated_tokens >= 2)
         snapshot = engine.snapshot()
-        counts = np.bincount(snapshot.blocks, minlength=4)
+        counts = np.bincount(snapshot.map.device.kinds, minlength=5)
         assert counts[SHARED] >= 4 and counts[IN_USE] >= 2 and counts[LEASED] == leased.retained.blocks
-        assert len(snapshot.blocks) - counts[FREE] == engine.scheduler.pool.num_used
-        for number, kind in enumerate(snapshot.blocks.tolist(), 1):
-            assert (engine.scheduler.pool.ref_count(number) > 0) == (kind != FREE)
+        assert counts[IN_USE] + counts[SHARED] + counts[LEASED] == engine.scheduler.pool.num_used
+        for number, kind in enumerate(snapshot.map.device.kinds.tolist(), 1):
+            assert (engine.scheduler.pool.ref_count(number) > 0) == (kind > WARM)
         [shown] = snapshot.requests
         assert (shown.id, shown.name, shown.status, shown.sequences) == (asked.id, "mine", "running", 2)
         assert shown.prompt_tokens == 20 and shown.generated_tokens >= 2 and shown.blocks > 10
+        assert snapshot.states is None and snapshot.leased_states == 0
         engine.abort(asked.id)
+
+
+async def test_what_an_answer_leaves_is_warm_and_its_tenants() -> None:
+    async with running(Setup(num_blocks=200, block_size=4)) as (engine, _):
+        for tenant, first in (("a", 20), ("b", 60)):
+            await ask(engine, request(range(first, first + 20), tenant=tenant))
+        blocks = engine.snapshot().map
+        assert blocks.tenants == ("b", "a"), "the latest first"
+        for number, tenant in enumerate(blocks.tenants):
+            [record] = engine.scheduler.retention.of(tenant)
+            own = blocks.device.owners == number
+            assert own.sum() == record.num_left_blocks(engine.scheduler.pool) >= 5
+            assert (blocks.device.kinds[own] == WARM).all()
+        # The last, partly filled block of an answer is known by its record alone.
+        known = {int(block) for block in engine.scheduler.pool.indexed_blocks()}
+        assert known < {int(i) + 1 for i in np.flatnonzero(blocks.device.kinds == WARM)}
+
+
+async def test_what_nobody_recorded_is_warm_by_the_index() -> None:
+    async with running(Setup(num_blocks=200, block_size=4)) as (engine, _):
+        await ask(engine, request(range(20, 40), keep_record=False))
+        blocks = engine.snapshot().map
+        assert blocks.tenants == () and (blocks.device.owners == NOBODY).all()
+        assert (blocks.device.kinds == WARM).sum() == engine.scheduler.pool.num_indexed >= 5
 
 
 async def test_the_host_and_the_queue() -> None:
@@ -42,8 +68,8 @@ async def test_the_host_and_the_queue() -> None:
             engine.submit(request(range(500 + number, 600 + number), LONG), lambda _: None)
         await until(lambda: engine.scheduler.cache.host.num_used > 0)
         snapshot = engine.snapshot()
-        assert (snapshot.host_blocks != FREE).sum() == engine.scheduler.cache.host.num_used
-        assert len(snapshot.host_blocks) == 99
+        assert (snapshot.map.host.kinds != FREE).sum() == engine.scheduler.cache.host.num_used
+        assert len(snapshot.map.host.kinds) == 99
         assert "waiting" in {shown.status for shown in snapshot.requests}
         for shown in snapshot.requests:
             engine.abort(shown.id)

@@ -12,6 +12,7 @@ import numpy as np
 from bequest.engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
 from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from bequest.engine.watching.block_map import NOBODY, BlockField, BlockMap
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
 from tests.server.fake_records import FakeRecords
@@ -163,12 +164,12 @@ class FakeEngine(FakeRecords):
         self.died.set_result(RuntimeError("device fault"))
 
     def snapshot(self) -> Snapshot:
-        empty = np.zeros(3, np.uint8)
+        empty = BlockField(np.zeros(3, np.uint8), np.full(3, NOBODY, np.int16))
         requests = tuple(
             OpenRequest(r.id, r.terms.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
             for r in (run.request for run in self.runs.values())
         )
-        return Snapshot(16, empty, empty, requests)
+        return Snapshot(16, BlockMap((), empty, empty), requests)
 
     def expect_tenants(self, count: int) -> None:
         self.expected_tenants = count

@@ -1,0 +1,125 @@
+"""Each block's kind and owner, for whoever looks at the cache.
+
+A block is of the last of these kinds that it is:
+
+    free      holds nothing that can be found again
+    warm      held by nobody, but its content is found by a record or by the prefix index
+    in use    held by one running sequence
+    shared    held by several tables
+    leased    held by a lease
+
+Owners are tenants. What only the prefix index knows has none: it divides by salts, which name nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from bequest.engine._C import BlockTable
+from bequest.engine.cache.entries import Entries, device_blocks, host_blocks
+from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.state.sequence import Group
+
+FREE, WARM, IN_USE, SHARED, LEASED = range(5)
+NOBODY = -1
+
+Kinds = npt.NDArray[np.uint8]
+Owners = npt.NDArray[np.int16]
+
+# Of warm records, the most recently used ones: a look stays short where there are many. What older ones left is warm
+# all the same where the prefix index knows it.
+_MOST_CHOICES = 2048
+_MOST_TENANTS = 1000  # that are told apart
+
+
+@dataclass(frozen=True, slots=True)
+class BlockField:
+    """The blocks of a pool, without the null block."""
+
+    kinds: Kinds  # [NB - 1]
+    owners: Owners  # [NB - 1] indices of tenants, or NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    tenants: tuple[str, ...]
+    device: BlockField
+    host: BlockField
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Blocks that a tenant has, as entries of tables."""
+
+    tenant: str
+    entries: Entries
+    kind: int
+
+
+def map_blocks(scheduler: Scheduler, groups: Iterable[Group]) -> BlockMap:
+    claims = [*_of_running(groups), *_of_leases(scheduler), *_of_records(scheduler)]
+    tenants = tuple(islice(dict.fromkeys(claim.tenant for claim in claims), _MOST_TENANTS))
+    numbers = {tenant: number for number, tenant in enumerate(tenants)}
+    device, host = _Painter(scheduler.pool.num_blocks), _Painter(scheduler.cache.host.num_blocks)
+    device.warm(scheduler.pool.indexed_blocks(), NOBODY)
+    for claim in claims:
+        owner = numbers.get(claim.tenant, NOBODY)
+        for painter, blocks in ((device, device_blocks(claim.entries)), (host, host_blocks(claim.entries))):
+            if claim.kind == WARM:
+                painter.warm(blocks, owner)
+            else:
+                painter.hold(blocks, owner, leased=claim.kind == LEASED)
+    return BlockMap(tenants, device.field(), host.field())
+
+
+def _of_running(groups: Iterable[Group]) -> Iterator[_Claim]:
+    for group in groups:
+        yield _Claim(group.request.tenant, _entries(sequence.table for sequence in group.sequences), IN_USE)
+
+
+def _of_leases(scheduler: Scheduler) -> Iterator[_Claim]:
+    for record in scheduler.retention.leases.holders():
+        yield _Claim(record.tenant, _entries(record.tables()), LEASED)
+
+
+def _of_records(scheduler: Scheduler) -> Iterator[_Claim]:
+    pool, left = scheduler.pool, _MOST_CHOICES
+    for record in scheduler.retention.others():
+        if left <= 0:
+            return
+        for epochs in islice(record.left_epochs(), left):
+            yield _Claim(record.tenant, epochs.blocks_left(pool).astype(np.int64), WARM)
+        left -= record.identity.num_choices
+
+
+def _entries(tables: Iterable[BlockTable]) -> Entries:
+    return np.fromiter((entry for table in tables for entry in table.blocks), np.int64)
+
+
+class _Painter:
+    """Colours the blocks of one pool, numbered with the null block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._kinds: Kinds = np.full(num_blocks, FREE, np.uint8)
+        self._owners: Owners = np.full(num_blocks, NOBODY, np.int16)
+        self._uses = np.zeros(num_blocks, np.int32)
+
+    def warm(self, blocks: npt.NDArray[np.integer], owner: int) -> None:
+        self._kinds[blocks] = np.maximum(self._kinds[blocks], WARM)
+        if owner != NOBODY:
+            self._owners[blocks] = owner
+
+    def hold(self, blocks: Entries, owner: int, *, leased: bool) -> None:
+        np.add.at(self._uses, blocks, 1)
+        self._owners[blocks] = owner
+        if leased:
+            self._kinds[blocks] = LEASED
+
+    def field(self) -> BlockField:
+        held = np.where(self._uses > 1, SHARED, np.where(self._uses == 1, IN_USE, FREE)).astype(np.uint8)
+        return BlockField(np.maximum(self._kinds, held)[1:], self._owners[1:])
