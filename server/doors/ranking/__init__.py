@@ -1,0 +1,1 @@
+"""How well texts go together: /v1/score, and /v1/rerank, which orders documents by it."""
