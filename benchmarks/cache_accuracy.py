@@ -43,17 +43,18 @@ class Figures:
     cut_off: float  # share of stored values at ± the largest
 
 
-def attention(model: Decoder, begin: int, end: int, num_blocks: int, window: int) -> kernels.AttentionPlan:
+def attention(model: Decoder, begin: int, end: int, blocks: Tensor, window: int) -> kernels.AttentionPlan:
+    """blocks: [MB] of one strip"""
     config = model.config
     return kernels.AttentionPlan(
         torch.tensor([0, end - begin], dtype=torch.int32),
         torch.tensor([end], dtype=torch.int32),
-        torch.arange(1, num_blocks, dtype=torch.int32)[None],
+        blocks[None],
         num_q_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=BLOCK_SIZE,
-        num_blocks=num_blocks,
+        num_blocks=int(blocks[-1]) + 1,
         window=window,
     )
 
@@ -61,7 +62,9 @@ def attention(model: Decoder, begin: int, end: int, num_blocks: int, window: int
 @torch.inference_mode()
 def log_probabilities(model: Decoder, tokens: list[int], chunk: int, dtype: torch.dtype) -> tuple[Tensor, float]:
     """[T, V] of what follows each token, and the share of stored values that are the largest of their dtype."""
-    num_blocks = 1 + -(-len(tokens) // BLOCK_SIZE)
+    windows, each = model.config.strips.windows, -(-len(tokens) // BLOCK_SIZE)
+    num_blocks = 1 + len(windows) * each
+    tables = torch.arange(1, num_blocks, dtype=torch.int32).view(len(windows), each)  # behind the null block
     cache = torch.zeros((num_blocks, *model.config.kv_shape(BLOCK_SIZE)), dtype=dtype)
     rows = []
     for begin in range(0, len(tokens), chunk):
@@ -70,9 +73,11 @@ def log_probabilities(model: Decoder, tokens: list[int], chunk: int, dtype: torc
         batch = ModelInput(
             input_ids=torch.tensor(tokens[begin:end], dtype=torch.int32),
             positions=positions.int(),
-            slot_mapping=positions + BLOCK_SIZE,  # behind the null block
+            slot_mapping=tuple(positions + int(blocks[0]) * BLOCK_SIZE for blocks in tables),
             kv_cache=cache,
-            attention={window: attention(model, begin, end, num_blocks, window) for window in model.config.windows},
+            attention=tuple(
+                attention(model, begin, end, blocks, window) for blocks, window in zip(tables, windows, strict=True)
+            ),
         )
         rows.append(model.logits(model.forward(batch)).double().log_softmax(-1))
     return torch.cat(rows), float((cache.float().abs() == torch.finfo(dtype).max).double().mean())

@@ -9,6 +9,7 @@ import numpy.typing as npt
 Ids = Sequence[int]
 Ints = npt.NDArray[np.int32]
 Pairs = list[tuple[int, int]]  # (source, destination)
+Strips = tuple[Sequence[int], int, int]  # windows, interval, most_chunk: as in csrc/cache/strips.h
 
 with_cuda: bool
 beam_group_bytes: int
@@ -121,7 +122,7 @@ class StackHeads:
     num_heads: int
     scale: float
     cache_layer: int
-    plan: int
+    strip: int
     q_norm: int
     k_norm: int
     norms_rows: bool
@@ -167,8 +168,9 @@ class StackSublayer:
 class StackStep:
     num_tokens: int
     positions: int
-    slots: int
+    def set_slots(self, slots: Sequence[int]) -> None: ...  # the address of each strip's
     def set_cache(self, kv_cache: int, kv_dtype: int, kv_sizes: KvSizes) -> None: ...
+    # Of each strip.
     def set_plans(self, plans: Sequence[AttentionPlan], cross: AttentionPlan | None) -> None: ...
     def set_read(self, rows: int, num_rows: int, attention: AttentionPlan) -> None: ...
     def set_tap(self, tap: tuple[int, int, int, int]) -> None: ...
@@ -355,13 +357,21 @@ class NgramIndex:  # where runs of n tokens or more came before in a text that g
 
 class BlockPool:  # block 0, the null block, is never handed out; a freed one stays findable until it is reused
     # hash_bits below 32 make collisions in the prefix index likely, for tests
-    def __init__(self, num_blocks: int, block_size: int, prefix_index: bool = True, hash_bits: int = 32) -> None: ...
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_index: bool = True, hash_bits: int = 32, strips: Strips = ...
+    ) -> None: ...
+    windows: Final[list[int]]
+    num_strips: Final[int]  # blocks that hold the same tokens
+    num_whole_strips: Final[int]  # those of them that keep all tokens
+    slides: Final[bool]  # whether others do not
+    # The most blocks that a lease of so many tokens holds of strips with windows.
+    def most_leased_of_windows(self, num_tokens: int, num_prompt: int) -> int: ...
     num_blocks: Final[int]  # with the null block
     block_size: Final[int]
     num_free: Final[int]
     num_used: Final[int]  # num_blocks - 1 - num_free
     usage: Final[float]  # num_used as a part of what is usable
-    num_indexed: Final[int]  # blocks in the prefix index
+    num_indexed: Final[int]  # nodes of the prefix index: of a row of blocks each
     num_roots: Final[int]  # salts that have blocks there
     def indexed_blocks(self) -> Ints: ...  # the blocks in the prefix index; O(num_blocks)
     def ref_count(self, block: int) -> int: ...
@@ -378,9 +388,10 @@ class BlockPool:  # block 0, the null block, is never handed out; a freed one st
     def clear_index(self) -> None: ...  # forgets all prefixes; content and references stay
     def check(self) -> None: ...  # Error naming the first broken invariant; O(num_blocks)
 
-class BlockEpochs:  # (block, epoch) of blocks that a table once had, in order; a sequence of pairs serves as one
+class BlockEpochs:  # (block, epoch) of entries that a table once had, in order; a sequence of pairs serves as one
     def __init__(self, pairs: Sequence[tuple[int, int]] = ()) -> None: ...
-    def num_left(self, pool: BlockPool) -> int: ...  # how many at the beginning still hold what they held
+    # Those that still hold what they held, up to where nobody can continue from.
+    def num_left(self, pool: BlockPool) -> int: ...
     def num_held(self, pool: BlockPool) -> int: ...  # those of them that somebody owns
     def blocks_left(self, pool: BlockPool) -> Ints: ...  # as many blocks as num_left
     def __len__(self) -> int: ...
@@ -388,15 +399,24 @@ class BlockEpochs:  # (block, epoch) of blocks that a table once had, in order; 
 
 class BlockTable:  # of one sequence, freed when it is collected; the salt divides the prefix index, compared exactly
     def __init__(self, pool: BlockPool, salt: bytes = b"") -> None: ...
-    @staticmethod  # a table of the unbroken beginning of `blocks` that is still there, and its number of blocks
-    def adopt(
-        pool: BlockPool, salt: bytes, blocks: BlockEpochs | Sequence[tuple[int, int]]
-    ) -> tuple[BlockTable, int]: ...
-    # On an empty table: takes the indexed full blocks of tokens[:limit]; returns the tokens they cover.
+    @staticmethod  # a table of the unbroken beginning of `blocks` that is still there; windows may have gaps
+    def adopt(pool: BlockPool, salt: bytes, blocks: BlockEpochs | Sequence[tuple[int, int]]) -> BlockTable: ...
+    # What it keeps of its windows: what the next token sees; and what leases keep; everything.
+    def keep_window(self) -> None: ...
+    def keep_for_lease(self, num_prompt: int) -> None: ...
+    def keep_all(self) -> None: ...
+    def slide(self, position: int) -> None: ...  # gives back what a sequence that goes on there does not keep
+    def servable(self, limit: int) -> int: ...  # the most tokens up to it behind which a sequence can go on
+    def copyable(self, num_tokens: int) -> int: ...  # of them, those that end in slots that a plan may copy
+    # On an empty table: takes the indexed full rows of tokens[:limit]; returns the tokens they cover.
     def match_prefix(self, tokens: TokenList, limit: int) -> int: ...
     # Then: takes the block that shares the longest head with the tokens that follow; the head's length, 0: nothing.
     def match_partial(self, tokens: TokenList, limit: int) -> int: ...
     def blocks_needed(self, begin: int, end: int) -> int: ...  # that try_prepare_write(begin, end) would take
+    # Device blocks that must be free to go on from `computed` to `num_tokens`, with those that are on the host.
+    def blocks_to_reach(self, computed: int, num_tokens: int) -> int: ...
+    # Appends rows up to num_tokens, with blocks of its own where `present` says so, entry by entry; False: too few.
+    def try_append(self, present: Sequence[bool], num_tokens: int) -> bool: ...
     # Makes positions [begin, end) writable; the copies to make first. None: too few blocks, nothing has changed.
     # Positions from `end` on hold nothing afterwards. Blocks that others can see are replaced, never rewritten.
     def try_prepare_write(self, begin: int, end: int) -> Pairs | None: ...
@@ -406,15 +426,16 @@ class BlockTable:  # of one sequence, freed when it is collected; the salt divid
     def fork(self) -> BlockTable: ...
     def slice_to(self, num_tokens: int) -> BlockTable: ...  # shares the blocks that cover the first ones
     def truncate(self, num_tokens: int) -> None: ...
-    def share_front(self, other: BlockTable, num_blocks: int) -> None: ...  # takes the other's, which hold the same
+    def share_front(self, other: BlockTable, num_rows: int) -> None: ...  # takes the other's, which hold the same
     def free(self) -> None: ...  # idempotent; the table is empty afterwards and can be used again
     def epochs(self) -> BlockEpochs: ...  # of the leading blocks on the device, for adopt()
     blocks: Final[list[int]]  # of the device as b, of the host as -b: engine/cache/entries.py tells them apart
-    num_blocks: Final[int]
+    entries: Final[list[int]]  # the same, row by row, a strip beside the other; 0 where a window has nothing any more
+    capacity: Final[int]  # tokens that its rows cover
     num_shared: Final[int]  # blocks that another table holds too
     num_on_host: Final[int]
     resident: Final[bool]  # all are on the device; else it cannot be matched, written, committed or scheduled
-    def __len__(self) -> int: ...  # num_blocks
+    def __len__(self) -> int: ...  # blocks that it holds
 
 class BeamEpochs:  # the BlockEpochs of several ended beams, not yet made objects
     def num_left(self, pool: BlockPool) -> int: ...  # of all beams together
@@ -448,14 +469,14 @@ def try_swap_out(tables: Sequence[BlockTable], host: BlockPool) -> Pairs | None:
 def swap_out_some(tables: Sequence[BlockTable], host: BlockPool, most: int) -> Pairs: ...
 def try_swap_in(tables: Sequence[BlockTable], device: BlockPool) -> Pairs | None: ...  # all of the tables' host blocks
 
-class Batch:  # arrays of a step as StepPlan wants them: T tokens, S sequences, MB columns
+class Batch:  # arrays of a step as StepPlan wants them: T tokens, S sequences, MB columns, G strips
     input_ids: Final[Ints]  # [T]
     input_rows: Final[Ints]  # [T]
     positions: Final[Ints]  # [T]
     query_start: Final[Ints]  # [S + 1]
     seq_lens: Final[Ints]  # [S]
-    slot_mapping: Final[npt.NDArray[np.int64]]  # [T]
-    block_tables: Final[Ints]  # [S, MB]
+    slot_mapping: Final[npt.NDArray[np.int64]]  # [G, T]
+    block_tables: Final[Ints]  # [G, S, MB]
 
 def gather_tables(tables: Sequence[BlockTable]) -> Ints: ...  # [S, MB] of resident ones, padded with block 0
 

@@ -137,8 +137,8 @@ class EngineConfig:
     host_cache_gb: float = option(4.0, "host memory in GiB that leases and preempted requests may move to")
     state_interval: int | None = option(
         None,
-        "tokens between two states that recurrent layers keep for those who continue from the middle; default: as many "
-        "as have keys and values of the size of a state",
+        "tokens between two positions that sliding windows and states of recurrent layers are kept of, for those who "
+        "continue from the middle; default: 4096, of recurrent layers as many as have keys and values of that size",
     )
     default_ttl: float = option(300.0, "seconds that `retain: true` leases for")
     max_ttl: float = option(86400.0, "longest lease in seconds")

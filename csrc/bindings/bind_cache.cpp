@@ -1,4 +1,4 @@
-// The cache core in Python: TokenList, BlockPool, BlockTable, swap, batch preparation.
+// The cache core in Python: TokenList, BlockPool, BlockTable, BeamTables, swap.
 #include <pybind11/numpy.h>
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/fields.h"
-#include "cache/batch.h"
+#include "bindings/tables.h"
 #include "cache/beam_tables.h"
 #include "cache/block_pool.h"
 #include "cache/block_table.h"
@@ -23,10 +22,6 @@ PYBIND11_MAKE_OPAQUE(std::vector<bequest::BlockEpoch>)
 namespace py = pybind11;
 
 namespace bequest {
-
-template <>
-inline constexpr auto fields_of<BatchShape> =
-    std::tuple(&BatchShape::num_tokens, &BatchShape::num_rows, &BatchShape::columns);
 
 namespace {
 
@@ -50,13 +45,6 @@ py::array_t<int32_t> to_array(const std::vector<BlockCopy>& copies) {
   py::array_t<int32_t> pairs({static_cast<ssize_t>(copies.size()), ssize_t{2}});
   std::copy_n(reinterpret_cast<const int32_t*>(copies.data()), 2 * copies.size(), pairs.mutable_data());
   return pairs;
-}
-
-std::vector<BlockTable*> to_tables(const py::sequence& tables) {
-  std::vector<BlockTable*> pointers;
-  pointers.reserve(tables.size());
-  for (const py::handle table : tables) pointers.push_back(&table.cast<BlockTable&>());
-  return pointers;
 }
 
 // --- TokenList
@@ -152,10 +140,40 @@ py::array_t<int32_t> indexed_blocks(const BlockPool& pool) {
   return py::array_t<int32_t>(static_cast<py::ssize_t>(found.size()), found.data());
 }
 
+// Blocks of all strips that a lease of `num_tokens` tokens may hold, beside those of strips that keep them
+// all.
+int64_t most_leased_of_windows(const BlockPool& pool, int64_t num_tokens, int64_t num_prompt) {
+  int64_t most = 0;
+  for (int32_t s = 0; s < pool.strips().count(); ++s) {
+    if (!pool.strips().is_whole(s)) most += pool.strips().most_leased(s, num_tokens, num_prompt);
+  }
+  return most;
+}
+
+int32_t num_whole(const BlockPool& pool) {
+  int32_t count = 0;
+  for (int32_t s = 0; s < pool.strips().count(); ++s) count += pool.strips().is_whole(s);
+  return count;
+}
+
+using StripSizes = std::tuple<std::vector<int64_t>, int64_t, int64_t>;  // windows, interval, most_chunk
+
+std::shared_ptr<BlockPool> make_pool(int32_t num_blocks, int32_t block_size, bool prefix_index, int hash_bits,
+                                     const StripSizes& strips) {
+  const auto& [windows, interval, most_chunk] = strips;
+  return std::make_shared<BlockPool>(
+      num_blocks, block_size, Strips(windows, block_size, interval, most_chunk), prefix_index, hash_bits);
+}
+
 void bind_block_pool(py::module_& m) {
   py::class_<BlockPool, std::shared_ptr<BlockPool>>(m, "BlockPool")
-      .def(py::init<int32_t, int32_t, bool, int>(), py::arg("num_blocks"), py::arg("block_size"),
-           py::arg("prefix_index") = true, py::arg("hash_bits") = 32)
+      .def(py::init(&make_pool), py::arg("num_blocks"), py::arg("block_size"), py::arg("prefix_index") = true,
+           py::arg("hash_bits") = 32, py::arg("strips") = StripSizes{{0}, 1, 0})
+      .def_property_readonly("windows", [](const BlockPool& pool) { return pool.strips().windows(); })
+      .def_property_readonly("num_strips", [](const BlockPool& pool) { return pool.strips().count(); })
+      .def_property_readonly("num_whole_strips", &num_whole)
+      .def_property_readonly("slides", [](const BlockPool& pool) { return pool.strips().slides(); })
+      .def("most_leased_of_windows", &most_leased_of_windows, py::arg("num_tokens"), py::arg("num_prompt"))
       .def_property_readonly("num_blocks", &BlockPool::num_blocks)
       .def_property_readonly("block_size", &BlockPool::block_size)
       .def_property_readonly("num_free", &BlockPool::num_free)
@@ -179,11 +197,17 @@ void bind_block_pool(py::module_& m) {
 
 // --- BlockTable
 
-std::pair<BlockTable, int32_t> adopt(std::shared_ptr<BlockPool> pool, const py::bytes& salt,
-                                     const BlockEpochs& blocks) {
-  BlockTable table = BlockTable::adopt(std::move(pool), salt, blocks);
-  const int32_t num_blocks = table.num_blocks();
-  return {std::move(table), num_blocks};
+BlockTable adopt(std::shared_ptr<BlockPool> pool, const py::bytes& salt, const BlockEpochs& blocks) {
+  return BlockTable::adopt(std::move(pool), salt, blocks);
+}
+
+// The blocks of a table, strip beside strip, without what windows gave back.
+std::vector<int32_t> held(const std::vector<int32_t>& entries) {
+  std::vector<int32_t> blocks;
+  blocks.reserve(entries.size());
+  std::copy_if(entries.begin(), entries.end(), std::back_inserter(blocks),
+               [](int32_t entry) { return entry != kNullBlock; });
+  return blocks;
 }
 
 BlockEpochs to_epochs(const py::sequence& pairs) {
@@ -196,22 +220,38 @@ BlockEpochs to_epochs(const py::sequence& pairs) {
   return blocks;
 }
 
+// Calls visit(block) for those that still hold what they held, from the first on until a strip that keeps all
+// tokens has lost one.
+template <class Visit>
+void for_each_left(const BlockEpochs& blocks, const BlockPool& pool, Visit visit) {
+  const auto strips = static_cast<size_t>(pool.strips().count());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto [block, epoch] = blocks[i];
+    if (block != kNullBlock && pool.epoch(block) == epoch) {
+      visit(block);
+    } else if (pool.strips().is_whole(static_cast<int32_t>(i % strips))) {
+      return;
+    }
+  }
+}
+
 size_t num_left(const BlockEpochs& blocks, const BlockPool& pool) {
-  const auto gone = std::find_if(blocks.begin(), blocks.end(),
-                                 [&](const BlockEpoch& b) { return pool.epoch(b.block) != b.epoch; });
-  return gone - blocks.begin();
+  size_t left = 0;
+  for_each_left(blocks, pool, [&](BlockId) { ++left; });
+  return left;
 }
 
 size_t num_held(const BlockEpochs& blocks, const BlockPool& pool) {
-  return std::count_if(blocks.begin(), blocks.begin() + num_left(blocks, pool),
-                       [&](const BlockEpoch& b) { return pool.ref_count(b.block) > 0; });
+  size_t held = 0;
+  for_each_left(blocks, pool, [&](BlockId block) { held += pool.ref_count(block) > 0; });
+  return held;
 }
 
 // The blocks at the beginning that still hold what they held.
 py::array_t<int32_t> blocks_left(const BlockEpochs& blocks, const BlockPool& pool) {
-  py::array_t<int32_t> left(static_cast<py::ssize_t>(num_left(blocks, pool)));
-  for (py::ssize_t i = 0; i < left.size(); ++i) left.mutable_at(i) = blocks[i].block;
-  return left;
+  std::vector<int32_t> left;
+  for_each_left(blocks, pool, [&](BlockId block) { left.push_back(block); });
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(left.size()), left.data());
 }
 
 // Most are never looked at, so that they are not made Python objects when a request ends.
@@ -240,7 +280,18 @@ void bind_block_table(py::module_& m) {
       .def_static("adopt", &adopt, py::arg("pool"), py::arg("salt"), py::arg("blocks"))
       .def("match_prefix", &BlockTable::match_prefix, py::arg("tokens"), py::arg("limit"))
       .def("match_partial", &BlockTable::match_partial, py::arg("tokens"), py::arg("limit"))
+      .def("keep_window", [](BlockTable& table) { table.keep({}); })
+      .def(
+          "keep_for_lease",
+          [](BlockTable& table, int64_t num_prompt) { table.keep({Keeping::What::kLease, num_prompt}); },
+          py::arg("num_prompt"))
+      .def("keep_all", [](BlockTable& table) { table.keep({Keeping::What::kAll}); })
+      .def("slide", &BlockTable::slide, py::arg("position"))
+      .def("servable", &BlockTable::servable, py::arg("limit"))
+      .def("copyable", &BlockTable::copyable, py::arg("num_tokens"))
       .def("blocks_needed", &BlockTable::blocks_needed, py::arg("begin"), py::arg("end"))
+      .def("blocks_to_reach", &BlockTable::blocks_to_reach, py::arg("computed"), py::arg("num_tokens"))
+      .def("try_append", &BlockTable::try_append, py::arg("present"), py::arg("num_tokens"))
       .def(
           "try_prepare_write",
           [](BlockTable& table, int64_t begin, int64_t end) {
@@ -252,15 +303,16 @@ void bind_block_table(py::module_& m) {
       .def("fork", &BlockTable::fork)
       .def("slice_to", &BlockTable::slice_to, py::arg("num_tokens"))
       .def("truncate", &BlockTable::truncate, py::arg("num_tokens"))
-      .def("share_front", &BlockTable::share_front, py::arg("other"), py::arg("num_blocks"))
+      .def("share_front", &BlockTable::share_front, py::arg("other"), py::arg("num_rows"))
       .def("free", &BlockTable::free)
       .def("epochs", &BlockTable::epochs)
-      .def_property_readonly("blocks", &BlockTable::entries)
-      .def_property_readonly("num_blocks", &BlockTable::num_blocks)
+      .def_property_readonly("blocks", [](const BlockTable& table) { return held(table.entries()); })
+      .def_property_readonly("entries", &BlockTable::entries)
+      .def_property_readonly("capacity", &BlockTable::capacity)
       .def_property_readonly("num_shared", &BlockTable::num_shared)
       .def_property_readonly("num_on_host", &BlockTable::num_on_host)
       .def_property_readonly("resident", &BlockTable::resident)
-      .def("__len__", &BlockTable::num_blocks);
+      .def("__len__", &BlockTable::num_held);
 }
 
 // --- BeamTables
@@ -278,7 +330,8 @@ size_t num_left_of_all(const BeamEpochs& epochs, const BlockPool& pool) {
 // [blocks of the ended beam at each place]; empty where its table was taken.
 std::vector<std::vector<int32_t>> ended_blocks(const BeamTables& beams) {
   std::vector<std::vector<int32_t>> blocks;
-  for (const auto& table : beams.ended()) blocks.push_back(table ? table->entries() : std::vector<int32_t>{});
+  for (const auto& table : beams.ended())
+    blocks.push_back(table ? held(table->entries()) : std::vector<int32_t>{});
   return blocks;
 }
 
@@ -311,7 +364,7 @@ void bind_beam_tables(py::module_& m) {
           "fork", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).fork(); },
           py::arg("beam"))
       .def(
-          "blocks", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).entries(); },
+          "blocks", [](const BeamTables& beams, int32_t beam) { return held(beams.table(beam).entries()); },
           py::arg("beam"))
       .def(
           "end", [](BeamTables& beams, const Ints& rows) { return beams.end(span_of(rows)); },
@@ -350,113 +403,6 @@ void bind_swap(py::module_& m) {
         return to_pairs(try_swap_in(to_tables(tables), device));
       },
       py::arg("tables"), py::arg("device"));
-}
-
-// --- Batch
-
-struct Batch {
-  py::array_t<int32_t> input_ids;     // [T]
-  py::array_t<int32_t> input_rows;    // [T]
-  py::array_t<int32_t> positions;     // [T]
-  py::array_t<int32_t> query_start;   // [S + 1]
-  py::array_t<int32_t> seq_lens;      // [S]
-  py::array_t<int64_t> slot_mapping;  // [T]
-  py::array_t<int32_t> block_tables;  // [S, MB]
-
-  explicit Batch(const BatchShape& shape)
-      : input_ids(shape.num_tokens),
-        input_rows(shape.num_tokens),
-        positions(shape.num_tokens),
-        query_start(shape.num_rows + 1),
-        seq_lens(shape.num_rows),
-        slot_mapping(shape.num_tokens),
-        block_tables({shape.num_rows, shape.columns}) {}
-
-  BatchBuffers buffers(const BatchShape& shape) {
-    return {.shape = shape,
-            .input_ids = input_ids.mutable_data(),
-            .input_rows = input_rows.mutable_data(),
-            .positions = positions.mutable_data(),
-            .query_start = query_start.mutable_data(),
-            .seq_lens = seq_lens.mutable_data(),
-            .slot_mapping = slot_mapping.mutable_data(),
-            .block_tables = block_tables.mutable_data()};
-  }
-};
-
-std::span<const int32_t> known_from(const TokenList& tokens, int64_t position) {
-  const std::span all(tokens.data(), tokens.size());
-  return all.subspan(std::clamp<int64_t>(position, 0, static_cast<int64_t>(all.size())));
-}
-
-// One row per table, and one per beam where there are BeamTables instead.
-std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& tokens,
-                              const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                              const std::vector<int32_t>& last_rows) {
-  const size_t count = tables.size();
-  check(tokens.size() == count && computed.size() == count && scheduled.size() == count &&
-            last_rows.size() == count,
-        "tables, tokens, computed, scheduled and last_rows have one element per sequence");
-  std::vector<BatchRow> rows;
-  rows.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    const py::object item = tables[i];
-    if (py::isinstance<BeamTables>(item)) {
-      const auto& beams = item.cast<const BeamTables&>();
-      check(scheduled[i] == 1, "beams compute one token each");
-      for (int32_t b = 0; b < beams.size(); ++b)
-        rows.push_back({&beams.table(b), std::span(&beams.tokens().at(b), 1), computed[i], 1, last_rows[i]});
-    } else {
-      const auto known = known_from(tokens[i].cast<const TokenList&>(), computed[i]);
-      rows.push_back({&item.cast<const BlockTable&>(), known, computed[i], scheduled[i], last_rows[i]});
-    }
-  }
-  return rows;
-}
-
-Batch prepare_batch(const py::sequence& tables, const py::sequence& tokens,
-                    const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                    const std::vector<int32_t>& last_rows, const BatchShape& room) {
-  const std::vector<BatchRow> rows = to_rows(tables, tokens, computed, scheduled, last_rows);
-  BatchShape shape = measure_batch(rows);
-  if (room.num_tokens > 0) shape.num_tokens = room.num_tokens;
-  if (room.num_rows > 0) shape.num_rows = room.num_rows;
-  if (room.columns > 0) shape.columns = room.columns;
-  Batch batch(shape);
-  write_batch(rows, batch.buffers(shape));
-  return batch;
-}
-
-// [S, MB]: the blocks of each table, padded with the null block.
-py::array_t<int32_t> gather_tables(const py::sequence& tables) {
-  const std::vector<BlockTable*> rows = to_tables(tables);
-  ssize_t columns = 0;
-  for (const BlockTable* table : rows) {
-    check(table->resident(), "a table that was swapped out cannot be scheduled");
-    columns = std::max<ssize_t>(columns, table->num_blocks());
-  }
-  py::array_t<int32_t> gathered({static_cast<ssize_t>(rows.size()), columns});
-  int32_t* out = gathered.mutable_data();
-  for (const BlockTable* table : rows) {
-    const auto& entries = table->entries();
-    std::fill(std::copy(entries.begin(), entries.end(), out), out + columns, kNullBlock);
-    out += columns;
-  }
-  return gathered;
-}
-
-void bind_batch(py::module_& m) {
-  py::class_<Batch>(m, "Batch")
-      .def_readonly("input_ids", &Batch::input_ids)
-      .def_readonly("input_rows", &Batch::input_rows)
-      .def_readonly("positions", &Batch::positions)
-      .def_readonly("query_start", &Batch::query_start)
-      .def_readonly("seq_lens", &Batch::seq_lens)
-      .def_readonly("slot_mapping", &Batch::slot_mapping)
-      .def_readonly("block_tables", &Batch::block_tables);
-  m.def("prepare_batch", &prepare_batch, py::arg("tables"), py::arg("tokens"), py::arg("computed"),
-        py::arg("scheduled"), py::arg("last_rows"), py::arg("room") = py::make_tuple(0, 0, 0));
-  m.def("gather_tables", &gather_tables, py::arg("tables"));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ void bind_parts(py::module_& m) {
       .def_readwrite("num_heads", &StackHeads::num_heads)
       .def_readwrite("scale", &StackHeads::scale)
       .def_readwrite("cache_layer", &StackHeads::cache_layer)
-      .def_readwrite("plan", &StackHeads::plan)
+      .def_readwrite("strip", &StackHeads::strip)
       .def_readwrite("norms_rows", &StackHeads::norms_rows)
       .def_readwrite("norm_eps", &StackHeads::norm_eps)
       .def_readwrite("num_positions", &StackHeads::num_positions)
@@ -106,6 +106,11 @@ void bind_step(py::module_& m) {
              step.kv_dtype = static_cast<DType>(kv_dtype);
              step.layout = layout_of(sizes);
            })
+      .def("set_slots",
+           [](StackStep& step, const std::vector<Address>& slots) {
+             step.slots.clear();
+             for (const Address address : slots) step.slots.push_back(pointer<const int64_t>(address));
+           })
       .def(
           "set_plans",
           [](StackStep& step, std::vector<const AttentionPlan*> plans, const AttentionPlan* cross) {
@@ -129,7 +134,6 @@ void bind_step(py::module_& m) {
                     false};
       });
   bind_address(step, "positions", &StackStep::positions);
-  bind_address(step, "slots", &StackStep::slots);
   py::class_<StackStream>(m, "StackStream")
       .def(py::init([](Address sum, Address added, bool pending, int64_t num_rows) {
         return StackStream{pointer<float>(sum), pointer<float>(added), pending, num_rows};
@@ -160,7 +164,7 @@ void bind_stack(py::module_& m) {
             {pointer<const float>(x), product.weight, product.format, product.bias, pointer<float>(out),
              step.num_tokens, product.out_features, product.in_features, product.in_features},
             {product.out_features - keys_and_values, static_cast<BFloat16*>(step.kv_cache), step.layout,
-             layer, step.slots});
+             layer, step.slots.at(0)});
       },
       py::call_guard<py::gil_scoped_release>());
   py::class_<LayerStack>(m, "LayerStack")

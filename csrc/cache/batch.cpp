@@ -34,24 +34,37 @@ void write_tokens(const BatchRow& row, int32_t* input_ids, int32_t* input_rows) 
 }
 
 // One run of consecutive slots per block.
-void write_slots(const BatchRow& row, int64_t* slots) {
-  const int64_t bs = row.table->pool().block_size();
+void write_slots(const BatchRow& row, int64_t strip, int64_t* slots) {
+  const int64_t bs = row.table->pool().block_size(), strips = row.table->num_strips();
   const int64_t end = row.computed + row.scheduled;
   for (int64_t position = row.computed; position < end;) {
     const int64_t run = std::min(end, (position / bs + 1) * bs) - position;
-    const int64_t slot = int64_t{row.table->entries()[position / bs]} * bs + position % bs;
-    std::iota(slots, slots + run, slot);
+    const int64_t block = row.table->entries()[position / bs * strips + strip];
+    std::iota(slots, slots + run, block * bs + position % bs);
     slots += run;
     position += run;
   }
+}
+
+void write_blocks(const BatchRow& row, int64_t strip, int64_t columns, int32_t* blocks) {
+  const int64_t used = blocks_used(row), strips = row.table->num_strips();
+  const int32_t* entries = row.table->entries().data() + strip;
+  if (strips == 1) {
+    std::copy_n(entries, used, blocks);
+  } else {
+    for (int64_t i = 0; i < used; ++i) blocks[i] = entries[i * strips];
+  }
+  std::fill_n(blocks + used, columns - used, kNullBlock);
 }
 
 }  // namespace
 
 BatchShape measure_batch(std::span<const BatchRow> rows) {
   BatchShape shape{0, static_cast<int64_t>(rows.size()), 0};
+  if (!rows.empty()) shape.strips = rows[0].table->num_strips();
   for (const BatchRow& row : rows) {
     check_row(row);
+    check(row.table->num_strips() == shape.strips, "tables of one step are of one cache");
     shape.num_tokens += row.scheduled;
     shape.columns = std::max(shape.columns, blocks_used(row));
   }
@@ -64,18 +77,20 @@ void write_batch(std::span<const BatchRow> rows, const BatchBuffers& out) {
   check(least.num_tokens <= out.shape.num_tokens, "the buffers hold too few tokens");
   check(least.num_rows <= out.shape.num_rows, "the buffers hold too few rows");
   check(least.columns <= out.shape.columns, "a sequence has more blocks than the block tables have columns");
+  check(rows.empty() || least.strips == out.shape.strips, "the buffers are of another cache");
 
+  const int64_t strips = out.shape.strips;
   int64_t t = 0, s = 0;
   for (const BatchRow& row : rows) {
     out.query_start[s] = static_cast<int32_t>(t);
     out.seq_lens[s] = static_cast<int32_t>(row.computed + row.scheduled);
     write_tokens(row, out.input_ids + t, out.input_rows + t);
     std::iota(out.positions + t, out.positions + t + row.scheduled, static_cast<int32_t>(row.computed));
-    write_slots(row, out.slot_mapping + t);
-    int32_t* blocks = out.block_tables + s * out.shape.columns;
-    const int64_t used = blocks_used(row);
-    std::copy_n(row.table->entries().begin(), used, blocks);
-    std::fill_n(blocks + used, out.shape.columns - used, kNullBlock);
+    for (int64_t g = 0; g < strips; ++g) {
+      write_slots(row, g, out.slot_mapping + g * out.shape.num_tokens + t);
+      write_blocks(row, g, out.shape.columns,
+                   out.block_tables + (g * out.shape.num_rows + s) * out.shape.columns);
+    }
     t += row.scheduled;
     ++s;
   }
@@ -85,10 +100,13 @@ void write_batch(std::span<const BatchRow> rows, const BatchBuffers& out) {
   std::fill_n(out.input_ids + t, pad_tokens, 0);
   std::fill_n(out.input_rows + t, pad_tokens, kNoRow);
   std::fill_n(out.positions + t, pad_tokens, 0);
-  std::fill_n(out.slot_mapping + t, pad_tokens, kNoSlot);
+  for (int64_t g = 0; g < strips; ++g) {
+    std::fill_n(out.slot_mapping + g * out.shape.num_tokens + t, pad_tokens, kNoSlot);
+    std::fill_n(out.block_tables + (g * out.shape.num_rows + s) * out.shape.columns,
+                pad_rows * out.shape.columns, kNullBlock);
+  }
   std::fill_n(out.query_start + s, pad_rows + 1, static_cast<int32_t>(t));
   std::fill_n(out.seq_lens + s, pad_rows, 0);
-  std::fill_n(out.block_tables + s * out.shape.columns, pad_rows * out.shape.columns, kNullBlock);
 }
 
 }  // namespace bequest

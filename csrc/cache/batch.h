@@ -27,6 +27,7 @@ struct BatchShape {
   int64_t num_tokens;  // T
   int64_t num_rows;    // S
   int64_t columns;     // MB
+  int64_t strips = 1;  // G
 };
 
 // Where a batch is written, with room for `shape`; e.g. pinned staging buffers of a captured graph.
@@ -37,8 +38,8 @@ struct BatchBuffers {
   int32_t* positions;     // [T]
   int32_t* query_start;   // [S + 1]  row s has tokens [query_start[s], query_start[s + 1])
   int32_t* seq_lens;      // [S]      computed tokens after the step
-  int64_t* slot_mapping;  // [T]      block * BS + slot in the block, or kNoSlot
-  int32_t* block_tables;  // [S, MB]
+  int64_t* slot_mapping;  // [G, T]   block * BS + slot in the block, or kNoSlot
+  int32_t* block_tables;  // [G, S, MB]
 };
 
 // Checks the rows and returns the smallest shape that holds them.

@@ -80,7 +80,7 @@ BeamEpochs BeamTables::epochs(std::span<const int32_t> places, std::span<const i
     const BlockTable& table = places[i] == kNoPlace ? tables_.at(rows[i]) : ended_at(places[i]);
     const int64_t bs = table.pool().block_size();
     BlockEpochs& blocks = epochs.beams.emplace_back(table.epochs());
-    blocks.resize(std::min<size_t>(blocks.size(), (num_tokens[i] + bs - 1) / bs));
+    blocks.resize(std::min<size_t>(blocks.size(), (num_tokens[i] + bs - 1) / bs * table.num_strips()));
   }
   return epochs;
 }

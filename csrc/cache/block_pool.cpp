@@ -8,13 +8,13 @@
 
 namespace bequest {
 
-BlockPool::BlockPool(int32_t num_blocks, int32_t block_size, bool prefix_index, int hash_bits)
-    : block_size_(block_size) {
+BlockPool::BlockPool(int32_t num_blocks, int32_t block_size, Strips strips, bool prefix_index, int hash_bits)
+    : block_size_(block_size), strips_(std::move(strips)) {
   check(num_blocks >= 1, "a pool has at least the null block");
   check(block_size >= 1, "a block has at least one slot");
   blocks_.resize(num_blocks);
   for (BlockId b = 1; b < num_blocks; ++b) push_youngest(b);
-  if (prefix_index) index_ = std::make_unique<PrefixIndex>(num_blocks, block_size, hash_bits);
+  if (prefix_index) index_ = std::make_unique<PrefixIndex>(num_blocks, block_size, strips_, hash_bits);
 }
 
 size_t BlockPool::checked(BlockId block) const {
@@ -41,7 +41,7 @@ void BlockPool::unlink(BlockId block) {
 BlockId BlockPool::allocate() {
   check(num_free_ > 0, "the pool has no free block");
   const BlockId block = blocks_[kNullBlock].next;
-  if (indexed(block)) index_->erase(block);
+  if (indexed(block)) index_->drop_block(block);
   unlink(block);
   Block& b = blocks_[block];
   b.references = 1;

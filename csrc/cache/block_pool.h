@@ -13,14 +13,19 @@
 #include <vector>
 
 #include "cache/prefix_index.h"
+#include "cache/strips.h"
 
 namespace bequest {
 
 class BlockPool {
  public:
   // `hash_bits` is the prefix index's, for tests.
-  BlockPool(int32_t num_blocks, int32_t block_size, bool prefix_index = true, int hash_bits = 32);
+  BlockPool(int32_t num_blocks, int32_t block_size, Strips strips, bool prefix_index = true,
+            int hash_bits = 32);
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
 
+  const Strips& strips() const { return strips_; }
   int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
   int32_t block_size() const { return block_size_; }
   int32_t num_free() const { return num_free_; }
@@ -87,6 +92,7 @@ class BlockPool {
   void unlink(BlockId block);
 
   const int32_t block_size_;
+  const Strips strips_;
   int32_t num_free_ = 0;
   bool planning_ = false;
   uint64_t plan_ = 0;             // counts plans; the one that is open, or was last

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "core/check.h"
 
@@ -28,15 +29,24 @@ uint32_t low_bits(int count) {
   return static_cast<uint32_t>((uint64_t{1} << count) - 1);
 }
 
+// With a strip that keeps all tokens every node has a block there. Without one, tokens that slid out stay as
+// nodes while something below them can be served: a few times as many as there are blocks is plenty.
+size_t most_nodes(int32_t num_blocks, const Strips& strips) {
+  return size_t(num_blocks) * (strips.keeps_some_whole() ? 1 : 4);
+}
+
 }  // namespace
 
-PrefixIndex::PrefixIndex(int32_t num_blocks, int32_t block_size, int hash_bits)
+PrefixIndex::PrefixIndex(int32_t num_blocks, int32_t block_size, const Strips& strips, int hash_bits)
     : block_size_(block_size),
+      strips_(strips),
       hash_mask_(low_bits(hash_bits)),
       seed_(random_seed()),
-      nodes_(num_blocks),
-      tokens_(new int32_t[size_t(num_blocks) * block_size]),  // not set: most of it may never be touched
-      buckets_(std::bit_ceil(static_cast<uint32_t>(num_blocks)), kNullBlock) {}
+      nodes_(most_nodes(num_blocks, strips)),
+      blocks_(nodes_.size() * strips.count(), kNullBlock),
+      node_of_(num_blocks, kNoNode),
+      tokens_(new int32_t[nodes_.size() * block_size]),  // not set: most of it may never be touched
+      buckets_(std::bit_ceil(nodes_.size()), kNoNode) {}
 
 uint32_t PrefixIndex::hash(Parent parent, const int32_t* tokens) const {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
@@ -51,17 +61,29 @@ uint32_t PrefixIndex::hash(Parent parent, const int32_t* tokens) const {
   return static_cast<uint32_t>(mix(h, kOdd)) & hash_mask_;
 }
 
-BlockId& PrefixIndex::first_child(Parent parent) {
+NodeId& PrefixIndex::first_child(Parent parent) {
   return parent > 0 ? nodes_[parent].first_child : roots_[root_slot(parent)].first_child;
 }
 
-BlockId PrefixIndex::first_child(Parent parent) const {
+NodeId PrefixIndex::first_child(Parent parent) const {
   return parent > 0 ? nodes_[parent].first_child : roots_[root_slot(parent)].first_child;
 }
 
-bool PrefixIndex::holds(BlockId block, Parent parent, const int32_t* tokens) const {
-  return nodes_[block].parent == parent &&
-         std::memcmp(tokens_of(block), tokens, size_t(block_size_) * sizeof(int32_t)) == 0;
+bool PrefixIndex::holds(NodeId node, Parent parent, const int32_t* tokens) const {
+  return nodes_[node].parent == parent &&
+         std::memcmp(tokens_of(node), tokens, size_t(block_size_) * sizeof(int32_t)) == 0;
+}
+
+bool PrefixIndex::has_blocks(NodeId node) const {
+  const BlockId* blocks = blocks_.data() + size_t(node) * strips_.count();
+  return std::any_of(blocks, blocks + strips_.count(), [](BlockId block) { return block != kNullBlock; });
+}
+
+bool PrefixIndex::serves_inside(NodeId node) const {
+  for (int32_t s = 0; s < strips_.count(); ++s) {
+    if (block(node, s) == kNullBlock && !strips_.sees_itself_alone(s)) return false;
+  }
+  return true;
 }
 
 PrefixIndex::Parent PrefixIndex::find_root(std::string_view salt) const {
@@ -82,43 +104,71 @@ PrefixIndex::Parent PrefixIndex::make_root(std::string_view salt) {
   return -(slot + 1);
 }
 
-BlockId PrefixIndex::find(Parent parent, const int32_t* tokens) const {
-  for (BlockId b = bucket(hash(parent, tokens)); b != kNullBlock; b = nodes_[b].next_in_bucket) {
-    if (holds(b, parent, tokens)) return b;
+NodeId PrefixIndex::find(Parent parent, const int32_t* tokens) const {
+  for (NodeId n = bucket(hash(parent, tokens)); n != kNoNode; n = nodes_[n].next_in_bucket) {
+    if (holds(n, parent, tokens)) return n;
   }
-  return kNullBlock;
+  return kNoNode;
 }
 
-void PrefixIndex::insert(Parent parent, const int32_t* tokens, BlockId block) {
-  check(!contains(block), "a block enters the prefix index once");
-  std::copy_n(tokens, block_size_, tokens_.get() + size_t(block) * block_size_);
-  Node& node = nodes_[block];
+NodeId PrefixIndex::take_number() {
+  check(!is_full(), "the prefix index is full");
+  if (free_nodes_.empty()) return num_made_++;
+  const NodeId node = free_nodes_.back();
+  free_nodes_.pop_back();
+  return node;
+}
+
+NodeId PrefixIndex::insert(Parent parent, const int32_t* tokens) {
+  const NodeId number = take_number();
+  std::copy_n(tokens, block_size_, tokens_.get() + size_t(number) * block_size_);
+  Node& node = nodes_[number];
   node.parent = parent;
   node.hash = hash(parent, tokens);
 
-  BlockId& head = bucket(node.hash);
+  NodeId& head = bucket(node.hash);
   node.next_in_bucket = head;
-  if (head != kNullBlock) nodes_[head].prev_in_bucket = block;
-  head = block;
+  if (head != kNoNode) nodes_[head].prev_in_bucket = number;
+  head = number;
 
-  BlockId& eldest = first_child(parent);
+  NodeId& eldest = first_child(parent);
   node.next_sibling = eldest;
-  if (eldest != kNullBlock) nodes_[eldest].prev_sibling = block;
-  eldest = block;
+  if (eldest != kNoNode) nodes_[eldest].prev_sibling = number;
+  eldest = number;
   ++size_;
+  return number;
+}
+
+void PrefixIndex::put(NodeId node, int32_t strip, BlockId block) {
+  check(!contains(block), "a block enters the prefix index once");
+  BlockId& place = blocks_[size_t(node) * strips_.count() + strip];
+  check(place == kNullBlock, "a node has one block for each strip");
+  place = block;
+  node_of_[block] = node;
+}
+
+void PrefixIndex::drop_block(BlockId block) {
+  check(contains(block), "the block is not in the prefix index");
+  const NodeId node = node_of_[block];
+  BlockId* blocks = blocks_.data() + size_t(node) * strips_.count();
+  const auto strip = static_cast<int32_t>(std::find(blocks, blocks + strips_.count(), block) - blocks);
+  if (strips_.is_whole(strip)) return erase(node);
+  blocks[strip] = kNullBlock;
+  node_of_[block] = kNoNode;
+  prune(node);
 }
 
 // A root that loses its last child vanishes, so that salts do not pile up.
-void PrefixIndex::unlink_from_parent(BlockId block) {
-  const Node& node = nodes_[block];
-  if (node.next_sibling != kNullBlock) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
-  if (node.prev_sibling != kNullBlock) {
+void PrefixIndex::unlink_from_parent(NodeId number) {
+  const Node& node = nodes_[number];
+  if (node.next_sibling != kNoNode) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
+  if (node.prev_sibling != kNoNode) {
     nodes_[node.prev_sibling].next_sibling = node.next_sibling;
     return;
   }
-  BlockId& head = first_child(node.parent);
+  NodeId& head = first_child(node.parent);
   head = node.next_sibling;
-  if (head == kNullBlock && node.parent < 0) {
+  if (head == kNoNode && node.parent < 0) {
     const int32_t slot = root_slot(node.parent);
     roots_by_salt_.erase(roots_[slot].salt);
     roots_[slot].salt.clear();
@@ -126,30 +176,41 @@ void PrefixIndex::unlink_from_parent(BlockId block) {
   }
 }
 
-void PrefixIndex::drop_leaf(BlockId block) {
-  unlink_from_parent(block);
-  Node& node = nodes_[block];
-  if (node.next_in_bucket != kNullBlock) nodes_[node.next_in_bucket].prev_in_bucket = node.prev_in_bucket;
-  BlockId& before =
-      node.prev_in_bucket == kNullBlock ? bucket(node.hash) : nodes_[node.prev_in_bucket].next_in_bucket;
+void PrefixIndex::drop_leaf(NodeId number) {
+  unlink_from_parent(number);
+  Node& node = nodes_[number];
+  if (node.next_in_bucket != kNoNode) nodes_[node.next_in_bucket].prev_in_bucket = node.prev_in_bucket;
+  NodeId& before =
+      node.prev_in_bucket == kNoNode ? bucket(node.hash) : nodes_[node.prev_in_bucket].next_in_bucket;
   before = node.next_in_bucket;
   node = Node{.stamp = node.stamp + 1};
+  BlockId* blocks = blocks_.data() + size_t(number) * strips_.count();
+  for (int32_t s = 0; s < strips_.count(); ++s) node_of_[std::exchange(blocks[s], kNullBlock)] = kNoNode;
+  free_nodes_.push_back(number);
   --size_;
 }
 
 // Descends to a leaf, drops it, goes on from its parent: no recursion, a chain may be long.
-void PrefixIndex::erase(BlockId block) {
-  check(contains(block), "the block is not in the prefix index");
-  BlockId at = block;
+void PrefixIndex::erase(NodeId node) {
+  check(is_used(node), "the node is not in the prefix index");
+  NodeId at = node;
   while (true) {
-    if (nodes_[at].first_child != kNullBlock) {
+    if (nodes_[at].first_child != kNoNode) {
       at = nodes_[at].first_child;
       continue;
     }
     const Parent parent = nodes_[at].parent;
     drop_leaf(at);
-    if (at == block) return;
+    if (at == node) return;
     at = parent;
+  }
+}
+
+void PrefixIndex::prune(NodeId node) {
+  while (node > 0 && nodes_[node].first_child == kNoNode && !has_blocks(node)) {
+    const Parent parent = nodes_[node].parent;
+    drop_leaf(node);
+    node = parent;
   }
 }
 
@@ -157,15 +218,15 @@ void PrefixIndex::clear() {
   while (!roots_by_salt_.empty()) erase(roots_[roots_by_salt_.begin()->second].first_child);
 }
 
-std::pair<BlockId, int32_t> PrefixIndex::best_child(Parent parent, const int32_t* tokens,
-                                                    int32_t num_tokens) const {
-  std::pair<BlockId, int32_t> best{kNullBlock, 0};
+std::pair<NodeId, int32_t> PrefixIndex::best_child(Parent parent, const int32_t* tokens,
+                                                   int32_t num_tokens) const {
+  std::pair<NodeId, int32_t> best{kNoNode, 0};
   const int32_t longest = std::min(num_tokens, block_size_);
   int scanned = 0;
-  for (BlockId b = first_child(parent); b != kNullBlock && scanned < kScanLimit; b = nodes_[b].next_sibling) {
-    const int32_t* mine = tokens_of(b);
+  for (NodeId n = first_child(parent); n != kNoNode && scanned < kScanLimit; n = nodes_[n].next_sibling) {
+    const int32_t* mine = tokens_of(n);
     const auto common = static_cast<int32_t>(std::mismatch(tokens, tokens + longest, mine).first - tokens);
-    if (common > best.second) best = {b, common};
+    if (common > best.second && serves_inside(n)) best = {n, common};
     ++scanned;
   }
   return best;
@@ -173,48 +234,58 @@ std::pair<BlockId, int32_t> PrefixIndex::best_child(Parent parent, const int32_t
 
 int64_t PrefixIndex::count_children(Parent parent) const {
   int64_t count = 0;
-  BlockId before = kNullBlock;
-  for (BlockId b = first_child(parent); b != kNullBlock; before = b, b = nodes_[b].next_sibling) {
-    check(nodes_[b].parent == parent, "prefix index: a child names another parent");
-    check(nodes_[b].prev_sibling == before, "prefix index: sibling links disagree");
+  NodeId before = kNoNode;
+  for (NodeId n = first_child(parent); n != kNoNode; before = n, n = nodes_[n].next_sibling) {
+    check(nodes_[n].parent == parent, "prefix index: a child names another parent");
+    check(nodes_[n].prev_sibling == before, "prefix index: sibling links disagree");
     check(++count <= size_, "prefix index: siblings form a cycle");
   }
   return count;
 }
 
-void PrefixIndex::verify_node(BlockId block) const {
-  const Node& node = nodes_[block];
+void PrefixIndex::verify_node(NodeId number) const {
+  const Node& node = nodes_[number];
   if (node.parent > 0) {
-    check(contains(node.parent), "prefix index: the parent of an indexed block is not indexed");
+    check(is_used(node.parent), "prefix index: the parent of a node is not there");
   } else {
     const int32_t slot = root_slot(node.parent);
     check(slot < static_cast<int32_t>(roots_.size()), "prefix index: a node names a root that never was");
     check(find_root(roots_[slot].salt) == node.parent, "prefix index: a node names a root that is gone");
   }
-  check(node.hash == hash(node.parent, tokens_of(block)), "prefix index: a stored hash is stale");
-  check(find(node.parent, tokens_of(block)) == block,
+  check(node.hash == hash(node.parent, tokens_of(number)), "prefix index: a stored hash is stale");
+  check(find(node.parent, tokens_of(number)) == number,
         "prefix index: a node cannot be found, or is there twice");
+  check(node.first_child != kNoNode || has_blocks(number), "prefix index: a node serves nobody");
+  for (int32_t s = 0; s < strips_.count(); ++s) {
+    const BlockId held = block(number, s);
+    check(held != kNullBlock || !strips_.is_whole(s), "prefix index: a node lacks a block");
+    check(held == kNullBlock || node_of_[held] == number, "prefix index: a block names another node");
+  }
 }
 
 void PrefixIndex::verify() const {
-  int64_t indexed = 0, children = 0;
-  for (BlockId b = 0; b < static_cast<BlockId>(nodes_.size()); ++b) {
-    if (!contains(b)) {
-      check(nodes_[b].first_child == kNullBlock, "prefix index: a block outside has children");
+  int64_t used = 0, children = 0;
+  for (NodeId n = 0; n < static_cast<NodeId>(nodes_.size()); ++n) {
+    if (!is_used(n)) {
+      check(nodes_[n].first_child == kNoNode, "prefix index: a node outside has children");
+      check(!has_blocks(n), "prefix index: a node outside has blocks");
       continue;
     }
-    verify_node(b);
-    ++indexed;
-    children += count_children(b);
+    verify_node(n);
+    ++used;
+    children += count_children(n);
   }
   for (const auto& [salt, slot] : roots_by_salt_) {
     check(roots_[slot].salt == salt, "prefix index: a root has another salt");
-    check(roots_[slot].first_child != kNullBlock, "prefix index: a root has no children");
+    check(roots_[slot].first_child != kNoNode, "prefix index: a root has no children");
     children += count_children(-(slot + 1));
   }
-  check(!contains(kNullBlock), "prefix index: the null block is indexed");
-  check(indexed == size_, "prefix index: the count of nodes is wrong");
-  check(children == indexed, "prefix index: a node is missing from its parent's children");
+  for (const NodeId node : node_of_)
+    check(node == kNoNode || is_used(node), "prefix index: a block names no node");
+  check(!is_used(kNoNode) && !contains(kNullBlock), "prefix index: the null block is indexed");
+  check(used == size_, "prefix index: the count of nodes is wrong");
+  check(used + static_cast<int64_t>(free_nodes_.size()) + 1 == num_made_, "prefix index: a number is lost");
+  check(children == used, "prefix index: a node is missing from its parent's children");
 }
 
 }  // namespace bequest

@@ -47,7 +47,7 @@ class TableSwap {
   void count_uses(int32_t sign) {
     for (const BlockTable* table : tables_) {
       for (const int32_t entry : table->entries_) {
-        if ((entry > 0) == (sign > 0) && ++moves_[entry].uses == 1) order_.push_back(entry);
+        if (entry * sign > 0 && ++moves_[entry].uses == 1) order_.push_back(entry);
       }
     }
   }
@@ -124,6 +124,7 @@ class TableSwap {
 int64_t count_distinct_blocks(const std::vector<BlockTable*>& tables) {
   std::unordered_set<int32_t> entries;
   for (const BlockTable* table : tables) entries.insert(table->entries().begin(), table->entries().end());
+  entries.erase(kNullBlock);
   return static_cast<int64_t>(entries.size());
 }
 

@@ -39,8 +39,8 @@ class CrossTables:
             return nearest.fork()
         left = self._left.get(salt)
         if left is not None:
-            table, num_blocks = BlockTable.adopt(self._pool, salt, left)
-            if num_blocks == len(left):
+            table = BlockTable.adopt(self._pool, salt, left)
+            if len(table) == len(left):
                 return table
             table.free()
             self._forget(salt)

@@ -23,6 +23,7 @@ from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.tiers.ticket import Ticket, done
 from bequest.engine.cache.tiers.tier import Moves, Tier
+from bequest.engine.state.capture import capture_of
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Sequence, Status
 from bequest.engine.types import Inheritance, Source
@@ -312,17 +313,18 @@ class KvCache:
         if parent is not None and parent.encoder != sequence.group.request.encoder:
             return None  # the tokens are the same, but not what they attend to
         table = held.borrow(self.pool)
-        capacity = len(table) * self.pool.block_size
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
         alike = held.tokens.common_prefix(sequence.tokens)
         goal = sequence.work.goal_len(sequence)
-        computed = min(lineage.at, held.computed, sequence.work.most_inherited(sequence), capacity, alike)
+        computed = table.servable(min(lineage.at, held.computed, self._most_inherited(sequence), alike))
         table.truncate(computed)
         if self.states.nearest(sequence, computed) < goal:
             computed = self._startable(sequence, table, computed)
         if computed == 0 and goal > 1:
             return None
         lender = None if held.holds_blocks else table.fork()
+        self._keep_windows(table, sequence)
+        table.slide(computed)
         missing = self._missing_to(sequence, table, computed)
         source: Source = "blocks" if table.resident else "host"
         return Placement(table, computed, missing, source, self.cross.nowhere, lender, held.lease)
@@ -336,30 +338,40 @@ class KvCache:
 
     def _startable(self, sequence: Sequence, table: BlockTable, most: int) -> int:
         """Of the first `most` tokens of a table those that the sequence can start behind, and write on; the table has
-        no others afterwards."""
+        no others afterwards. Slots that only this step fills cannot be copied."""
         computed = most
-        while True:
-            start = self.states.nearest(sequence, computed)
-            table.truncate(start)
-            computed = self._copyable(table, start)
-            if computed == start:
-                return start
+        while (start := table.copyable(table.servable(self.states.nearest(sequence, computed)))) < computed:
+            computed = start
+        table.truncate(computed)
+        return computed
 
-    def _copyable(self, table: BlockTable, computed: int) -> int:
-        """Of `computed` tokens those that do not end in slots which only this step fills: these cannot be copied."""
-        inside = computed % self.pool.block_size
-        if inside == 0 or is_on_host(table.blocks[-1]):
-            return computed
-        settled = min(inside, self.pool.settled_slots(table.blocks[-1]))
-        table.truncate(computed - inside + settled)
-        return computed - inside + settled
+    def _most_inherited(self, sequence: Sequence) -> int:
+        """Tokens whose KV it may find in place. Where windows are given back, hidden states are not computed from KV
+        that is in place: the windows before it may be gone."""
+        most = sequence.work.most_inherited(sequence)
+        if self.pool.slides and (wanted := capture_of(sequence.group.request)):
+            return min(most, wanted.first_possible)
+        return most
+
+    def _keep_windows(self, table: BlockTable, sequence: Sequence) -> None:
+        """Says what a table keeps for its sequence and for those who come later."""
+        if not self.pool.slides:
+            return
+        record = sequence.group.ties.record
+        if capture_of(sequence.group.request):
+            table.keep_all()  # states that are owed in the end are computed from any position on
+        elif record is not None and record.lease.ttl is not None:
+            table.keep_for_lease(sequence.num_prompt)
+        else:
+            table.keep_window()
 
     def _match(self, sequence: Sequence) -> Placement:
         """What the prefix index knows, down to the head of a block."""
         table = BlockTable(self.pool, sequence.group.salt)
+        self._keep_windows(table, sequence)
         computed = 0
         if self._prefix_caching and sequence.group.request.params.prompt_logprobs is None:
-            most = sequence.work.most_inherited(sequence)
+            most = self._most_inherited(sequence)
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)
             if self.states.nearest(sequence, computed) < computed:
@@ -375,24 +387,14 @@ class KvCache:
         lineage, parent = sequence.group.request.terms.lineage, sequence.group.ties.parent
         if lineage is None:
             return 0
-        most = min(lineage.at, sequence.work.most_inherited(sequence))
+        most = min(lineage.at, self._most_inherited(sequence))
         held = None if parent is None else parent.choice(lineage.choice)
         return most if held is None else min(most, held.full_len)
 
     def _missing_to(self, sequence: Sequence, table: BlockTable, computed: int) -> int:
         """Device blocks that must be free before the sequence is let in with `table`."""
         work = sequence.work
-        return self._missing(table, computed, work.goal_len(sequence)) + work.spare_blocks(sequence)
-
-    def _missing(self, table: BlockTable, computed: int, num_tokens: int) -> int:
-        """Device blocks that `table` lacks for positions [computed, num_tokens) and for what it has on the host."""
-        if table.resident:
-            return table.blocks_needed(computed, max(computed, num_tokens))
-        size = self.pool.block_size
-        growth = max(0, -(-num_tokens // size) - len(table))
-        last = table.blocks[-1]
-        copies_last = computed % size > 0 and not is_on_host(last) and self.pool.ref_count(last) > 1
-        return table.num_on_host + growth + copies_last
+        return table.blocks_to_reach(computed, work.goal_len(sequence)) + work.spare_blocks(sequence)
 
     # --- room ----------------------------------------------------------------------------------------------------
 

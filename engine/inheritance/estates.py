@@ -14,13 +14,13 @@ from bequest.engine._C import BlockEpochs, BlockTable, TokenList
 from bequest.engine.cache.entries import is_on_host
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.salt import pack_salt
-from bequest.engine.errors import InsufficientRetention, InvalidRequest, ParentFailed
+from bequest.engine.errors import InsufficientRetention, InvalidEstate, InvalidRequest, ParentFailed
 from bequest.engine.inheritance.leases import Borrowed
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Identity, KeptChoice, Record
 from bequest.engine.types import Lineage
 from bequest.engine.types.blocks import BlockBytes
-from bequest.engine.types.estate import Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity, Notes
+from bequest.engine.types.estate import NO_BLOCK, Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity, Notes
 
 
 class Leaving:
@@ -46,7 +46,7 @@ class Leaving:
             cache_salt=record.identity.cache_salt,
             num_choices=record.identity.num_choices,
             choices=tuple(
-                _choice(index, record.kept[index], tuple(rows[entry] for entry in table.blocks))
+                _choice(index, record.kept[index], tuple(rows.get(entry, NO_BLOCK) for entry in table.entries))
                 for index, table in sorted(self._owned.tables.items())
             ),
             encoder=encoder,
@@ -75,10 +75,10 @@ def _choice(index: int, kept: KeptChoice, rows: tuple[int, ...]) -> EstateChoice
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """The blocks that a choice has in common with one before it, from the first on."""
+    """The rows of blocks that a choice has in common with one before it, from the first on."""
 
     choice: int  # in the order of the deed
-    num_blocks: int
+    num_rows: int
 
 
 class Coming:
@@ -115,16 +115,16 @@ class Coming:
         self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), inputs)
 
     def _table(self, rows: tuple[int, ...], length: int, front: _Front | None, before: list[BlockTable]) -> BlockTable:
-        size = self._cache.pool.block_size
-        shared = 0 if front is None else front.num_blocks
-        table = BlockTable(self._cache.pool, self._identity.salt)
+        pool = self._cache.pool
+        shared = 0 if front is None else front.num_rows
+        table = BlockTable(pool, self._identity.salt)
         if front is not None:
-            table = before[front.choice].slice_to(shared * size)
-        if shared < len(rows):
-            copies = table.try_prepare_write(shared * size, length)
-            assert copies == [], "the blocks were counted"
-        self.rows += rows[shared:]
-        self.blocks += table.blocks[shared:]
+            table = before[front.choice].slice_to(shared * pool.block_size)
+        first = shared * pool.num_strips
+        added = [row != NO_BLOCK for row in rows[first:]]
+        assert table.try_append(added, length), "the blocks were counted"
+        self.rows += [row for row in rows[first:] if row != NO_BLOCK]
+        self.blocks += [entry for entry in table.entries[first:] if entry]
         return table
 
     def grant(self, ttl: float, now: float) -> str:
@@ -176,9 +176,11 @@ class Estates:
         deed = estate.deed
         tenant = deed.identity.tenant
         self._retention.check_new(tenant, (deed.id,) if deed.name is None else (deed.id, deed.name))
-        fronts = _fronts(deed)
-        num_blocks = sum(len(choice.rows) for choice in deed.choices)
-        num_blocks -= sum(front.num_blocks for front in fronts if front is not None)
+        strips = self._cache.pool.num_strips
+        if any(_lacks_blocks(choice, self._cache.pool.windows) for choice in deed.choices):
+            raise InvalidEstate("The estate lacks what slid out of a window that is wider than any sequence here.")
+        fronts = _fronts(deed, strips)
+        num_blocks = sum(map(_num_blocks, deed.choices, fronts, [strips] * len(fronts)))
         num_blocks += 0 if deed.encoder is None else len(deed.encoder.rows)
         self._retention.leases.open_import(tenant, num_blocks)
         if not self._cache.make_room(num_blocks):
@@ -191,11 +193,21 @@ class Estates:
         return Coming(estate, origin, self._cache, self._retention, fronts)
 
 
-def _fronts(deed: Deed) -> list[_Front | None]:
-    """For each choice the one before it that it shares the most leading blocks with; None: it shares none."""
+def _lacks_blocks(choice: EstateChoice, windows: list[int]) -> bool:
+    return any(row == NO_BLOCK and not windows[i % len(windows)] for i, row in enumerate(choice.rows))
+
+
+def _num_blocks(choice: EstateChoice, front: _Front | None, num_strips: int) -> int:
+    """Of a choice, beside those of its front."""
+    first = 0 if front is None else front.num_rows * num_strips
+    return sum(row != NO_BLOCK for row in choice.rows[first:])
+
+
+def _fronts(deed: Deed, num_strips: int) -> list[_Front | None]:
+    """For each choice the one before it that it shares the most leading rows with; None: it shares none."""
     fronts: list[_Front | None] = []
     for i, choice in enumerate(deed.choices):
-        shared = [_num_common(choice.rows, other.rows) for other in deed.choices[:i]]
+        shared = [_num_common(choice.rows, other.rows) // num_strips for other in deed.choices[:i]]
         most = max(shared, default=0)
         fronts.append(_Front(shared.index(most), most) if most else None)
     return fronts

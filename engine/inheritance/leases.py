@@ -67,9 +67,9 @@ class Leases:
         Raises RetentionTooLarge or InsufficientRetention.
         """
         whole = self._most_blocks(group)
-        discount = self._shared_blocks(group.request, creditor)
+        discount = self._shared_rows(group.request, creditor)
         cross_discount = self._shared_inputs(record, creditor)
-        charge = whole - discount - cross_discount
+        charge = whole - discount * self._pool.num_whole_strips - cross_discount
         num_states = self._states.check(group)
         self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry)
         self._states.promise(record, num_states)
@@ -156,6 +156,8 @@ class Leases:
             kept.epochs, kept.computed = table.epochs(), computed
             table.free()
             return
+        table.keep_for_lease(kept.num_prompt)
+        table.slide(computed)
         fresh = self.budget.num_unpaid(record.tenant, [table])
         try:
             self.budget.promise(record.tenant, fresh, len(table), self._earliest_expiry)
@@ -279,14 +281,15 @@ class Leases:
 
     def _most_blocks(self, group: Living) -> int:
         """Blocks of all choices with the tokens that are charged for; the full blocks of their prompt are shared."""
-        params = group.request.params
+        params, pool = group.request.params, self._pool
         num_output = min(params.max_tokens, group.charged_output)
-        prompt, size = len(group.request.prompt_token_ids), self._pool.block_size
+        prompt, size = len(group.request.prompt_token_ids), pool.block_size
         shared = prompt // size
-        own = shared + params.n * (-(-(prompt + num_output) // size) - shared)
-        return own + self._cross.num_blocks(group.request.encoder)
+        whole = shared + params.n * (-(-(prompt + num_output) // size) - shared)
+        windows = params.n * pool.most_leased_of_windows(prompt + num_output, prompt)
+        return whole * pool.num_whole_strips + windows + self._cross.num_blocks(group.request.encoder)
 
-    def _shared_blocks(self, request: Request, creditor: Record | None) -> int:
+    def _shared_rows(self, request: Request, creditor: Record | None) -> int:
         if creditor is None or request.terms.lineage is None or not creditor.leased:
             return 0
         held = creditor.choice(request.terms.lineage.choice)
@@ -365,15 +368,16 @@ class Leases:
         if absent and wanted and not inputs:
             raise self._blocks_are_gone(record)
         for kept in absent:
-            table, num_blocks = BlockTable.adopt(self._pool, record.salt, kept.epochs)
+            table = BlockTable.adopt(self._pool, record.salt, kept.epochs)
             adopted.append((kept, table))
-            if kept.computed == 0 or num_blocks * self._pool.block_size < kept.computed:
+            if kept.computed == 0 or table.servable(kept.computed) < kept.computed:
                 _free([*(table for _, table in adopted), *inputs])
                 raise self._blocks_are_gone(record)
         return adopted, inputs
 
     def _blocks_are_gone(self, record: Record) -> InsufficientRetention:
-        needed = sum(-(-len(kept.tokens) // self._pool.block_size) for kept in record.kept.values())
+        rows = sum(-(-len(kept.tokens) // self._pool.block_size) for kept in record.kept.values())
+        needed = rows * self._pool.num_strips
         return InsufficientRetention(
             f"The blocks of the request '{record.id}' have been reused.",
             reason="blocks_reused",

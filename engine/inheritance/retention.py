@@ -125,8 +125,12 @@ class Retention:
         with_last = sequence.capture is not None and sequence.capture.covers_last
         full = max(sequence.num_prompt, len(sequence.tokens) - (0 if with_last else 1))
         computed = min(sequence.num_computed, full)
+        complete = sequence.output.finish_reason is not None
         table = sequence.table
         table.truncate(computed)
+        if complete and record.lease.ttl is not None:
+            table.keep_for_lease(sequence.num_prompt)
+            table.slide(computed)
         states = self.states.end(sequence, computed)
         kept = KeptChoice(
             tokens=sequence.tokens,
@@ -138,7 +142,6 @@ class Retention:
             epochs=table.epochs(),
         )
         record.kept[sequence.choice] = kept
-        complete = sequence.output.finish_reason is not None
         if complete and computed < full:
             self.leases.give_up(record, "its time was up while its blocks were with more urgent requests")
         if complete and record.lease.ttl is not None:

@@ -57,10 +57,10 @@ def experts(
     return StackExperts(router, rule, up._matrices, ACTIVATION_CODES[activation], down._matrices, shared)
 
 
-def heads(num_heads: int, scale: float, cache_layer: int, plan: int, scales: KvScales) -> StackHeads:
-    """`plan`: which of the step's; the scales of an fp8 cache."""
+def heads(num_heads: int, scale: float, cache_layer: int, strip: int, scales: KvScales) -> StackHeads:
+    """`strip`: which of the step's plans and slots; the scales of an fp8 cache."""
     made = StackHeads()
-    made.num_heads, made.cache_layer, made.plan = num_heads, cache_layer, plan
+    made.num_heads, made.cache_layer, made.strip = num_heads, cache_layer, strip
     made.scale, made.value_scale = scale * scales.key, scales.value
     made.key_factor, made.value_factor = 1 / scales.key, 1 / scales.value
     return made
@@ -90,14 +90,15 @@ def set_sinks(of: StackHeads, sinks: Tensor) -> None:
 
 
 def step(
-    slots: Tensor, kv_cache: Tensor, plans: Sequence[AttentionPlan], cross: AttentionPlan | None = None
+    slots: Sequence[Tensor], kv_cache: Tensor, plans: Sequence[AttentionPlan], cross: AttentionPlan | None = None
 ) -> StackStep:
-    """slots [T] int64 of kv_cache [NB, L, 2, NKV, BS, D]; the plans by their number in StackHeads."""
+    """slots [T] int64 of kv_cache [NB, L, 2, NKV, BS, D] and plans, of each strip."""
     num_blocks, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
-    assert two == 2 and kv_cache.is_contiguous() and slots.dtype is torch.int64 and slots.is_contiguous()
+    assert two == 2 and kv_cache.is_contiguous()
+    assert all(of.dtype is torch.int64 and of.is_contiguous() and of.shape == slots[0].shape for of in slots)
     made = StackStep()
-    made.num_tokens = slots.shape[0]
-    made.slots = slots.data_ptr()
+    made.num_tokens = slots[0].shape[0]
+    made.set_slots([of.data_ptr() for of in slots])
     sizes = (num_blocks, num_layers, num_kv_heads, block_size, head_dim)
     made.set_cache(kv_cache.data_ptr(), KV_DTYPE_CODES[kv_cache.dtype], sizes)
     made.set_plans([plan._plan for plan in plans], None if cross is None else cross._plan)
@@ -189,7 +190,7 @@ def linear_into_cache(
         assert out.dtype is torch.float32 and out.is_contiguous() and out.shape == (num_tokens, num_out), out.shape
     assert out is not None or num_out == 0
     written = 0 if out is None else out.data_ptr()
-    _C.linear_into_cache(x.data_ptr(), product(weight, bias), written, layer, step(slots, kv_cache, ()))
+    _C.linear_into_cache(x.data_ptr(), product(weight, bias), written, layer, step((slots,), kv_cache, ()))
 
 
 def can_store_in_cache(weight: PackedWeight, kv_cache: Tensor) -> bool:

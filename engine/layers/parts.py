@@ -39,7 +39,8 @@ class Heads:
 
     num_heads: int  # of queries; the cache knows those of keys and their size
     scale: float  # of scores
-    cache_layer: int  # where keys and values lie
+    cache_layer: int  # where keys and values lie: which of the layers in a block
+    strip: int = 0  # and which of the blocks that hold a token (engine/models/strips.py)
     window: int = 0  # how many tokens back a query sees, itself included; 0: all
     norm: HeadNorm | None = None
     rope: Tensor | None = None  # [P, R] float32: R / 2 cosines, then sines; None: positions turn nothing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,7 +16,7 @@ class ReadRows:
     """R of a step's T tokens: those whose hidden states somebody reads."""
 
     rows: Tensor  # [R] int64, in [0, T), ascending
-    attention: AttentionWork  # of these queries alone, with the window of the last layer
+    attention: AttentionWork  # of these queries alone, over the strip of the last layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +24,9 @@ class LayerStep:
     """T tokens of any number of sequences; rows do not see each other but through the cache."""
 
     positions: Tensor  # [T] int32
-    slot_mapping: Tensor  # [T] int64, where a token's K and V go; -1: nowhere
+    slot_mapping: tuple[Tensor, ...]  # [T] int64 of each strip: where a token's K and V go; -1: nowhere
     kv_cache: Tensor  # [NB, L, 2, NKV, BS, D]
-    attention: Mapping[int, AttentionWork]  # one for each window of the layers
+    attention: tuple[AttentionWork, ...]  # of each strip
     read: ReadRows | None = None  # None: every row is
     cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers

@@ -47,7 +47,7 @@ class EncoderInputs:
         """For the layers of the encoder, which use the scratch in turns."""
         return LayerStep(
             positions=self.positions,
-            slot_mapping=self.slots,
+            slot_mapping=(self.slots,),
             kv_cache=self.scratch,
-            attention={0: self.attention},
+            attention=(self.attention,),
         )

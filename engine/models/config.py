@@ -10,6 +10,7 @@ from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.strips import Place, Strips, divide
 from bequest.engine.models.style import LLAMA, LayerStyle
 from bequest.engine.types.activation import Activation as Activation
 from bequest.engine.types.recurrent import DeltaSizes
@@ -119,7 +120,7 @@ class DecoderConfig:
             raise ModelError(
                 f"{self.architecture}: cannot rotate {self.rotary_dim} of {self.head_dim} dimensions of a head"
             )
-        if self.recurrent is not None and self.cache_layer(self.num_layers) == 0:
+        if self.recurrent is not None and len(self.recurrent.layers) == self.num_layers:
             raise ModelError(f"{self.architecture}: at least one layer must have an attention")
         if len(self.sliding_windows) != self.num_layers:
             raise ModelError(
@@ -150,13 +151,14 @@ class DecoderConfig:
         return self.rms_norm_eps * (self.head_dim - self.head_padding) / self.head_dim
 
     @property
-    def windows(self) -> frozenset[int]:
-        """The distinct windows of the layers: one attention plan each."""
-        return frozenset(self.sliding_windows)
+    def strips(self) -> Strips:
+        """How the layers share the blocks of the cache: one attention plan for each strip."""
+        recurrent = () if self.recurrent is None else self.recurrent.layers
+        return divide([window for layer, window in enumerate(self.sliding_windows) if layer not in recurrent])
 
-    def cache_layer(self, layer: int) -> int:
-        """Which of the cache's layers has the keys and values of an attention."""
-        return layer if self.recurrent is None else layer - self.state_layer(layer)
+    def place_of(self, layer: int) -> Place:
+        """Where the cache has the keys and values of an attention."""
+        return self.strips.places[layer - self.state_layer(layer)]
 
     def state_layer(self, layer: int) -> int:
         """Which of the states' layers a recurrent layer has: how many are before it."""
@@ -168,8 +170,8 @@ class DecoderConfig:
         return (0, 0) if self.recurrent is None else (len(self.recurrent.layers), self.recurrent.sizes.state_size)
 
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
-        """[L, 2, NKV, BS, D]: one block of the cache; L are the layers with an attention."""
-        return (self.cache_layer(self.num_layers), 2, self.num_kv_heads, block_size, self.head_dim)
+        """[L, 2, NKV, BS, D]: one block of the cache, with the layers of one strip."""
+        return (self.strips.unit, 2, self.num_kv_heads, block_size, self.head_dim)
 
 
 def parse_activation(name: str, source: str) -> Activation:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import Activation
+from bequest.engine.models.strips import Strips, divide
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class EncoderDecoderConfig:
         return (0,) * self.num_layers
 
     @property
-    def windows(self) -> frozenset[int]:
-        return frozenset(self.sliding_windows)
+    def strips(self) -> Strips:
+        return divide(self.sliding_windows)
 
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
         """[L, 2, NKV, BS, D]: one block of the cache, of a self or of a cross table."""

@@ -9,10 +9,11 @@ from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.types.blocks import BlockBytes, BlockLayout
 
 
-def layout_of(kv_cache: Tensor) -> BlockLayout:
-    """`kv_cache`: [NB, L, 2, NKV, BS, D]"""
+def layout_of(kv_cache: Tensor, windows: tuple[int, ...]) -> BlockLayout:
+    """`kv_cache`: [NB, L, 2, NKV, BS, D]; windows: of its strips"""
     dtype = "fp8_e4m3" if kv_cache.dtype is FP8 else str(kv_cache.dtype).removeprefix("torch.")
-    return BlockLayout(dtype=dtype, shape=tuple(kv_cache.shape[1:]), num_bytes=kv_cache[0].nbytes)
+    shape = tuple(kv_cache.shape[1:])
+    return BlockLayout(dtype=dtype, shape=shape, num_bytes=kv_cache[0].nbytes, windows=windows)
 
 
 def bytes_of(cache: Tensor) -> BlockBytes:

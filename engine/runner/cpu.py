@@ -58,6 +58,8 @@ class CpuRunner:
         self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache  # the same for the blocks of the host pool
+        strips = model.config.strips
+        self._windows, self._last_strip = strips.windows, strips.places[-1].strip
         self._catalogues = PlacedCatalogues(torch.device("cpu"))
         self._sampler = RowSampler(max_rows, model.config.vocab_size, self._catalogues)
         self._beams = CpuBeams(model.config.vocab_size, self._catalogues)
@@ -125,7 +127,7 @@ class CpuRunner:
 
     @property
     def block_layout(self) -> BlockLayout:
-        return layout_of(self._kv_cache)
+        return layout_of(self._kv_cache, self._windows)
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
         self._move(read.moves)
@@ -144,18 +146,16 @@ class CpuRunner:
         return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
 
     def _batch(self, batch: StepBatch, read: ReadTokens | None, tap: HiddenTap | None) -> ModelInput:
-        config = self._model.config
         input_ids = self._sampler.resolve(batch)
-        last_window = config.sliding_windows[-1]
         return ModelInput(
             input_ids=torch.from_numpy(input_ids),
             positions=torch.from_numpy(batch.positions),
-            slot_mapping=torch.from_numpy(batch.slot_mapping),
+            slot_mapping=torch.from_numpy(batch.slot_mapping).unbind(),
             kv_cache=self._kv_cache,
-            attention={window: self._attention(batch, batch.query_start, window) for window in config.windows},
+            attention=tuple(self._attention(batch, batch.query_start, strip) for strip in range(len(self._windows))),
             read=None
             if read is None
-            else ReadRows(torch.from_numpy(read.rows), self._attention(batch, read.query_start, last_window)),
+            else ReadRows(torch.from_numpy(read.rows), self._attention(batch, read.query_start, self._last_strip)),
             cross=self._cross(batch),
             recurrent=self._recurrent(batch),
             tap=tap,
@@ -172,8 +172,9 @@ class CpuRunner:
             return None
         return self._plan(batch.query_start, batch.cross_lens, batch.cross_tables, causal=False)
 
-    def _attention(self, batch: StepBatch, query_start: IntArray, window: int) -> kernels.AttentionPlan:
-        return self._plan(query_start, batch.seq_lens, batch.block_tables, window=window)
+    def _attention(self, batch: StepBatch, query_start: IntArray, strip: int) -> kernels.AttentionPlan:
+        tables = batch.block_tables[strip]
+        return self._plan(query_start, batch.seq_lens, tables, window=self._windows[strip])
 
     def _plan(
         self, query_start: IntArray, lens: IntArray, tables: IntArray, *, causal: bool = True, window: int = 0

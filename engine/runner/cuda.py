@@ -100,7 +100,7 @@ class CudaRunner:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
-        self._transfers = BlockTransfers(kv_cache, self._host_cache)
+        self._transfers = BlockTransfers(kv_cache, self._host_cache, model.config.strips.windows)
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
@@ -115,8 +115,8 @@ class CudaRunner:
             self._encoders = CudaEncoders(model, kv_cache, dtype, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._large = self._buffers(limits.max_tokens)
         self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens))
-        for window, workspace in self._small.workspaces.items():
-            workspace.share_scratch(self._large.workspaces[window])
+        for strip, workspace in self._small.workspaces.items():
+            workspace.share_scratch(self._large.workspaces[strip])
         self._states = StatesRing(limits.states_rows, config.hidden_size, dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._catalogues = PlacedCatalogues(self._device)
@@ -128,7 +128,8 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
 
     def _buffers(self, max_tokens: int) -> StepBuffers:
-        workspaces = {w: self._workspace(max_tokens, causal=True, window=w) for w in self._model.config.windows}
+        windows = self._model.config.strips.windows
+        workspaces = {s: self._workspace(max_tokens, causal=True, window=w) for s, w in enumerate(windows)}
         if self._encoders is not None:
             workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
@@ -287,11 +288,11 @@ class CudaRunner:
         # As the kernel has it (csrc/ops/cuda/gather.h): -(row + 1) where a sampler row has the token, whose id is 0.
         np.subtract(batch.input_ids, batch.input_rows - NO_ROW, out=arrays["input_ids"][:num_tokens])
         arrays["positions"][:num_tokens] = batch.positions
-        arrays["slot_mapping"][:num_tokens] = batch.slot_mapping
+        arrays["slot_mapping"][:, :num_tokens] = batch.slot_mapping
         if num_tokens < size.num_tokens:
             arrays["input_ids"][num_tokens : size.num_tokens] = NO_TOKEN
             arrays["positions"][num_tokens : size.num_tokens] = 0
-            arrays["slot_mapping"][num_tokens : size.num_tokens] = NO_SLOT
+            arrays["slot_mapping"][:, num_tokens : size.num_tokens] = NO_SLOT
         self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][:num_samples] = samples.tokens
         arrays["sample_rows"][:num_samples] = samples.rows
@@ -336,7 +337,7 @@ class CudaRunner:
         arrays = buffers.staging.arrays()
         arrays["input_ids"][: size.num_tokens] = NO_TOKEN
         arrays["positions"][: size.num_tokens] = 0
-        arrays["slot_mapping"][: size.num_tokens] = NO_SLOT
+        arrays["slot_mapping"][:, : size.num_tokens] = NO_SLOT
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = NO_ROW
@@ -353,9 +354,9 @@ class CudaRunner:
             ModelInput(
                 input_ids=buffers.on_device("input_ids")[: size.num_tokens],
                 positions=buffers.on_device("positions")[: size.num_tokens],
-                slot_mapping=buffers.on_device("slot_mapping")[: size.num_tokens],
+                slot_mapping=buffers.on_device("slot_mapping")[:, : size.num_tokens].unbind(),
                 kv_cache=self._kv_cache,
-                attention={window: buffers.bind(window, size) for window in self._model.config.windows},
+                attention=tuple(buffers.bind(strip, size) for strip in buffers.strips),
                 last_tokens=self._sampler.last_tokens,
                 cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
                 recurrent=buffers.recurrent(size),

@@ -48,10 +48,10 @@ class PendingWrite:
 
 
 class BlockTransfers:
-    def __init__(self, kv_cache: Tensor, host_cache: PinnedHostCache) -> None:
+    def __init__(self, kv_cache: Tensor, host_cache: PinnedHostCache, windows: tuple[int, ...]) -> None:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache
-        self.layout = layout_of(kv_cache)
+        self.layout = layout_of(kv_cache, windows)
 
     def read(self, read: BlockRead) -> PendingRead:
         """On the current stream."""

@@ -17,7 +17,7 @@ from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.staging import Field, Staging, StagingLayout
 from bequest.engine.types import NO_STATE, StepBatch
 
-CROSS = -1  # among the windows: cross attention, which is not causal
+CROSS = -1  # among the strips: cross attention, which is not causal
 MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; larger ones take a copy of their own
 
 
@@ -25,8 +25,8 @@ MOST_UPDATE_BYTES = 1 << 20  # of sampler row updates that travel with a step; l
 _NO_STARTS, _NO_LENS, _NO_TABLES = np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32)
 
 
-def _list_of(window: int) -> str:
-    return f"work_list_{window}"
+def _list_of(strip: int) -> str:
+    return f"work_list_{strip}"
 
 
 class StepBuffers:
@@ -41,37 +41,37 @@ class StepBuffers:
         device: torch.device,
         states: Tensor | None,
     ) -> None:
-        """workspaces: by window; table_widths: blocks of a sequence, and of its encoder input; states: [NS, LR, E] of
-        recurrent layers, if there are any."""
+        """workspaces: by strip, and CROSS; table_widths: blocks of a sequence in a strip, and of its encoder input;
+        states: [NS, LR, E] of recurrent layers, if there are any."""
         self.workspaces = workspaces
         self.max_tokens = max_tokens
-        self._self_blocks = table_widths[0]
+        self.strips = [strip for strip in workspaces if strip != CROSS]
+        self._self_blocks, cross_blocks = table_widths
         self._states = states
         recurrent = [
             Field("query_start", (max_tokens + 1,), torch.int32),
             Field("state_starts", (max_tokens,), torch.int32),
             Field("state_slots", (max_tokens,), torch.int32),
         ]
-        lists = [
-            Field(_list_of(window), (workspace.list_len,), torch.int32) for window, workspace in workspaces.items()
-        ]
+        lists = [Field(_list_of(strip), (workspace.list_len,), torch.int32) for strip, workspace in workspaces.items()]
+        width = len(self.strips) * self._self_blocks + cross_blocks
         self.staging = Staging(
             StagingLayout(
                 [
                     Field("input_ids", (max_tokens,), torch.int32),
                     Field("positions", (max_tokens,), torch.int32),
-                    Field("slot_mapping", (max_tokens,), torch.int64),
+                    Field("slot_mapping", (len(self.strips), max_tokens), torch.int64),
                     Field("tap_rows", (max_tokens,), torch.int32),
                     Field("tap_layers", (max_tokens, 2), torch.int64),
                     Field("sample_tokens", (max_samples,), torch.int32),
                     Field("sample_rows", (max_samples,), torch.int32),
                     Field("masked_rows", (max_samples,), torch.int32),
                     Field("sample_positions", (max_samples,), torch.int32),
-                    Field("copies", (max_tokens, 2), torch.int32),
+                    Field("copies", (len(self.strips) * max_tokens, 2), torch.int32),
                     *([] if states is None else recurrent),
                     *lists,
-                    # Self tables, then cross tables.
-                    Field("block_tables", (max_tokens, sum(table_widths)), torch.int32),
+                    # Self tables strip by strip, then cross tables.
+                    Field("block_tables", (max_tokens, width), torch.int32),
                     Field("updates", (MOST_UPDATE_BYTES,), torch.uint8),
                 ]
             ),
@@ -85,24 +85,26 @@ class StepBuffers:
         """Writes the attention work of the next step, or of one without tokens; what all the lists hold."""
         arrays = self.staging.arrays()
         total: WorkCounts | None = None
-        for window, workspace in self.workspaces.items():
+        for strip, workspace in self.workspaces.items():
             if batch is None:
                 starts, lens, tables = _NO_STARTS, _NO_LENS, _NO_TABLES
-            elif window == CROSS:
+            elif strip == CROSS:
                 assert batch.cross_lens is not None and batch.cross_tables is not None
                 starts, lens, tables = batch.query_start, batch.cross_lens, batch.cross_tables
             else:
-                starts, lens, tables = batch.query_start, batch.seq_lens, batch.block_tables
-            counts = workspace.write_list(starts, lens, tables, arrays[_list_of(window)])  # type: ignore[arg-type]
+                starts, lens, tables = batch.query_start, batch.seq_lens, batch.block_tables[strip]
+            counts = workspace.write_list(starts, lens, tables, arrays[_list_of(strip)])  # type: ignore[arg-type]
             total = counts if total is None else total + counts
         assert total is not None, "a model has attention"
         return total
 
     def write_tables(self, batch: StepBatch) -> None:
         tables = self.staging.arrays()["block_tables"][: len(batch.seq_lens)]
-        tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+        for strip, blocks in enumerate(batch.block_tables):
+            first = strip * self._self_blocks
+            tables[:, first : first + blocks.shape[1]] = blocks
         if batch.cross_tables is not None:
-            first = self._self_blocks
+            first = len(self.strips) * self._self_blocks
             tables[:, first : first + batch.cross_tables.shape[1]] = batch.cross_tables
 
     def write_states(self, batch: StepBatch | None, num_tokens: int) -> None:
@@ -132,11 +134,12 @@ class StepBuffers:
         used = self.staging.used_bytes("block_tables", num_sequences)
         self.staging.send(used, "updates" if update_bytes else None, update_bytes)
 
-    def bind(self, window: int, size: StepSize) -> CudaAttentionPlan:
-        tables = self.on_device("block_tables")
-        return self.workspaces[window].bind(
-            self.on_device(_list_of(window)),
-            tables[:, self._self_blocks :] if window == CROSS else tables[:, : self._self_blocks],
+    def bind(self, strip: int, size: StepSize) -> CudaAttentionPlan:
+        tables, first = self.on_device("block_tables"), strip * self._self_blocks
+        own = tables[:, first : first + self._self_blocks]
+        return self.workspaces[strip].bind(
+            self.on_device(_list_of(strip)),
+            tables[:, len(self.strips) * self._self_blocks :] if strip == CROSS else own,
             max_query_len=size.num_tokens if size.prefill else 1,
             max_tokens=size.num_tokens,
             merges=size.merges,

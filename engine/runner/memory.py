@@ -25,9 +25,11 @@ class CacheWish:
     retain_fraction: float | None  # of the pool; None: half, or what a longest request leaves
     host_cache_gb: float
     max_encoder_len: int = 0  # of an encoder-decoder model
+    num_strips: int = 1  # blocks that hold the same tokens (engine/models/strips.py)
 
     @property
     def self_blocks(self) -> int:
+        """Of one strip."""
         return -(-self.max_model_len // self.block_size)
 
     @property
@@ -36,8 +38,8 @@ class CacheWish:
 
     @property
     def blocks_per_sequence(self) -> int:
-        """Of a longest request that runs alone."""
-        return self.self_blocks + self.cross_blocks
+        """Of a longest request that runs alone, even if it keeps all that slid out of its windows."""
+        return self.num_strips * self.self_blocks + self.cross_blocks
 
     @property
     def useful_blocks(self) -> int:
@@ -84,7 +86,7 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
             f"of memory are free for it ({table(shares)}). {_smaller(wish, available)}"
         )
     usable = max(0, num_blocks - 1)
-    held = max(0, usable - wish.cross_blocks) * wish.block_size  # beside a longest encoder input
+    held = max(0, usable - wish.cross_blocks) // wish.num_strips * wish.block_size  # beside a longest encoder input
     if usable >= wish.blocks_per_sequence:
         return CachePlan(num_blocks, wish.max_model_len, _lease_blocks(wish, usable))
     if wish.max_model_len_asked or held == 0:

@@ -92,6 +92,7 @@ class Prepared:
     num_blocks: int  # with the null block, as is the next one
     num_host_blocks: int
     num_lease_blocks: int  # of the first, that leases may hold
+    windows: tuple[int, ...]  # of the cache's strips (engine/models/strips.py)
     max_num_batched_tokens: int
     prompt_pace: float  # as in SchedulerLimits
     states_rows: int  # as in ExtractionLimits.max_step_rows
@@ -147,6 +148,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         plan = plan_cache(wish, available - states.num_bytes, most - states.num_bytes, shares)
         shape = loaded.config.kv_shape(config.block_size)
         kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.kv_dtype)
+        kv_cache[0] = 0  # the null block stands for what slid out of windows: no kernel may meet a NaN beside them
         # Pages that nothing is written to take no memory.
         num_host = 1 + plan_host_blocks(wish, (available - kv_cache.nbytes) // 2)
         host_cache = torch.empty((num_host, *shape), dtype=loaded.kv_dtype)
@@ -168,6 +170,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
+        loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CPU_PROMPT_PACE,
         rows,
@@ -223,6 +226,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
+        loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CUDA_PROMPT_PACE,
         states,
@@ -353,6 +357,7 @@ def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
         retain_fraction=config.retain_fraction,
         host_cache_gb=config.host_cache_gb,
         max_encoder_len=_max_encoder_len(config, loaded),
+        num_strips=len(loaded.config.strips.windows),
     )
 
 
@@ -367,14 +372,23 @@ def _log_memory(wish: CacheWish, plan: CachePlan, num_host: int, loaded: LoadedM
         gib(plan.num_blocks * wish.block_bytes),
         f"{plan.num_blocks:,}",
         wish.block_size,
-        f"{(plan.num_blocks - 1) * wish.block_size:,}",
+        f"{(plan.num_blocks - 1) // wish.num_strips * wish.block_size:,}",
     )
+    _log_strips(loaded, plan)
     log.info(
         "leases: up to %s blocks of the cache and %s on the host (%s)",
         f"{plan.num_lease_blocks:,}",
         f"{num_host - 1:,}",
         gib((num_host - 1) * wish.block_bytes),
     )
+
+
+def _log_strips(loaded: LoadedModel, plan: CachePlan) -> None:
+    strips = loaded.config.strips
+    windows = strips.windows_below(plan.max_model_len)
+    if any(windows):
+        held = [f"{windows.count(w)} of {f'a window of {w} tokens' if w else 'all tokens'}" for w in sorted({*windows})]
+        log.info("windows: a block holds %d layers; for each token one block %s", strips.unit, ", ".join(held))
 
 
 def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int:

@@ -51,6 +51,11 @@ class SchedulerLimits:
         return self.max_num_tokens_alone
 
     @property
+    def most_tokens(self) -> int:
+        """Of any step."""
+        return max(self.max_num_batched_tokens, self.max_num_tokens_alone or 0, self.extraction.max_step_tokens or 0)
+
+    @property
     def extraction_sizes(self) -> tuple[int, ...]:
         """Tokens that a step of nothing but extractions may have, ascending; the last is for when nobody generates."""
         return (*self.extraction.short_steps, self.extraction.max_step_tokens or _ANY)

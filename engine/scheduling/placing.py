@@ -43,7 +43,8 @@ class Placer:
         placement = self._cache.place(sequence)
         if placement.ticket.pending:
             return self._await(placement, sequence)
-        if self._cache.make_room(placement.needed + sum(s.work.growth(s) for s in running)):
+        growth = sum(s.work.growth(s) for s in running) * self._cache.pool.num_strips
+        if self._cache.make_room(placement.needed + growth):
             return placement
         if not running and self._make_room_alone(placement, sequence):
             return placement
@@ -79,7 +80,7 @@ class Placer:
         cache = self._cache
         self._swapped.pop(sequence, None)
         self.drop_blocks(sequence)
-        own = -(-len(sequence.tokens) // cache.pool.block_size)
+        own = -(-len(sequence.tokens) // cache.pool.block_size) * cache.pool.num_strips
         cache.make_room(own + cache.cross.num_blocks(sequence.group.request.encoder))
         placement = cache.place(sequence)
         if placement.ticket.pending:

@@ -48,7 +48,7 @@ class StepMaker:
                 start += 1
                 continue
             if chunk.read_only:
-                batch.slot_mapping[start : start + chunk.count] = NO_SLOT
+                batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         masked = _masked_last(outcome)

@@ -128,6 +128,11 @@ class Capture:
         owed = np.flatnonzero(self._missing(0, len(self._wanted)))
         return int(owed[0]) if len(owed) else len(self._wanted)
 
+    @property
+    def first_possible(self) -> int:
+        """No states of positions before it are going to be computed, however many tokens there will be."""
+        return self.first_owed if self.ended else self._counts_from
+
     def num_owed(self, end: int | None = None) -> int:
         """Rows that no launched step brings; only those before `end`, if it is given."""
         return int(np.count_nonzero(self._missing(0, self._length if end is None else end)))

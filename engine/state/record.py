@@ -90,7 +90,7 @@ class KeptChoice:
     def borrow(self, pool: BlockPool) -> BlockTable:
         if self.table is not None:
             return self.table.fork()
-        return BlockTable.adopt(pool, self.salt, self.epochs)[0]
+        return BlockTable.adopt(pool, self.salt, self.epochs)
 
     def num_left(self, pool: BlockPool) -> int:
         """Blocks that are still there."""
@@ -182,7 +182,7 @@ class Lease:
 
     ttl: float | None = None  # promised or granted; None: there is no lease
     charge: int = 0  # blocks of the budget promised to it while its request runs
-    discount: int = 0  # blocks it shares with its parent, whose lease pays for them
+    discount: int = 0  # rows of blocks it shares with its parent, whose lease pays for those that are kept whole
     cross_discount: int = 0  # the same of its cross table
     expires_at: float | None = None  # once it is granted, on the engine's clock
     expires_at_wall: float | None = None

@@ -230,11 +230,11 @@ class Work(ABC):
         return 0
 
     def growth(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence may need next."""
+        """Rows of blocks that a running sequence may need next."""
         return 1
 
     def spare_blocks(self, sequence: Sequence) -> int:
-        """Blocks beside those of its tokens that must be free before it is let in."""
+        """Blocks, of all strips, beside those of its tokens that must be free before it is let in."""
         return 0
 
     def goal_len(self, sequence: Sequence) -> int:

@@ -25,6 +25,7 @@ class BlockLayout:
     dtype: str
     shape: tuple[int, ...]  # [L, 2, NKV, BS, D]
     num_bytes: int
+    windows: tuple[int, ...] = (0,)  # of the strips: each has a block for the same tokens (engine/models/strips.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

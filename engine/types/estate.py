@@ -17,6 +17,7 @@ from bequest.engine.types.blocks import BlockBytes, BlockLayout
 from bequest.engine.types.encoder import EncoderInput
 
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,200}\Z")
+NO_BLOCK = -1
 
 
 class Notes(Protocol):
@@ -54,14 +55,14 @@ class EstateIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstateChoice:
-    """A choice: its tokens, and the blocks that hold the first `computed` of them."""
+    """A choice: its tokens, and the blocks that hold the first `computed` of them: row by row, strip beside strip."""
 
     index: int
     token_ids: tuple[int, ...]
     num_prompt: int
     shown_len: int
     computed: int
-    rows: tuple[int, ...]  # of the content; choices share rows
+    rows: tuple[int, ...]  # of the content, or NO_BLOCK where a window has nothing any more; choices share rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,7 @@ class Deed:
     def flaws(self, num_rows: int) -> Iterator[str]:
         """Where it contradicts itself or a content of so many blocks."""
         size, owned = self.identity.cache.shape[-2], set[int]()
+        windows = self.identity.cache.windows
         indices = [choice.index for choice in self.choices]
         if not indices or len(set(indices)) < len(indices) or not all(0 <= i < self.num_choices for i in indices):
             yield "its choices have no numbers of their own"
@@ -122,15 +124,18 @@ class Deed:
         if not (0 <= self.created_at < 2**40 and self.at >= 0 and self.parent_choice >= 0):
             yield "it has no time, or continues no token"
         for choice in self.choices:
-            owned.update(choice.rows)
+            rows = [row for row in choice.rows if row != NO_BLOCK]
+            owned.update(rows)
             if not 0 < choice.num_prompt <= choice.shown_len <= len(choice.token_ids) < 2**31:
                 yield "the lengths of a choice contradict each other"
             if not all(0 <= token < 2**31 for token in choice.token_ids):
                 yield "a token has no number"
             if not 0 < choice.computed <= len(choice.token_ids):
                 yield "more is computed than there are tokens, or nothing"
-            if len(choice.rows) != -(-choice.computed // size) or len(set(choice.rows)) < len(choice.rows):
+            if len(choice.rows) != -(-choice.computed // size) * len(windows) or len(set(rows)) < len(rows):
                 yield "a choice has not the blocks that hold its tokens"
+            if any(row == NO_BLOCK and not windows[i % len(windows)] for i, row in enumerate(choice.rows)):
+                yield "a choice lacks blocks that hold its tokens"
         if (encoder := self.encoder) is not None:
             if not encoder.is_whole:
                 yield "its encoder input is not whole"
@@ -149,7 +154,8 @@ class Estate:
     content: BlockBytes  # [N, bytes of a block]
 
     def __post_init__(self) -> None:
-        if len(self.deed.identity.cache.shape) < 2 or self.deed.identity.cache.shape[-2] < 1:
+        cache = self.deed.identity.cache
+        if len(cache.shape) < 2 or cache.shape[-2] < 1 or not cache.windows:
             raise InvalidEstate("The estate's blocks have no size.")
         if self.content.shape[1:] != (self.deed.identity.cache.num_bytes,) or self.content.dtype != np.uint8:
             raise InvalidEstate("The estate's content is not made of its blocks.")

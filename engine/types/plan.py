@@ -4,7 +4,7 @@ Data (engine/types/data.py): numbers, arrays and handles. Arrays are numpy, int3
 the plan and are not written again. What a handle stands for was registered with the runner before, and masks come on a
 channel of their own (engine/types/device.py).
 
-Dims: T tokens of the step, S sequences of the step, N samples, MB blocks per row.
+Dims: T tokens of the step, S sequences of the step, N samples, MB blocks per row, G strips of the cache.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class StepBatch(Data):
     input_ids: IntArray  # [T]; 0 where a sampler row has the token
     input_rows: IntArray  # [T] the row whose last token it is, which the device knows before others do; or NO_ROW
     positions: IntArray  # [T]
-    slot_mapping: npt.NDArray[np.int64]  # [T], or NO_SLOT
+    slot_mapping: npt.NDArray[np.int64]  # [G, T], or NO_SLOT
     query_start: IntArray  # [S + 1]
     seq_lens: IntArray  # [S], computed tokens after this step
-    block_tables: IntArray  # [S, MB], padded with block 0
+    block_tables: IntArray  # [G, S, MB], padded with block 0, which also stands for what slid out of a window
     cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
     cross_lens: IntArray | None = None  # [S]
     state_starts: IntArray | None = None  # [S] slots that recurrent layers go on from; -1: a sequence begins

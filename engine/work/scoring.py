@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine._C import TokenList
+from bequest.engine._C import BlockPool, TokenList
 from bequest.engine.errors import InternalError, InvalidRequest
 from bequest.engine.state.prompt_logprobs import logprob_of
 from bequest.engine.state.sequence import Applied, Begin, Group, Outcome, Room, Sequence, Status, Wish
@@ -44,7 +44,7 @@ class Scoring(Reading):
     @classmethod
     def check(cls, request: Request, info: ModelInfo, desk: Desk) -> None:
         """The prompt and a suffix must fit the cache by themselves."""
-        needed, most = most_blocks(request, desk.pool.block_size), desk.blocks_beside_leases
+        needed, most = most_blocks(request, desk.pool), desk.blocks_beside_leases
         if needed > most:
             raise InvalidRequest(
                 f"The prompt and its longest suffix may take {needed} cache blocks, but there are {most}.",
@@ -71,7 +71,7 @@ class Scoring(Reading):
 
     def spare_blocks(self, sequence: Sequence) -> int:
         """A leader that has suffixes to begin is let in where there is room for one of them, too."""
-        return candidate_blocks(self.group.request, self._desk.pool.block_size) if self._waiting else 0
+        return candidate_blocks(self.group.request, self._desk.pool) if self._waiting else 0
 
     def most_passed(self, sequence: Sequence) -> int:
         """Candidates go on from the prompt without its last token."""
@@ -93,6 +93,8 @@ class Scoring(Reading):
         shared, states = leader.num_prompt - 1, self._desk.states
         states.want(leader, shared)
         while self._waiting and states.can_fork(leader, shared) and room.budget > 0 and room.chunks_left > 1:
+            if not self._has_room_beside_others():
+                return
             candidate = self._candidate(leader, self._waiting.popleft())
             self.group.sequences.append(candidate)
             yield Begin(candidate)
@@ -102,6 +104,12 @@ class Scoring(Reading):
                 if self._desk.is_alone(leader):
                     self._desk.preempt(leader)
                 return
+
+    def _has_room_beside_others(self) -> bool:
+        """Without those that run already: one that took their blocks would be begun instead of them, again and again."""
+        pool, others = self._desk.pool, self.group.sequences[1:]
+        reserved = sum(s.table.blocks_to_reach(s.num_computed, s.planned_len) for s in others)
+        return not others or pool.num_free >= reserved + candidate_blocks(self.group.request, pool)
 
     def _candidate(self, leader: Sequence, number: int) -> Sequence:
         shared = leader.num_prompt - 1
@@ -194,17 +202,17 @@ class Scoring(Reading):
         )
 
 
-def candidate_blocks(request: Request, block_size: int) -> int:
+def candidate_blocks(request: Request, pool: BlockPool) -> int:
     """Of the longest suffix, beside what it shares with the leader."""
     shared, longest = len(request.prompt_token_ids) - 1, max(map(len, request.suffixes))
-    return -(-(shared + longest) // block_size) - shared // block_size
+    return (-(-(shared + longest) // pool.block_size) - shared // pool.block_size) * pool.num_strips
 
 
-def most_blocks(request: Request, block_size: int) -> int:
+def most_blocks(request: Request, pool: BlockPool) -> int:
     """That a leader and one candidate take."""
-    encoder = 0 if request.encoder is None else -(-request.encoder.length // block_size)
-    prompt = -(-len(request.prompt_token_ids) // block_size)
-    return prompt + candidate_blocks(request, block_size) + encoder
+    encoder = 0 if request.encoder is None else -(-request.encoder.length // pool.block_size)
+    prompt = -(-len(request.prompt_token_ids) // pool.block_size)
+    return prompt * pool.num_strips + candidate_blocks(request, pool) + encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine._C import BeamTables, BlockTable, TokenList
+from bequest.engine._C import BeamTables, BlockPool, BlockTable, TokenList
 from bequest.engine.beams.answers import BeamAnswer
 from bequest.engine.beams.search import Alternatives, BeamSearch, Finished, Turn
 from bequest.engine.errors import InternalError, InvalidRequest
@@ -70,7 +70,7 @@ class Search(Kind):
                 width=width,
                 ends=ends,
             )
-        needed, most = most_blocks(request, desk.pool.block_size), desk.blocks_beside_leases
+        needed, most = most_blocks(request, desk.pool), desk.blocks_beside_leases
         if needed > most:
             raise InvalidRequest(
                 f"{width} beams may take {needed} cache blocks, but there are {most}.",
@@ -134,9 +134,10 @@ class Search(Kind):
         who wait may keep theirs as long as it runs."""
         if not self._gave_way or self.search is None:
             return 0
-        request, size = self.group.request, self._desk.pool.block_size
-        encoder = 0 if request.encoder is None else -(-request.encoder.length // size)
-        return most_blocks(request, size) - encoder - -(-len(request.prompt_token_ids) // size)
+        request, pool = self.group.request, self._desk.pool
+        encoder = 0 if request.encoder is None else -(-request.encoder.length // pool.block_size)
+        prompt = -(-len(request.prompt_token_ids) // pool.block_size)
+        return most_blocks(request, pool) - encoder - prompt * pool.num_strips
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -389,13 +390,13 @@ def _beams_of(request: Request) -> BeamParams:
     return request.params.beams
 
 
-def most_blocks(request: Request, block_size: int) -> int:
+def most_blocks(request: Request, pool: BlockPool) -> int:
     """Running and ended beams each have a tail of their own; copies are made before what they replace is free."""
-    prompt, width, encoder = len(request.prompt_token_ids), _beams_of(request).width, request.encoder
-    shared = prompt // block_size
-    tail = -(-(prompt + request.params.max_tokens) // block_size) - shared
-    cross = 0 if encoder is None else -(-encoder.length // block_size)
-    return shared + 2 * width * tail + width + cross
+    prompt, width, size = len(request.prompt_token_ids), _beams_of(request).width, pool.block_size
+    shared = prompt // size
+    tail = -(-(prompt + request.params.max_tokens) // size) - shared
+    cross = 0 if request.encoder is None else -(-request.encoder.length // size)
+    return (shared + 2 * width * tail + width) * pool.num_strips + cross
 
 
 @dataclass(slots=True)

@@ -30,11 +30,11 @@ def test_worked_example() -> None:
     assert batch.query_start.tolist() == [0, 1, 2, 95, 170, 200]
     assert batch.positions.tolist() == [54, 145, *range(93), *range(75), *range(30)]
     assert batch.seq_lens.tolist() == [55, 146, 93, 75, 30]
-    assert batch.slot_mapping.tolist() == [70, 225, *range(240, 333), *range(336, 411), *range(416, 446)]
+    assert batch.slot_mapping[0].tolist() == [70, 225, *range(240, 333), *range(336, 411), *range(416, 446)]
     assert batch.input_ids.tolist() == [54, 1145, *range(2000, 2093), *range(3000, 3075), *range(4000, 4030)]
-    assert batch.block_tables.shape == (5, 15)
-    assert batch.block_tables[0].tolist() == [1, 2, 3, 4, *[0] * 11]
-    assert batch.block_tables[4].tolist() == [26, 27, *[0] * 13]
+    assert batch.block_tables.shape == (1, 5, 15)
+    assert batch.block_tables[0, 0].tolist() == [1, 2, 3, 4, *[0] * 11]
+    assert batch.block_tables[0, 4].tolist() == [26, 27, *[0] * 13]
 
 
 def test_dtypes_are_those_of_a_plan() -> None:
@@ -84,12 +84,12 @@ def test_random_batches_equal_the_reference(block_size: int) -> None:
         batch = prepare_batch(tables, tokens, computed, scheduled, last_rows)
 
         for name, values in reference(tables, tokens, computed, scheduled, last_rows, block_size).items():
-            assert getattr(batch, name).tolist() == values, name
+            assert getattr(batch, name).ravel().tolist() == values, name
         used = [-(-(c + s) // block_size) for c, s in zip(computed, scheduled, strict=True)]
         assert batch.seq_lens.tolist() == [c + s for c, s in zip(computed, scheduled, strict=True)]
-        assert batch.block_tables.shape == (len(rows), max(used, default=0))
+        assert batch.block_tables.shape == (1, len(rows), max(used, default=0))
         for i, count in enumerate(used):
-            assert batch.block_tables[i].tolist() == tables[i].blocks[:count] + [0] * (max(used) - count)
+            assert batch.block_tables[0, i].tolist() == tables[i].blocks[:count] + [0] * (max(used) - count)
 
 
 def one_row(
@@ -114,10 +114,10 @@ def test_padding() -> None:
     assert batch.input_ids.tolist() == [3, 4, 0, 0]
     assert batch.input_rows.tolist() == [NO_ROW] * 4
     assert batch.positions.tolist() == [3, 4, 0, 0]
-    assert batch.slot_mapping.tolist() == [7, 8, NO_SLOT, NO_SLOT]
+    assert batch.slot_mapping[0].tolist() == [7, 8, NO_SLOT, NO_SLOT]
     assert batch.query_start.tolist() == [0, 2, 2, 2]
     assert batch.seq_lens.tolist() == [5, 0, 0]
-    assert batch.block_tables.tolist() == [[1, 2, 0, 0], [0] * 4, [0] * 4]
+    assert batch.block_tables[0].tolist() == [[1, 2, 0, 0], [0] * 4, [0] * 4]
 
 
 def test_broken_contracts() -> None:

@@ -98,8 +98,8 @@ def test_a_batch_has_a_row_for_each_beam(pool: BlockPool) -> None:
     assert batch.input_ids.tolist() == [70, 80, 5, 6, 7]
     assert batch.positions.tolist() == [4, 4, 0, 1, 2]
     assert batch.query_start.tolist() == [0, 1, 2, 5] and batch.seq_lens.tolist() == [5, 5, 3]
-    assert batch.block_tables.tolist() == [beams.blocks(0), beams.blocks(1), [*other.blocks, 0]]
-    assert batch.slot_mapping[:2].tolist() == [4 * beams.blocks(0)[1], 4 * beams.blocks(1)[1]]
+    assert batch.block_tables[0].tolist() == [beams.blocks(0), beams.blocks(1), [*other.blocks, 0]]
+    assert batch.slot_mapping[0, :2].tolist() == [4 * beams.blocks(0)[1], 4 * beams.blocks(1)[1]]
 
 
 def test_wrong_parents_and_tokens(pool: BlockPool) -> None:

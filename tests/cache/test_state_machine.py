@@ -314,7 +314,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(i=which)
     def adopt(self, i: int) -> None:
         salt, tokens, pairs = self.records[i % len(self.records)]
-        table, count = BlockTable.adopt(self.device, salt, pairs)
+        table = BlockTable.adopt(self.device, salt, pairs)
+        count = len(table)
         assert count == len(table) and table.blocks == [block for block, _ in pairs[:count]]
         if count < len(pairs):
             block, epoch = pairs[count]

@@ -48,6 +48,8 @@ class Setup:
     kinds: tuple[KindClass, ...] = KINDS
     states: StateSizes | None = None  # of a model with recurrent layers
     notes: Notes | None = None  # how what the server keeps with records leaves with estates
+    windows: tuple[int, ...] = (0,)  # of the strips
+    state_interval: int = 64
 
 
 @dataclass
@@ -67,8 +69,18 @@ class Answer:
 
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     num_states = 0 if setup.states is None else setup.states.num_slots
-    runner = PagedFakeRunner(setup.num_blocks, setup.block_size, setup.num_host_blocks, num_states)
-    sizes = CacheSizes(setup.block_size, setup.num_blocks, setup.num_host_blocks, setup.num_lease_blocks, setup.states)
+    runner = PagedFakeRunner(
+        setup.num_blocks, setup.block_size, setup.num_host_blocks, num_states=num_states, windows=setup.windows
+    )
+    sizes = CacheSizes(
+        setup.block_size,
+        setup.num_blocks,
+        setup.num_host_blocks,
+        setup.num_lease_blocks,
+        setup.states,
+        setup.windows,
+        setup.state_interval,
+    )
     limits = SchedulerLimits(
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.chunk,

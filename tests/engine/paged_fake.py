@@ -5,6 +5,10 @@ reads positions 0…p back through the block table and hashes what it finds. So 
 chunking, preemption, copy on write or token feedback changes the tokens. `expected_tokens` computes the same from the
 plain list of tokens, without any cache: it is the oracle.
 
+In a strip with a window a slot holds a whole history instead, up to its own token: like a layer's values, which have
+seen all that came before. A step reads there no more than the window, and checks every slot of it. Where all strips
+have windows, a token's history is that of the token before it and itself.
+
 An encoder's run writes its input to the cross slots, marked as such; whoever samples reads all of it back through the
 cross table and hashes it before its own history.
 """
@@ -120,11 +124,32 @@ def expected_tokens(
     return history[len(prompt) :]
 
 
+_HISTORY = 1 << 40  # marks the number of a history, in slots of windows
+_histories: list[tuple[int, ...]] = []  # by number; of all runners, whose blocks may move from one to another
+
+
+def history_in(slot: int) -> list[int] | None:
+    """What a slot of a window holds; None: no history."""
+    return list(_histories[slot - _HISTORY]) if slot >= _HISTORY else None
+
+
 class PagedFakeRunner:
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 1, num_states: int = 0) -> None:
-        """With `num_states` it has recurrent layers: their states are the tokens that they stand for."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 1,
+        *,
+        num_states: int = 0,
+        windows: tuple[int, ...] = (0,),
+    ) -> None:
+        """With `num_states` it has recurrent layers: their states are the tokens that they stand for. `windows`: of the
+        strips; where none keeps all tokens, one of them sees more than its own."""
         self.block_size = block_size
         self.states: list[tuple[int, ...] | None] = [None] * num_states
+        self.windows = windows
+        self._whole = [strip for strip, window in enumerate(windows) if window == 0]
+        self._sliding = [strip for strip, window in enumerate(windows) if window]
         self.slots = np.full(num_blocks * block_size, _EMPTY, dtype=np.int64)
         self.host_slots = np.full(num_host_blocks * block_size, _EMPTY, dtype=np.int64)
         self.rows: dict[int, RowSpec] = {}
@@ -177,12 +202,18 @@ class PagedFakeRunner:
         batch = plan.batch
         inputs = zip(batch.input_ids.tolist(), batch.input_rows.tolist(), strict=True)
         input_ids = [token if row == NO_ROW else self.last_tokens[row] for token, row in inputs]
-        written = batch.slot_mapping != NO_SLOT
-        slots = batch.slot_mapping[written]
+        assert not plan.num_tokens or len(batch.slot_mapping) == len(batch.block_tables) == len(self.windows)
+        written = batch.slot_mapping[0] != NO_SLOT
+        assert ((batch.slot_mapping != NO_SLOT) == written).all(), "a token is written in some strips only"
+        slots = batch.slot_mapping[:, written].ravel()
         assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
         assert (slots >= self.block_size).all(), "a token was written to the null block"
         self._encode(plan, slots)
-        self.slots[slots] = np.asarray(input_ids)[written]
+        for strip in self._whole:
+            self.slots[batch.slot_mapping[strip, written]] = np.asarray(input_ids)[written]
+        if self._sliding:
+            for index in np.flatnonzero(written).tolist():
+                self._write_history(plan, index, input_ids[index])
         for index in np.flatnonzero(~written).tolist():
             assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
         if self.states:
@@ -201,7 +232,8 @@ class PagedFakeRunner:
 
     @property
     def block_layout(self) -> BlockLayout:
-        return BlockLayout(dtype="int64", shape=(1, 1, 1, self.block_size, 1), num_bytes=8 * self.block_size)
+        shape, num_bytes = (1, 1, 1, self.block_size, 1), 8 * self.block_size
+        return BlockLayout(dtype="int64", shape=shape, num_bytes=num_bytes, windows=self.windows)
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
         self._move(read.moves)
@@ -331,9 +363,11 @@ class PagedFakeRunner:
     def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
         """What the encoder wrote for the token's sequence, then the tokens up to it."""
         batch = plan.batch
-        sequence = int(np.searchsorted(batch.query_start, token_index, side="right")) - 1
-        history = self._read(batch.block_tables[sequence], int(batch.positions[token_index]) + 1)
+        sequence, end = self._place(plan, token_index)
+        history = self._tokens(plan, sequence, end)
         assert (history != _EMPTY).all(), "read a slot that nothing was written to"
+        for strip in self._sliding:
+            self._check_window(plan, sequence, strip, history)
         assert (history < CROSS).all(), "a self table holds what an encoder wrote"
         if batch.cross_tables is None or batch.cross_lens is None:
             return history
@@ -341,8 +375,51 @@ class PagedFakeRunner:
         assert (cross >= CROSS).all(), "a cross table holds what no encoder wrote"
         return np.concatenate([cross, history])
 
-    def _read(self, blocks: np.ndarray, length: int) -> np.ndarray:
-        positions = np.arange(length)
+    def _place(self, plan: StepPlan, token_index: int) -> tuple[int, int]:
+        """The sequence of a token, and how many tokens it has with this one."""
+        sequence = int(np.searchsorted(plan.batch.query_start, token_index, side="right")) - 1
+        return sequence, int(plan.batch.positions[token_index]) + 1
+
+    def _tokens(self, plan: StepPlan, sequence: int, end: int) -> np.ndarray:
+        """Its first `end` tokens, as the strips have them."""
+        tables = plan.batch.block_tables[:, sequence]
+        if not self._whole:
+            return self._known(tables, end)
+        first, *others = (self._read(tables[strip], end) for strip in self._whole)
+        assert all(np.array_equal(first, other) for other in others), "two strips hold different tokens"
+        return first
+
+    def _known(self, tables: np.ndarray, end: int) -> np.ndarray:
+        """The history of position end - 1, which every window that sees it knows."""
+        numbers = {int(self._read(tables[strip], end, end - 1)[0]) for strip in self._sliding}
+        assert min(numbers) >= _HISTORY, "a window holds no history"
+        known = {_histories[number - _HISTORY] for number in numbers}
+        assert len(known) == 1, "two windows hold different histories"
+        return np.asarray(known.pop(), np.int64)
+
+    def _write_history(self, plan: StepPlan, token_index: int, token: int) -> None:
+        sequence, end = self._place(plan, token_index)
+        if self._whole:
+            history = tuple(self._tokens(plan, sequence, end).tolist())
+        else:
+            tables = plan.batch.block_tables[:, sequence]
+            history = (*(self._known(tables, end - 1).tolist() if end > 1 else ()), token)
+        _histories.append(history)
+        for strip in self._sliding:
+            self.slots[plan.batch.slot_mapping[strip, token_index]] = _HISTORY + len(_histories) - 1
+
+    def _check_window(self, plan: StepPlan, sequence: int, strip: int, history: np.ndarray) -> None:
+        """All that a query behind `history` sees is there."""
+        end = len(history)
+        begin = max(0, end - self.windows[strip])
+        assert plan.batch.block_tables[strip, sequence, begin // self.block_size] > 0, "the null block is in a window"
+        whole = tuple(history.tolist())
+        for position, number in enumerate(self._read(plan.batch.block_tables[strip, sequence], end, begin), begin):
+            assert number >= _HISTORY, "a window holds no history"
+            assert _histories[number - _HISTORY] == whole[: position + 1], "a window holds another history"
+
+    def _read(self, blocks: np.ndarray, length: int, begin: int = 0) -> np.ndarray:
+        positions = np.arange(begin, length)
         return self.slots[
             blocks[positions // self.block_size].astype(np.int64) * self.block_size + positions % self.block_size
         ]

@@ -99,10 +99,10 @@ def last_tokens(sampler: RowSampler, num_rows: int) -> list[int]:
         input_ids=zeros,
         input_rows=rows,
         positions=zeros,
-        slot_mapping=zeros.astype(np.int64),
+        slot_mapping=zeros.astype(np.int64)[None],
         query_start=zeros,
         seq_lens=zeros,
-        block_tables=zeros,
+        block_tables=zeros[None],
     )
     return sampler.resolve(batch).tolist()
 

@@ -37,10 +37,10 @@ def plan_of(num_tokens: int) -> StepPlan:
         input_ids=tokens,
         input_rows=tokens,
         positions=tokens,
-        slot_mapping=slots,
+        slot_mapping=slots[None],
         query_start=empty,
         seq_lens=empty,
-        block_tables=pairs,
+        block_tables=pairs[None],
     )
     moves = StepMoves(swaps_out=pairs, swaps_in=pairs, copies=pairs)
     samples = StepSamples(tokens=empty, rows=empty, positions=empty)

@@ -94,7 +94,7 @@ def test_they_are_compared_by_what_they_hold(passed: list[StepPlan | StepResult]
         replace(plan, samples=replace(plan.samples, rows=plan.samples.rows + 1)),
         replace(plan, samples=replace(plan.samples, rows=plan.samples.rows.astype(np.int64))),
         replace(plan, samples=replace(plan.samples, drafts=plan.samples.rows)),
-        replace(plan, batch=replace(plan.batch, block_tables=plan.batch.block_tables[:, :0])),
+        replace(plan, batch=replace(plan.batch, block_tables=plan.batch.block_tables[:, :, :0])),
         replace(plan, rows=replace(plan.rows, close=(*plan.rows.close, 1))),
     ):
         assert plan != other

@@ -12,8 +12,12 @@ RUNS = 20
 STEPS_PER_RUN = 1000
 
 
-def run(seed: int, steps: int, most_encoder: int = 0) -> World:
-    return drive(World(seed, most_encoder), steps)
+# Of the strips of a cache: beside one that keeps all tokens, several, without any such, tiny and almost wide ones.
+WINDOWS = [(0, 4), (0, 1, 9), (0, 0, 30), (6,), (2, 17), (0, 3, 3, 3)]
+
+
+def run(seed: int, steps: int, most_encoder: int = 0, windows: tuple[int, ...] = (0,)) -> World:
+    return drive(World(seed, most_encoder, windows), steps)
 
 
 def drive(world: World, steps: int) -> World:
@@ -51,6 +55,21 @@ def test_the_worlds_see_everything() -> None:
         assert seen[event] > 0, event
     assert 0 < seen["answered as one"] < seen["searched"]
     assert seen["scored"] > 0 and seen["drafted"] > 0 and seen["drafted with states"] > 0
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("seed", range(400, 404))
+def test_random_steps_with_windows(seed: int, windows: tuple[int, ...]) -> None:
+    assert run(seed, STEPS_PER_RUN // 2, windows=windows).seen["finished"] > 10
+
+
+def test_the_worlds_with_windows_see_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed, windows in enumerate(WINDOWS * 2, 500):
+        seen += run(seed, 300, windows=windows).seen
+    for event in ("blocks", "host", "leased", "preempted", "swapped out", "swapped in", "searched", "extracted"):
+        assert seen[event] > 0, event
+    assert seen["windows of leases"] > 0 and seen["with states"] > 0 and seen["drafted"] > 0
 
 
 @pytest.mark.parametrize("seed", range(200, 200 + RUNS))

@@ -27,10 +27,10 @@ def plan_of(lens: list[int], sampled: list[int], scored: list[tuple[int, int]]) 
         input_ids=tokens,
         input_rows=np.full_like(tokens, NO_ROW),
         positions=tokens,
-        slot_mapping=tokens.astype(np.int64),
+        slot_mapping=tokens.astype(np.int64)[None],
         query_start=starts,
         seq_lens=np.array(lens, np.int32),
-        block_tables=np.zeros((len(lens), 1), np.int32),
+        block_tables=np.zeros((1, len(lens), 1), np.int32),
     )
     return StepPlan(
         step=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -90,3 +91,14 @@ async def test_one_who_leaves_loses_no_block() -> None:
         engine.scheduler.plan = leaving  # type: ignore[method-assign]
         after = await ask(engine, request([1, 2, 3]))
         assert after.token_ids[0] == expected_tokens([1, 2, 3], 8, eos=5)
+
+
+async def test_candidates_do_not_take_turns_in_the_last_blocks() -> None:
+    """Each needs two blocks, and there are fewer than two for each: whoever began comes to its end first."""
+    setup = Setup(num_blocks=9, block_size=16, chunk=1, num_host_blocks=1, num_lease_blocks=0)
+    async with running(setup) as (engine, runner):
+        prompt, suffixes = list(range(10, 26)), tuple(tuple(range(30, 30 + n)) for n in (9, 5, 9, 5, 5, 9, 2) * 3)
+        asked = request(prompt, SamplingParams(max_tokens=0, logprobs=0), suffixes=suffixes)
+        answer = await asyncio.wait_for(ask(engine, asked), 60)
+        assert [list(tokens) for tokens in answer.token_ids] == [list(suffix) for suffix in suffixes]
+        assert runner.num_tokens == len(prompt) + sum(map(len, suffixes))

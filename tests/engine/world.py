@@ -56,11 +56,13 @@ from tests.engine.paged_fake import (
     expected_encoder_states,
     expected_states,
     expected_tokens,
+    history_in,
 )
 
 MOST_TOKENS = 60
 MOST_WIDTH = 9  # of beams
 NAN_TOKEN = 666
+_NEAR_THE_END = 8  # tokens before the end of a lease that its windows are promised for
 INFO = ModelInfo("fake", "fake", MOST_TOKENS, VOCAB, (EOS,), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
 
 
@@ -74,11 +76,13 @@ class Shape:
     num_lease_blocks: int
     limits: SchedulerLimits
     depth: int
+    windows: tuple[int, ...]  # of the strips
+    state_interval: int
 
     @staticmethod
-    def draw(draw: random.Random, most_encoder: int) -> Shape:
+    def draw(draw: random.Random, most_encoder: int, windows: tuple[int, ...]) -> Shape:
         block_size = draw.choice([1, 3, 4, 16])
-        enough = -(-MOST_TOKENS // block_size) + -(-most_encoder // block_size)
+        enough = -(-MOST_TOKENS // block_size) * len(windows) + -(-most_encoder // block_size)
         leases = draw.choice([0, 1, enough, 3 * enough])
         num_blocks = 1 + enough + leases + draw.choice([0, 0, 2, enough, 6 * enough])
         num_host = draw.choice([1, 5, enough, 100])
@@ -98,7 +102,9 @@ class Shape:
         )
         if most_encoder:
             limits = replace(limits, max_num_encoder_tokens=draw.choice([1, 20, 64, 1000]))
-        return Shape(block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]))
+        return Shape(
+            block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]), windows, draw.choice([8, 32, 1000])
+        )
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,22 @@ class Promise:
 
 
 class World:
-    def __init__(self, seed: int, most_encoder: int = 0, *, recurrent: bool = False) -> None:
+    def __init__(
+        self, seed: int, most_encoder: int = 0, windows: tuple[int, ...] = (0,), *, recurrent: bool = False
+    ) -> None:
         """`most_encoder`: of an encoder-decoder model, the longest encoder input; `recurrent`: it has such layers."""
         self.draw = random.Random(seed)
-        self.shape = shape = Shape.draw(self.draw, most_encoder)
+        self.shape = shape = Shape.draw(self.draw, most_encoder, windows)
         self.now = 0.0
         self.states = self._draw_states() if recurrent else None
         sizes = CacheSizes(
-            shape.block_size, shape.num_blocks, shape.num_host_blocks, shape.num_lease_blocks, self.states
+            shape.block_size,
+            shape.num_blocks,
+            shape.num_host_blocks,
+            shape.num_lease_blocks,
+            self.states,
+            shape.windows,
+            shape.state_interval,
         )
         self.drafter = OracleDrafter(seed, self.draw.random()) if self.draw.random() < 0.4 else None
         self.scheduler = make_scheduler(
@@ -125,7 +139,9 @@ class World:
         self.retention = self.scheduler.retention
         self.pool, self.host = self.scheduler.pool, self.scheduler.cache.host
         num_states = 0 if self.states is None else self.states.num_slots
-        self.runner = PagedFakeRunner(shape.num_blocks, shape.block_size, shape.num_host_blocks, num_states)
+        self.runner = PagedFakeRunner(
+            shape.num_blocks, shape.block_size, shape.num_host_blocks, num_states=num_states, windows=shape.windows
+        )
         self.runner.bad_prompt_token = NAN_TOKEN
         self.launched: deque[Launch] = deque()
         self.open: list[Group] = []
@@ -178,7 +194,10 @@ class World:
             most = len(asked.prompt_token_ids) - 1
             if (capture := capture_of(asked)) is not None and asked.extracts:
                 most = capture.goal_len
-            self.promises[group] = Promise(min(asked.terms.lineage.at, estate.computed, most))
+            inherits = min(asked.terms.lineage.at, estate.computed, most)
+            if self.pool.slides and (capture is not None or inherits < estate.computed - _NEAR_THE_END):
+                inherits = 0  # what is promised is that the tokens are right
+            self.promises[group] = Promise(inherits)
         self.scheduler.add(group, ChoiceOutput(asked, 0, None))
         self.open.append(group)
         if not asked.encodes_only:
@@ -240,7 +259,7 @@ class World:
         )
         asked = request(prompt, params, output=OutputMode.FINAL, **fields)
         asked = with_states(draw, asked) if draw.random() < 0.2 else asked
-        if most_blocks(asked, self.pool.block_size) > self.scheduler.blocks_beside_leases:
+        if most_blocks(asked, self.pool) > self.scheduler.blocks_beside_leases:
             return None
         return asked
 
@@ -250,7 +269,7 @@ class World:
         lengths = [min(draw.choice([1, 1, 2, 5, 9]), longest) for _ in range(draw.choice([1, 3, 8, 20]))]
         suffixes = tuple(tuple(draw.randrange(10, VOCAB) for _ in range(length)) for length in lengths)
         asked = request(prompt, SamplingParams(max_tokens=0, logprobs=0), suffixes=suffixes, **fields)
-        needed = scoring.most_blocks(asked, self.shape.block_size)
+        needed = scoring.most_blocks(asked, self.pool)
         return asked if needed <= self.scheduler.blocks_beside_leases else None
 
     def leave(self) -> None:
@@ -448,7 +467,7 @@ class World:
             if not group.request.extracts:
                 length = len(group.request.prompt_token_ids) + sum(map(len, group.request.suffixes))
                 assert told.inherited_tokens + told.computed_tokens == length
-            assert told.source in ("blocks", "host")
+            assert told.source in ("blocks", "host") or (self.pool.slides and promise.inherits == 0)
             self.seen[told.source] += 1
 
     def check_sequences(self) -> None:
@@ -467,12 +486,13 @@ class World:
             assert len(set(blocks)) == len(blocks)
             if s.status is Status.RUNNING:
                 running += not (isinstance(s.work, Owed) or is_searching(s.group))
-                for table in blocks_of_beams(s.group, ended=False) or [blocks]:
-                    assert len(table) * self.shape.block_size >= s.num_computed
+                for table in blocks_of_beams(s.group, ended=False) or [s.table.entries]:
+                    capacity = len(table) // len(self.shape.windows) * self.shape.block_size
+                    assert capacity >= s.num_computed or self.pool.slides
                 assert s.num_computed <= s.planned_len + (s.num_in_flight - 1 if drafting else 0)
             else:
                 assert s.row == NO_ROW
-                assert len(blocks) * self.shape.block_size >= s.num_computed or not blocks
+                assert s.table.capacity >= s.num_computed or not blocks
             if s.row != NO_ROW:
                 rows.append(s.row)
         assert running <= min(self.scheduler.num_running, self.shape.limits.max_num_seqs)
@@ -487,7 +507,7 @@ class World:
             assert isinstance(kind, Search) and kind.search is not None and group.request.params.beams is not None
             own = blocks_of_beams(group)
             distinct = {block for table in own for block in table}
-            assert len(distinct) <= most_blocks(group.request, self.pool.block_size)
+            assert len(distinct) <= most_blocks(group.request, self.pool)
             if kind.beams is None:
                 continue
             assert len(kind.beams) == kind.search.num_running
@@ -551,20 +571,38 @@ class World:
         """Where no step is in flight the memory must hold the tokens of every lease."""
         if self.launched:
             return
+        num_strips = len(self.shape.windows)
         for record in self.holders():
             for kept in record.kept.values():
-                if kept.table is not None:
-                    assert self.content(kept.table)[: kept.computed] == kept.tokens[: kept.computed]
+                for strip in range(num_strips if kept.table is not None else 0):
+                    self.check_strip(kept, kept.table.entries[strip::num_strips], self.shape.windows[strip])
             if record.inputs and record.encoder is not None:
                 wanted = [CROSS + token for token in record.encoder.token_ids]
-                assert self.content(record.inputs[0].table)[: len(wanted)] == wanted
+                assert self.content(record.inputs[0].table.blocks)[: len(wanted)] == wanted
 
-    def content(self, table: BlockTable) -> list[int]:
+    def check_strip(self, kept: KeptChoice, entries: list[int], window: int) -> None:
+        """It holds the tokens, or in a window the history up to each, and the end of it all."""
+        tokens = kept.tokens[: kept.computed]
+        if not window:
+            assert self.content(entries)[: kept.computed] == tokens
+            return
+        size = self.shape.block_size
+        assert all(entries[max(0, kept.computed - window + 1) // size : -(-kept.computed // size)]) or window == 1
+        for row, entry in enumerate(entries):
+            if entry:
+                begin = row * size
+                held = self.content([entry])[: max(0, kept.computed - begin)]
+                # A child that goes on inside a block of a window that saw nothing of it leaves its beginning empty.
+                for position, slot in enumerate(held, begin):
+                    assert history_in(slot) == tokens[: position + 1] or window == 1
+        self.seen["windows of leases"] += 1
+
+    def content(self, entries: list[int]) -> list[int]:
         tier = self.scheduler.cache.tier
         assert isinstance(tier, HostTier)
         size = self.shape.block_size
         content: list[int] = []
-        for block in table.blocks:
+        for block in entries:
             slots = self.runner.slots
             if is_on_host(block):
                 going = tier.going_out(host_block(block))  # by the next step: until then the device has it

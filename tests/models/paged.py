@@ -22,12 +22,14 @@ class PagedSequences:
         config = model.config
         self.model = model
         blocks_each = -(-max_len // BLOCK_SIZE)
-        num_blocks = 1 + num_sequences * blocks_each
+        self.windows = config.strips.windows
+        num_strips = len(self.windows)
+        num_blocks = 1 + num_sequences * blocks_each * num_strips
         self.kv_cache = torch.full((num_blocks, *config.kv_shape(BLOCK_SIZE)), torch.nan, dtype=dtype)
         self.states = torch.full((2 * num_sequences, *config.state_shape), torch.nan)  # two slots for each
         self._slots = [2 * sequence for sequence in range(num_sequences)]
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
-        self.block_tables = order.reshape(num_sequences, blocks_each).int()  # [sequences, MB]
+        self.block_tables = order.reshape(num_strips, num_sequences, blocks_each).int()  # [strips, sequences, MB]
         self.lens = [0] * num_sequences
 
     def step(self, new_tokens: Mapping[int, Sequence[int]], read: Mapping[int, int] | None = None) -> dict[int, Tensor]:
@@ -37,11 +39,12 @@ class PagedSequences:
         """
         sequences = list(new_tokens)
         counts = [len(new_tokens[s]) for s in sequences]
+        begins = [self.lens[s] for s in sequences]
         positions = [
             torch.arange(self.lens[s], self.lens[s] + count) for s, count in zip(sequences, counts, strict=True)
         ]
         slots = [
-            self.block_tables[s][at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
+            self.block_tables[:, s, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
             for s, at in zip(sequences, positions, strict=True)
         ]
         recurrent = self._recurrent(sequences, counts)
@@ -49,23 +52,24 @@ class PagedSequences:
             self.lens[sequence] += count
         query_start = torch.tensor([0, *counts]).cumsum(0).int()
         seq_lens = torch.tensor([self.lens[s] for s in sequences], dtype=torch.int32)
-        tables = self.block_tables[sequences].contiguous()
+        tables = self.block_tables[:, sequences].clone()
+        self._forget_what_slid_out(tables, begins)
         rows_wanted = None
         if read is not None:
             wanted = [read[s] for s in sequences]
             ends = query_start[1:].tolist()
             rows = [torch.arange(end - count, end) for end, count in zip(ends, wanted, strict=True)]
             starts = torch.tensor([0, *wanted]).cumsum(0).int()
-            window = self.model.config.sliding_windows[-1]
-            rows_wanted = ReadRows(torch.cat(rows), self._attention(starts, seq_lens, tables, window))
+            last = self.model.config.strips.places[-1].strip
+            rows_wanted = ReadRows(torch.cat(rows), self._attention(starts, seq_lens, tables, last))
         batch = ModelInput(
             input_ids=torch.tensor([token for s in sequences for token in new_tokens[s]], dtype=torch.int32),
             positions=torch.cat(positions).int(),
-            slot_mapping=torch.cat(slots),
+            slot_mapping=torch.cat(slots, dim=1).unbind(),
             kv_cache=self.kv_cache,
-            attention={
-                window: self._attention(query_start, seq_lens, tables, window) for window in self.model.config.windows
-            },
+            attention=tuple(
+                self._attention(query_start, seq_lens, tables, strip) for strip in range(len(self.windows))
+            ),
             read=rows_wanted,
             recurrent=recurrent,
         )
@@ -83,18 +87,25 @@ class PagedSequences:
                 slots[end - 1] = self._slots[sequence]
         return RecurrentStep(self.states, query_start, torch.tensor(starts, dtype=torch.int32), slots)
 
-    def _attention(self, query_start: Tensor, seq_lens: Tensor, tables: Tensor, window: int) -> AttentionPlan:
+    def _forget_what_slid_out(self, tables: Tensor, begins: Sequence[int]) -> None:
+        """The null block, which holds NaN, stands for what no query sees any more."""
+        for strip, window in enumerate(self.windows):
+            for row, begin in enumerate(begins):
+                if window:
+                    tables[strip, row, : max(0, begin - window + 1) // BLOCK_SIZE] = 0
+
+    def _attention(self, query_start: Tensor, seq_lens: Tensor, tables: Tensor, strip: int) -> AttentionPlan:
         config = self.model.config
         return AttentionPlan(
             query_start,
             seq_lens,
-            tables,
+            tables[strip],
             num_q_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=BLOCK_SIZE,
             num_blocks=self.kv_cache.shape[0],
-            window=window,
+            window=self.windows[strip],
             bfloat16=self.kv_cache.dtype is torch.bfloat16,
         )
 

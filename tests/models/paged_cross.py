@@ -124,9 +124,9 @@ class CrossSequences:
         batch = ModelInput(
             input_ids=self._tensor(tokens),
             positions=self._tensor(positions),
-            slot_mapping=self._tensor(slots),
+            slot_mapping=(self._tensor(slots),),
             kv_cache=self.kv_cache,
-            attention={window: self._plan(query_start, seq_lens, own, window)},
+            attention=(self._plan(query_start, seq_lens, own, window),),
             cross=self._plan(query_start, self.cross_lens[sequences], cross, None),
             tap=tap,
         )

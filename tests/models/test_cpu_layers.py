@@ -83,6 +83,7 @@ class Maker:
             num_heads=shape.heads,
             scale=dim**-0.5,
             cache_layer=0 if shape.is_encoder else index,
+            strip=sorted({*shape.windows}).index(shape.windows[index]),
             window=shape.windows[index],
             norm=self.head_norm(),
             soft_cap=shape.soft_cap,
@@ -160,11 +161,12 @@ class World:
         if self.num_read is not None:
             rows = torch.arange(tokens - self.num_read, tokens)
             read = ReadRows(rows, self._plan(self.num_read, tokens, self.own, window=shape.windows[-1]))
+        windows = sorted({*shape.windows})  # strips that have the same blocks: each layer has a place in them anyway
         return LayerStep(
             positions=torch.arange(tokens, dtype=torch.int32),
-            slot_mapping=torch.arange(BLOCK, BLOCK + tokens),
+            slot_mapping=(torch.arange(BLOCK, BLOCK + tokens),) * len(windows),
             kv_cache=cache,
-            attention={window: self._plan(tokens, tokens, self.own, window=window) for window in {*shape.windows}},
+            attention=tuple(self._plan(tokens, tokens, self.own, window=window) for window in windows),
             cross=self._plan(tokens, BLOCK + 3, self.cross, window=None) if shape.has_cross else None,
             read=read,
             tap=HiddenTap(wanted, torch.tensor([[0b1111, 0]] * tokens), ring),

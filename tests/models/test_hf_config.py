@@ -30,7 +30,7 @@ def test_defaults() -> None:
     assert (config.q_size, config.kv_size, config.rotary_dim) == (64, 64, 16)
     assert config.rope.theta == 10000.0
     assert not config.tie_word_embeddings
-    assert config.windows == {0}
+    assert config.strips.windows == (0,)
     assert config.kv_shape(16) == (3, 2, 4, 16, 16)
 
 

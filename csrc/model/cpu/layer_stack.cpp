@@ -219,18 +219,23 @@ class StackRun {
 
   void apply(const StackAttention& mixer, const Reading& from) {
     const StackHeads& heads = mixer.heads;
-    check(static_cast<size_t>(heads.plan) < step_.plans.size(), "layers: a plan is missing");
+    check(static_cast<size_t>(heads.strip) < step_.plans.size(), "layers: a plan is missing");
+    check(step_.slots.size() == step_.plans.size(), "layers: a strip has slots and a plan");
     check(mixer.qkv.out_features == (heads.num_heads + 2 * step_.layout.num_kv_heads) * step_.layout.head_dim,
           "layers: the cache has other heads");
     const int64_t q_stride =
         stores_as_it_comes(mixer, from) ? project_into_cache(mixer, from) : project_and_store(mixer, from);
-    const AttentionPlan* plan = step_.plans[static_cast<size_t>(heads.plan)];
+    const AttentionPlan* plan = step_.plans[static_cast<size_t>(heads.strip)];
     if (narrow_) {
       keep_read_rows(q_stride, heads.num_heads * step_.layout.head_dim, from.stays);
       plan = step_.read.attention;
     }
     attend(heads, q_stride, *plan);
     multiply(mixer.output, memory_.attended, stream_.added);
+  }
+
+  const int64_t* slots_of(const StackHeads& heads) const {
+    return step_.slots[static_cast<size_t>(heads.strip)];
   }
 
   // Whether keys and values can go from the product to the cache.
@@ -245,7 +250,7 @@ class StackRun {
     const int64_t width = mixer.heads.num_heads * step_.layout.head_dim;
     const RowNorm begin = row_norm(from);
     const KvColumns kv{width, static_cast<BFloat16*>(step_.kv_cache), step_.layout, mixer.heads.cache_layer,
-                       step_.slots};
+                       slots_of(mixer.heads)};
     linear_into_cache(params(mixer.qkv, stream_.added, memory_.projected), kv, &begin);
     stream_.pending = false;
     return width;
@@ -266,7 +271,7 @@ class StackRun {
     if (heads.cos_sin != nullptr)
       rotary({q, k, stride, stride, step_.positions, heads.cos_sin, tokens, heads.num_positions,
               heads.num_heads, kv_heads, head_dim, heads.rotary_dim});
-    write_kv({k, v, stride, stride, step_.slots, tokens, step_.kv_cache, step_.kv_dtype, step_.layout,
+    write_kv({k, v, stride, stride, slots_of(heads), tokens, step_.kv_cache, step_.kv_dtype, step_.layout,
               heads.cache_layer, heads.key_factor, heads.value_factor});
     return stride;
   }

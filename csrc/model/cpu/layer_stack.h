@@ -43,7 +43,7 @@ struct StackHeads {
   int64_t num_heads = 0;
   float scale = 1.0f;  // of scores, and what stored keys are to be multiplied by
   int64_t cache_layer = 0;
-  int64_t plan = 0;               // which of the step's
+  int64_t strip = 0;              // whose slots and plan are meant
   const float* q_norm = nullptr;  // [D], or null
   const float* k_norm = nullptr;
   bool norms_rows = false;  // all heads of a token at once: the weights are [NQ D] and [NKV D]
@@ -124,12 +124,12 @@ struct StackRead {
 
 struct StackStep {
   const int32_t* positions = nullptr;  // [T]
-  const int64_t* slots = nullptr;      // [T]
   int64_t num_tokens = 0;
   void* kv_cache = nullptr;  // [NB, L, 2, NKV, BS, D]
   DType kv_dtype = DType::kF32;
   KvLayout layout{};
-  std::vector<const AttentionPlan*> plans;  // of self attention
+  std::vector<const int64_t*> slots;        // [T] of each strip of the cache
+  std::vector<const AttentionPlan*> plans;  // of self attention, of each strip
   const AttentionPlan* cross = nullptr;     // over the same cache, or null
   StackRead read;
   HiddenTap tap{};  // of the states between layers; its layer is set here

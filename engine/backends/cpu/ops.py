@@ -31,7 +31,7 @@ class CpuOps:
         return kernels.gated_activation(gate_up, activation)
 
     def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
-        return _attend(_prepared(qkv, heads, step), heads, step, step.attention[heads.window])
+        return _attend(_prepared(qkv, heads, step), heads, step, step.attention[heads.strip])
 
     def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         assert step.read is not None
@@ -83,7 +83,7 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
             kernels.head_rms_norm(_as_one_head(part) if norm.over_rows else part, weight, norm.eps)
     if heads.rope is not None:
         kernels.rotary(q, k, step.positions, heads.rope)
-    kernels.write_kv(k, v, step.kv_cache, heads.cache_layer, step.slot_mapping, heads.kv_scales)
+    kernels.write_kv(k, v, step.kv_cache, heads.cache_layer, step.slot_mapping[heads.strip], heads.kv_scales)
     return q
 
 

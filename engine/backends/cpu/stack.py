@@ -59,7 +59,6 @@ class StackProgram:
         self._ops = ops
         self._hidden = next(iter(layers[0].weights)).in_features
         self._narrows = ends and narrows(layers[-1])
-        self._windows = sorted({window for layer in layers for window in _windows(layer)})
         self._stack = cpu_stack.LayerStack(self._hidden, narrows=self._narrows)
         for layer in layers:
             self._stack.add(layer.index, [self._sublayer(sublayer) for sublayer in layer.sublayers])
@@ -79,7 +78,7 @@ class StackProgram:
         return Stream(self._ops, *self._stack.run_from(self._step(step), start.ids, table.packed, start.factor, rows))
 
     def _step(self, step: LayerStep) -> cpu_stack.StackStep:
-        plans = [plan_of(step.attention[window]) for window in self._windows]
+        plans = [plan_of(work) for work in step.attention]
         cross = None if step.cross is None else plan_of(step.cross)
         made = cpu_stack.step(step.slot_mapping, step.kv_cache, plans, cross)
         cpu_stack.set_positions(made, step.positions)
@@ -107,8 +106,8 @@ class StackProgram:
                 raise AssertionError(f"refused: {mixer}")
 
     def _heads(self, heads: Heads, *, is_cross: bool = False) -> cpu_stack.StackHeads:
-        plan = 0 if is_cross else self._windows.index(heads.window)
-        made = cpu_stack.heads(heads.num_heads, heads.scale, heads.cache_layer, plan, heads.kv_scales)
+        strip = 0 if is_cross else heads.strip
+        made = cpu_stack.heads(heads.num_heads, heads.scale, heads.cache_layer, strip, heads.kv_scales)
         made.soft_cap = heads.soft_cap
         if (norm := heads.norm) is not None:
             assert norm.offset == 0.0, "the backend adds it when it loads a weight"
@@ -120,11 +119,6 @@ class StackProgram:
         if heads.sinks is not None:
             cpu_stack.set_sinks(made, heads.sinks)
         return made
-
-
-def _windows(layer: LayerSpec) -> list[int]:
-    mixers = (sublayer.mixer for sublayer in layer.sublayers)
-    return [mixer.heads.window for mixer in mixers if isinstance(mixer, Attention)]
 
 
 def _norm(norm: Norm | None) -> cpu_stack.StackNorm:

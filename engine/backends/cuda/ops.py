@@ -30,7 +30,7 @@ class CudaOps:
         return cuda.gated_activation(gate_up, activation)
 
     def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
-        plan = _plan(step.attention[heads.window])
+        plan = _plan(step.attention[heads.strip])
         if plan.single_token and heads.bias is None and not heads.soft_cap:
             return _attend_token(qkv, heads, step, plan).flatten(1)
         return _attend(_prepared(qkv, heads, step), heads, step, plan)
@@ -74,7 +74,7 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         heads.num_heads,
         step.kv_cache,
         heads.cache_layer,
-        step.slot_mapping,
+        step.slot_mapping[heads.strip],
         step.positions,
         heads.rope,
         _head_norm(heads),
@@ -105,7 +105,7 @@ def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attenti
         heads.cache_layer,
         plan,
         heads.scale,
-        step.slot_mapping,
+        step.slot_mapping[heads.strip],
         step.positions,
         heads.rope,
         _head_norm(heads),

@@ -85,10 +85,12 @@ def _present_norm(config: DecoderConfig, at: Reader, name: str) -> Norm:
 
 def _attention(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> Attention:
     rows = [config.q_size, config.kv_size, config.kv_size]
+    place = config.place_of(index)
     heads = Heads(
         num_heads=config.num_heads,
         scale=config.attention_scale,
-        cache_layer=config.cache_layer(index),
+        cache_layer=place.layer,
+        strip=place.strip,
         window=config.sliding_windows[index],
         norm=_head_norm(config, at) if config.qk_norm else None,
         rope=ropes.of_layer(index),

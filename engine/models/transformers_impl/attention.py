@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Heads
 from bequest.engine.layers.step import LayerStep
+from bequest.engine.models.strips import Place, divide
 from bequest.engine.models.transformers_impl.interface import AttentionResult, number
 from bequest.engine.models.transformers_impl.watched import Call
 
@@ -19,11 +20,12 @@ from bequest.engine.models.transformers_impl.watched import Call
 class PagedAttention:
     """An attention function of transformers' interface. Owned by the device thread: it knows the step that runs.
 
-    The calls of a forward come in the order in which they were watched; the n-th has the n-th layer of the cache.
+    The calls of a forward come in the order in which they were watched; the n-th has the n-th place in the cache.
     """
 
     def __init__(self, calls: Sequence[Call], head_dim: int, dtype: torch.dtype, ops: Ops) -> None:
-        self._calls = [(call, _heads(call, layer)) for layer, call in enumerate(calls)]
+        places = divide([call.window for call in calls]).places
+        self._calls = [(call, _heads(call, place)) for call, place in zip(calls, places, strict=True)]
         self._head_dim = head_dim  # of the cache
         self._dtype = dtype  # of what kernels take
         self._ops = ops
@@ -66,11 +68,12 @@ class PagedAttention:
         return F.pad(rows, (0, missing)) if missing else rows
 
 
-def _heads(call: Call, layer: int) -> Heads:
+def _heads(call: Call, place: Place) -> Heads:
     return Heads(
         num_heads=call.num_heads,
         scale=call.scale,
-        cache_layer=layer,
+        cache_layer=place.layer,
+        strip=place.strip,
         window=call.window,
         soft_cap=call.soft_cap,
         sinks=call.sinks,

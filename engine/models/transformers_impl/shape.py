@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bequest.engine.models.strips import Strips, divide
+
 
 @dataclass(frozen=True, slots=True)
 class TransformersConfig:
@@ -20,9 +22,9 @@ class TransformersConfig:
     sliding_windows: tuple[int, ...]  # [attentions of a forward]: how many tokens back it sees, itself included; 0: all
 
     @property
-    def windows(self) -> frozenset[int]:
-        """The distinct windows: one attention plan each."""
-        return frozenset(self.sliding_windows)
+    def strips(self) -> Strips:
+        """How the attentions share the blocks of the cache: one plan for each strip."""
+        return divide(self.sliding_windows)
 
     @property
     def state_shape(self) -> tuple[int, int]:
@@ -30,5 +32,5 @@ class TransformersConfig:
         return (0, 0)
 
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
-        """[attentions, 2, NKV, BS, D]: one block of the cache."""
-        return (len(self.sliding_windows), 2, self.num_kv_heads, block_size, self.head_dim)
+        """[attentions of a strip, 2, NKV, BS, D]: one block of the cache."""
+        return (self.strips.unit, 2, self.num_kv_heads, block_size, self.head_dim)

@@ -7,7 +7,7 @@ a model is refused: nothing wrong is served. Windows beyond the length of the tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,13 +82,13 @@ def over_the_cache(model: TransformersDecoder, dtype: torch.dtype, device: torch
     """All sequences in the same steps, in chunks."""
     config = model.config
     sequences = token_ids(config.vocab_size)
-    num_blocks = 1 + len(sequences) * _BLOCKS_EACH
+    num_blocks = 1 + len(config.strips.windows) * len(sequences) * _BLOCKS_EACH
     cache = torch.zeros((num_blocks, *config.kv_shape(_BLOCK_SIZE)), dtype=dtype, device=device)
     logits: list[list[Tensor]] = [[] for _ in sequences]
     states: list[list[Tensor]] = [[] for _ in sequences]
     done = [0] * len(sequences)
     for counts in _STEPS:
-        step = _Step(sequences, done, counts)
+        step = _Step(sequences, done, counts, len(config.strips.windows))
         ring = _ring(config, step, cache)
         hidden = model.forward(step.input(config, cache, ring))
         tapped = ring.ring.float().view(step.num_tokens, config.num_layers + 1, -1).transpose(0, 1)
@@ -104,15 +104,16 @@ def over_the_cache(model: TransformersDecoder, dtype: torch.dtype, device: torch
 class _Step:
     """Some next tokens of each sequence."""
 
-    def __init__(self, sequences: Sequence[Tensor], done: Sequence[int], counts: Sequence[int]) -> None:
+    def __init__(self, sequences: Sequence[Tensor], done: Sequence[int], counts: Sequence[int], strips: int) -> None:
         self.num_tokens = sum(counts)
         spans = [torch.arange(first, first + count) for first, count in zip(done, counts, strict=True)]
         self._ids = torch.cat([tokens[span] for tokens, span in zip(sequences, spans, strict=True)])
         self._positions = torch.cat(spans)
         # Blocks of the sequences take turns: neighbours in a sequence lie apart.
-        self._tables = 1 + torch.arange(len(sequences) * _BLOCKS_EACH).view(_BLOCKS_EACH, -1).t()
+        numbers = 1 + torch.arange(strips * len(sequences) * _BLOCKS_EACH)
+        self._tables = numbers.view(strips, _BLOCKS_EACH, -1).transpose(1, 2)  # [strips, sequences, MB]
         owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        blocks = self._tables[owners, self._positions // _BLOCK_SIZE]
+        blocks = self._tables[:, owners, self._positions // _BLOCK_SIZE]
         self._slots = blocks * _BLOCK_SIZE + self._positions % _BLOCK_SIZE
         self._starts = torch.tensor([0, *counts]).cumsum(0).int()
         self._lens = (torch.tensor(done) + torch.tensor(counts)).int()
@@ -122,15 +123,18 @@ class _Step:
         return ModelInput(
             input_ids=self._ids.int().to(device),
             positions=self._positions.int().to(device),
-            slot_mapping=self._slots.to(device),
+            slot_mapping=self._slots.to(device).unbind(),
             kv_cache=cache,
             attention=self._attention(config, cache),
             tap=tap,
         )
 
-    def _attention(self, config: TransformersConfig, cache: Tensor) -> Mapping[int, AttentionWork]:
+    def _attention(self, config: TransformersConfig, cache: Tensor) -> tuple[AttentionWork, ...]:
         tables = self._tables.int().contiguous()
-        return {window: _work(config, cache, window, self._starts, self._lens, tables) for window in config.windows}
+        return tuple(
+            _work(config, cache, window, self._starts, self._lens, of_strip)
+            for window, of_strip in zip(config.strips.windows, tables, strict=True)
+        )
 
 
 def _work(
