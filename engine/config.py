@@ -129,7 +129,9 @@ class EngineConfig:
         "default: 16384 on a GPU, 2048 on a CPU",
     )
     block_size: int = option(16, "tokens per cache block")
-    num_blocks: int | None = option(None, "blocks in the cache pool; default: from the memory that is free")
+    num_blocks: int | None = option(
+        None, "blocks in the cache pool, each with tokens of all layers; default: from the memory that is free"
+    )
     kv_cache_gb: float | None = option(None, "memory of the cache pool in GiB, where --num-blocks is not given")
     retain_fraction: float | None = option(
         None, "share of the cache that leases may hold; default: 0.5, or less where a longest request needs the rest"

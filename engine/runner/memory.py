@@ -20,7 +20,7 @@ class CacheWish:
     max_model_len: int
     max_model_len_asked: bool  # by the user; else it is the model's own
     max_num_seqs: int
-    num_blocks: int | None
+    num_blocks: int | None  # as the user counts them, each with tokens of all layers
     cache_gb: float | None
     retain_fraction: float | None  # of the pool; None: half, or what a longest request leaves
     host_cache_gb: float
@@ -75,14 +75,16 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     lowers max_model_len; for a length that was asked for, or without enough memory, it is an error with the table of
     `shares` and the flags that would fit.
     """
-    num_blocks = wish.num_blocks
-    if num_blocks is None and wish.cache_gb is not None:
+    if wish.num_blocks is not None:
+        num_blocks = wish.num_blocks * wish.num_strips
+    elif wish.cache_gb is not None:
         num_blocks = int(wish.cache_gb * GIB) // wish.block_bytes
-    elif num_blocks is None:
+    else:
         num_blocks = max(0, min(default_limit // wish.block_bytes, wish.useful_blocks))
+    told = num_blocks // wish.num_strips
     if num_blocks * wish.block_bytes > available:
         raise ModelError(
-            f"The cache of {num_blocks} blocks needs {gib(num_blocks * wish.block_bytes)}, but only {gib(available)} "
+            f"The cache of {told} blocks needs {gib(num_blocks * wish.block_bytes)}, but only {gib(available)} "
             f"of memory are free for it ({table(shares)}). {_smaller(wish, available)}"
         )
     usable = max(0, num_blocks - 1)
@@ -92,9 +94,9 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     if wish.max_model_len_asked or held == 0:
         needed = (wish.blocks_per_sequence + 1) * wish.block_bytes
         raise ModelError(
-            f"The cache of {num_blocks} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens"
+            f"The cache of {told} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens"
             f"{_beside(wish)}, but one request may take max_model_len={wish.max_model_len} ({table(shares)}). Set "
-            f"max_model_len={max(1, held)}, or num_blocks={wish.blocks_per_sequence + 1}, or "
+            f"max_model_len={max(1, held)}, or num_blocks={-(-(wish.blocks_per_sequence + 1) // wish.num_strips)}, or "
             f"kv_cache_gb={needed / GIB:.2f}."
         )
     if wish.retain_fraction:
@@ -106,7 +108,7 @@ def _smaller(wish: CacheWish, available: int) -> str:
     """In the setting that asked for too much."""
     if wish.num_blocks is None and wish.cache_gb is not None:
         return f"Set kv_cache_gb={math.floor(100 * available / GIB) / 100:g} or less."
-    return f"Set num_blocks={max(0, available // wish.block_bytes)} or fewer."
+    return f"Set num_blocks={max(0, available // wish.block_bytes // wish.num_strips)} or fewer."
 
 
 def _beside(wish: CacheWish) -> str:
