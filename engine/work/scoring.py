@@ -106,7 +106,7 @@ class Scoring(Reading):
                 return
 
     def _has_room_beside_others(self) -> bool:
-        """Without those that run already: one that took their blocks would be begun instead of them, again and again."""
+        """For one more. If it took the blocks of those that run, it would begin in their place again and again."""
         pool, others = self._desk.pool, self.group.sequences[1:]
         reserved = sum(s.table.blocks_to_reach(s.num_computed, s.planned_len) for s in others)
         return not others or pool.num_free >= reserved + candidate_blocks(self.group.request, pool)

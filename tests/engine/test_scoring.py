@@ -100,5 +100,5 @@ async def test_candidates_do_not_take_turns_in_the_last_blocks() -> None:
         prompt, suffixes = list(range(10, 26)), tuple(tuple(range(30, 30 + n)) for n in (9, 5, 9, 5, 5, 9, 2) * 3)
         asked = request(prompt, SamplingParams(max_tokens=0, logprobs=0), suffixes=suffixes)
         answer = await asyncio.wait_for(ask(engine, asked), 60)
-        assert [list(tokens) for tokens in answer.token_ids] == [list(suffix) for suffix in suffixes]
+        assert [tuple(answer.token_ids[number]) for number in range(len(suffixes))] == list(suffixes)
         assert runner.num_tokens == len(prompt) + sum(map(len, suffixes))
