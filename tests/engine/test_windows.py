@@ -9,8 +9,8 @@ import pytest
 
 from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.engine import AsyncEngine
+from bequest.engine.formats import estate_file
 from bequest.engine.types import BeamParams, Retain, SamplingParams
-from bequest.engine.types.estate import Estate
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_continuation import child_of, params
@@ -194,7 +194,7 @@ async def test_an_estate_has_the_windows_of_its_lease() -> None:
         assert first.retained is not None
         estate = await here.export_estate("t", first.id)
         assert len(estate.content) == runner.num_read == first.retained.blocks
-        await there.import_estate("t", Estate.from_bytes(estate.to_bytes()), 60)
+        await there.import_estate("t", estate_file.from_bytes(estate_file.to_bytes(estate)), 60)
         for at in (None, 75, 50):
             await check_alike(here, there, first.id, at)
         for engine in (here, there):
