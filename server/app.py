@@ -30,6 +30,7 @@ from bequest.server.keeping import catalogues, continuations, estates
 from bequest.server.middleware import common_headers, guard
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import start_tracing
+from bequest.server.operation.version import system_fingerprint
 from bequest.server.responses import responses, stored
 from bequest.server.states.embeddings import embeddings
 from bequest.server.states.hidden_states import hidden_states
@@ -90,6 +91,7 @@ ROUTES: list[Route] = [
     ("POST", "/v1/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/v1/detokenize", tokens.detokenize),
+    ("GET", "/tokenizer_info", tokens.tokenizer_info),
     ("GET", "/health", health.health),
     ("GET", "/live", health.live),
     ("GET", "/version", health.version),
@@ -147,6 +149,7 @@ def make_context(
         speech=speech_of(engine.info, text.tokenizer),
         encoder=DaemonThreads(_WORKERS, "states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
+        fingerprint=system_fingerprint(engine.info),
         disk=None
         if config.files_dir is None
         else Disk(config.files_dir, int(config.files_mb * 2**20), lambda: keys.num_tenants),

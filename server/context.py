@@ -43,6 +43,7 @@ class Context:
     stored: ResponseStore
     catalogues: CatalogueStore
     grammars: GrammarStore
+    fingerprint: str  # of what answers: another one may answer otherwise to the same seed
     templates: TemplateRenderer  # of those that requests bring
     entrance: Entrance
     pool: FairPool  # for what would hold the event loop up: long texts

@@ -120,7 +120,7 @@ class KvCache:
         self.states = states
         self._leases = leases
         self.device_budget = device_budget
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
 
     def begin_plan(self) -> None:
         # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
@@ -148,7 +148,7 @@ class KvCache:
 
     def index(self, record: Record) -> None:
         """Lets others find the full blocks of a record whose bytes came from elsewhere."""
-        for kept in record.kept.values() if self._prefix_caching else ():
+        for kept in record.kept.values() if self.prefix_caching else ():
             if kept.table is not None and kept.table.resident:
                 kept.table.commit(kept.tokens, kept.computed)
 
@@ -370,7 +370,7 @@ class KvCache:
         table = BlockTable(self.pool, sequence.group.salt)
         self._keep_windows(table, sequence)
         computed = 0
-        if self._prefix_caching and sequence.group.request.params.prompt_logprobs is None:
+        if self.prefix_caching and sequence.group.request.params.prompt_logprobs is None:
             most = self._most_inherited(sequence)
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)

@@ -27,6 +27,8 @@ class EngineLoad:
     retained: Mapping[Grade, GradeLoad] = field(default_factory=dict)
     waiting_extractions: int = 0
     states_bytes: int = 0  # of hidden states that are collected or being sent
+    block_size: int = 0  # tokens
+    prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ def load_of(scheduler: Scheduler) -> EngineLoad:
         retained=scheduler.retention.loads(),
         waiting_extractions=len(scheduler.extractions.waiting),
         states_bytes=scheduler.extractions.memory.used,
+        block_size=pool.block_size,
+        prefix_caching=scheduler.cache.prefix_caching,
     )
 
 

@@ -120,6 +120,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ("POST", f"{prefix}/detokenize"): Operation("Tokens to text.", answer_types.Detokenized, bodies.DetokenizeBody)
         for prefix in ("", "/v1")
     },
+    ("GET", "/tokenizer_info"): Operation("The tokenizer and its chat template.", answer_types.TokenizerInfo),
     ("GET", "/health"): Operation("Whether the server takes work.", answer_types.Status),
     ("GET", "/live"): Operation("Whether the process answers.", answer_types.Status),
     ("GET", "/version"): Operation("The version.", answer_types.Version),

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -56,6 +56,25 @@ def _source(body: TokenizeBody) -> ChatSource:
         tools=chat_tools(body.tools, None, None),
         special=bool(body.add_special_tokens),
         only_counts=True,
+    )
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """What the model's tokenizer_config.json would say, as far as this server uses it."""
+    context = request.app[CONTEXT]
+    template, tokenizer, info = context.text.chat_template, context.text.tokenizer, context.engine.info
+    special = sorted(tokenizer.special_ids)
+    return json_response(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "model_max_length": info.max_model_len,
+            "vocab_size": info.vocab_size,
+            "chat_template": None if template is None else template.source,
+            "bos_token": None if template is None else template.tokens.get("bos_token"),
+            "eos_token": None if template is None else template.tokens.get("eos_token"),
+            "eos_token_ids": info.eos_token_ids,
+            "special_tokens": {str(token): tokenizer.token_text(token) for token in special},
+        }
     )
 
 

@@ -1,5 +1,8 @@
 """Events of a stream as bytes. The parts that never change are formatted once per request: a plain token costs one
-dump of its text and two joins."""
+dump of its text and two joins.
+
+An event holds one choice: some clients read no more than the first. Events of one delivery are one write.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ class Chunks:
         self._head = head
         self._indices = indices
         self._detailed = detailed
+        self._num_written = 0  # tokens of all choices
 
     @cached_property
     def _opening(self) -> bytes:
@@ -38,31 +42,52 @@ class Chunks:
         return [self._opening + (self.plain_prefix % index).encode() for index in self._indices]
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
-        if opening is None and ending is None:
-            return self._middle(choices)
+        """One event for each choice."""
+        if opening is None and ending is None and not self._report.counts:
+            return b"".join(map(self._middle, choices))
         if opening is not None:
             logprobs = opening.prompt_logprobs
             objects = [self.choice(choice, True, logprobs) for choice in choices]
-            beside = {**self.extras(logprobs), **self._report.continuation(opening)}
         else:
-            objects, beside = [self.choice(choice, False, None) for choice in choices if self._visible(choice)], {}
-        if ending is not None:
-            beside.update(self._report.retained(ending))
-        if not objects and not beside:
-            return b""
-        return b"data: " + orjson.dumps({**self._head, "choices": objects, **beside}) + b"\n\n"
+            objects = [self.choice(choice, False, None) for choice in choices if self._visible(choice)]
+        return self._written(choices, objects, opening, ending)
 
-    def _middle(self, choices: Sequence[ChoiceDelta]) -> bytes:
-        """An event that only tells of its choices."""
-        if len(choices) == 1 and not self._detailed and choices[0].finish_reason is None:
-            choice = choices[0]
+    def _written(
+        self,
+        choices: Sequence[ChoiceDelta],
+        objects: Sequence[dict[str, Any]],
+        opening: Delta | None,
+        ending: Delta | None,
+    ) -> bytes:
+        """An event for each of the objects, which tell of the choices. What else there is to tell stands on the first
+        of a stream, or on its last."""
+        self._num_written += sum(len(choice.token_ids) for choice in choices)
+        usage = self._report.usage(self._num_written)
+        first: dict[str, Any] = {}
+        if opening is not None:
+            first = {**self.extras(opening.prompt_logprobs), **self._report.continuation(opening)}
+        last = {} if ending is None else self._report.retained(ending)
+        if not objects:
+            beside = {**first, **last}
+            return self._dumped([], {**beside, **usage}) if beside else b""
+        events = []
+        for number, shown in enumerate(objects):
+            beside = {**(first if number == 0 else {}), **(last if number == len(objects) - 1 else {})}
+            events.append(self._dumped([shown], {**beside, **usage}))
+        return b"".join(events)
+
+    def _dumped(self, choices: list[dict[str, Any]], beside: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps({**self._head, "choices": choices, **beside}) + b"\n\n"
+
+    def _middle(self, choice: ChoiceDelta) -> bytes:
+        """An event that only tells of its choice."""
+        if not self._detailed and choice.finish_reason is None:
             if not choice.text:
                 return b""
             return self._prefixes[choice.index] + orjson.dumps(choice.text) + self.plain_suffix
-        objects = [self.choice(choice, False, None) for choice in choices if self._visible(choice)]
-        if not objects:
+        if not self._visible(choice):
             return b""
-        return self._opening + b",".join(map(orjson.dumps, objects)) + b"]}\n\n"
+        return self._opening + orjson.dumps(self.choice(choice, False, None)) + b"]}\n\n"
 
     def _visible(self, choice: ChoiceDelta) -> bool:
         return bool(choice.text or choice.finish_reason or (self._detailed and choice.token_ids))

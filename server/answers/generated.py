@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +23,17 @@ from bequest.server.transport.sse import ChunkFormat
 from bequest.server.wire.bodies import SampledBody
 
 Head = dict[str, Any]
+
+
+def head_of(call: Call[SampledBody], kind: str) -> Head:
+    """What an answer, or each of its chunks, begins with."""
+    return {
+        "id": call.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": call.model,
+        "system_fingerprint": call.context.fingerprint,
+    }
 
 
 class Shape(Protocol):
@@ -80,7 +93,11 @@ async def _streamed(
 ) -> web.StreamResponse:
     usage = partial(_usage, shape)
     stream, chunk_head, report = open_stream(call.context, call.body, head, report_of(ask), states, usage)
-    sources = [stream.add_source(shape.chunks(chunk_head, index, report)) for index in range(len(ask.requests))]
+    counted = call.body.stream_options is not None and call.body.stream_options.continuous_usage_stats
+    sources = []
+    for index, prompt in enumerate(ask.prompts):
+        told = replace(report, prompt_tokens=len(prompt.token_ids)) if counted else report
+        sources.append(stream.add_source(shape.chunks(chunk_head, index, told)))
     return await send_stream(call.context.engine, call.http, ask.requests, sources, stream, call.headers)
 
 

@@ -14,6 +14,20 @@ class Report:
     """What one engine request has to tell, beside its choices."""
 
     leased: bool = False  # a lease was asked for
+    prompt_tokens: int | None = None  # where each event of a stream tells the usage so far
+
+    @property
+    def counts(self) -> bool:
+        """Whether each event of a stream tells the usage so far."""
+        return self.prompt_tokens is not None
+
+    def usage(self, num_written: int) -> dict[str, Any]:
+        """After so many tokens of the answer."""
+        if self.prompt_tokens is None:
+            return {}
+        total = self.prompt_tokens + num_written
+        told = {"prompt_tokens": self.prompt_tokens, "completion_tokens": num_written, "total_tokens": total}
+        return {"usage": told}
 
     def continuation(self, opening: Delta) -> dict[str, Any]:
         """`opening` is the first delivery."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from bequest.engine.errors import EngineError
 from bequest.server.asks.extension import Conversation
-from bequest.server.asks.messages import MESSAGE_CHARS, conversation, text_length
+from bequest.server.asks.messages import MESSAGE_CHARS, check_roles_shown, conversation, text_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import check_length, encode
 from bequest.server.asks.tools import Tools
@@ -59,6 +59,7 @@ class TemplateUse:
             tools=self.tools,
             **self.kwargs,
         )
+        check_roles_shown(messages, text)
         return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
 
     def after_answer(self, before: Conversation, new: Sequence[Mapping[str, Any]]) -> str | None:

@@ -39,8 +39,23 @@ def json_schema(schema: Any, name: str, param: str, field: str = "response_forma
 
 def constraint_of(body: GenerationBody) -> Constraint | None:
     """Of completions and chat; None: any text."""
-    form = None if body.response_format is None else format_constraint(body.response_format, "response_format", _NESTED)
-    return only_one(form, "response_format", body.structured_outputs)
+    given = {name: value for name in ("response_format", "json_schema", "grammar") if (value := getattr(body, name))}
+    if len(given) > 1:
+        one, other = list(given)[:2]
+        raise invalid(f"`{one}` and `{other}` both say what the answer looks like: send one of them.", other)
+    if body.response_format is not None:
+        form = format_constraint(body.response_format, "response_format", _NESTED)
+        return only_one(form, "response_format", body.structured_outputs)
+    return only_one(_top_level(body), next(iter(given), ""), body.structured_outputs)
+
+
+def _top_level(body: GenerationBody) -> Constraint | None:
+    """llama.cpp's fields: a schema, or a grammar in its BNF."""
+    if body.json_schema is not None:
+        return json_schema(body.json_schema, "json_schema", "json_schema", "json_schema")
+    if body.grammar:
+        return Constraint(GrammarSource("any", body.grammar), "grammar", "Invalid `grammar`")
+    return None
 
 
 def only_one(form: Constraint | None, field: str, structured: dict[str, Any] | None) -> Constraint | None:
@@ -70,12 +85,16 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
     if kind == "text":
         return None
     if kind == "json_object":
-        return json_schema({"type": "object"}, "json_object", param)
+        schema = given.get("schema")  # llama.cpp's, and others'
+        if schema is None:
+            return json_schema({"type": "object"}, "json_object", param)
+        return json_schema(schema, "json_object", f"{param}.schema")
     if kind != "json_schema":
         given_kind = shorten(repr(kind))
         raise invalid(f"`{param}.type` must be one of {', '.join(_FORMATS)}, not {given_kind}.", f"{param}.type")
-    place = param if nested is None else f"{param}.{nested}"
-    holder = given if nested is None else given.get(nested)
+    beside = nested is None or (given.get(nested) is None and given.get("schema") is not None)  # as llama.cpp has it
+    holder = given if beside else given.get(nested or "")
+    place = param if beside else f"{param}.{nested}"
     if not isinstance(holder, dict):
         raise missing(place, f"`{place}` is missing: an object with `name` and `schema`.")
     schema = holder.get("schema")

@@ -192,12 +192,16 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
 
 async def _parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:
     """A parent that waits for its own is waited for, too."""
-    while True:
-        try:
-            return await _known_parent(context, terms, reference, place)
-        except ParentNotFound:
-            if not await context.coming.ended(terms.tenant, reference, terms.deadline):
-                raise
+    context.metrics.deferred += 1
+    try:
+        while True:
+            try:
+                return await _known_parent(context, terms, reference, place)
+            except ParentNotFound:
+                if not await context.coming.ended(terms.tenant, reference, terms.deadline):
+                    raise
+    finally:
+        context.metrics.deferred -= 1
 
 
 async def _known_parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:

@@ -5,6 +5,7 @@ Whatever this server puts into a message is accepted back; nulls and unknown fie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from bequest.server.wire.reading import shorten
 
 MESSAGE_CHARS = 20  # that reading a message takes as long as
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _STRINGS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 
@@ -36,6 +38,23 @@ def text_length(messages: Sequence[Mapping[str, Any]], enough: int) -> int:
     return length
 
 
+def check_roles_shown(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Roles that few templates know: one that leaves such a message out would do so without a word."""
+    for index, message in enumerate(messages):
+        if message["role"] not in ROLES and any(part not in text for part in _texts(message.get("content"))):
+            role = shorten(repr(message["role"]))
+            raise invalid(
+                f"`messages[{index}].role` is {role}, which the chat template does not show; it is one of "
+                f"{', '.join(ROLES)}.",
+                f"messages[{index}].role",
+            )
+
+
+def _texts(content: str | list[dict[str, str]] | None) -> list[str]:
+    parts = [content or ""] if not isinstance(content, list) else [part["text"] for part in content]
+    return [part.strip() for part in parts]
+
+
 def text_of(content: Any, path: str) -> str:
     """A string, or the text of its parts."""
     given = _content(content, path)
@@ -45,8 +64,9 @@ def text_of(content: Any, path: str) -> str:
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     given = {name: value for name, value in message.items() if value is not None}
     role = string_at(given, "role", path)
-    if role not in ROLES:
-        raise invalid(f"`{path}.role` must be one of {', '.join(ROLES)}, not {shorten(repr(role))}.", f"{path}.role")
+    if not _ROLE.fullmatch(role):
+        known = f"one of {', '.join(ROLES)}, or a word that the chat template knows"
+        raise invalid(f"`{path}.role` must be {known}, not {shorten(repr(role))}.", f"{path}.role")
     plain: dict[str, Any] = {"role": role}
     if "content" in given:
         plain["content"] = _content(given["content"], f"{path}.content")

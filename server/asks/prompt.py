@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bequest.engine.types import Lineage
 from bequest.engine.types.encoder import EncoderInput
 from bequest.server.wire.errors import invalid
+from bequest.server.wire.reading import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +26,29 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """`truncate_prompt_tokens`: the last so many tokens are kept; -1 keeps what leaves room for the completion."""
+    """`truncate_prompt_tokens`: so many tokens are kept, the last ones unless `truncation_side` is the right; -1 keeps
+    what leaves room for the completion."""
 
     keep: int | None = None
     completion: int = 1  # tokens that -1 leaves room for
+    side: str | None = None  # where tokens are left out
 
     def of_prompt(self, ids: Sequence[int], max_model_len: int) -> tuple[int, ...]:
-        return tuple(ids[-self._kept(max_model_len, max(max_model_len - self.completion, 1)) :])
+        return tuple(self._cut(ids, max_model_len, max(max_model_len - self.completion, 1)))
 
     def of_encoder(self, ids: Sequence[int], max_len: int) -> Sequence[int]:
         """An encoder has its room to itself."""
-        return ids[-self._kept(max_len, max_len) :]
+        return self._cut(ids, max_len, max_len)
 
-    def _kept(self, most: int, fitting: int) -> int:
-        if self.keep is None:
-            return 0  # as a slice: all of them
-        keep = fitting if self.keep == -1 else self.keep
+    def _cut(self, ids: Sequence[int], most: int, fitting: int) -> Sequence[int]:
+        if self.side not in (None, "left", "right"):
+            given = shorten(repr(self.side))
+            raise invalid(f"`truncation_side` must be 'left' or 'right', not {given}.", "truncation_side")
+        kept = len(ids) if self.keep is None else self._kept(self.keep, most, fitting)
+        return ids[:kept] if self.side == "right" else ids[max(len(ids) - kept, 0) :]
+
+    def _kept(self, asked: int, most: int, fitting: int) -> int:
+        keep = fitting if asked == -1 else asked
         if not 1 <= keep <= most:
             raise invalid(
                 f"`truncate_prompt_tokens` must be from 1 to {most}, or -1 for what fits, not {keep}.",

@@ -74,16 +74,13 @@ class Tools:
         self, format: CallFormat, specials: Specials, answer: Constraint | None, content_head: str = ""
     ) -> Constraint | None:
         """The grammar of an answer that must be calls, or whose calls must be well-formed; else `answer`, the one that
-        the body asks for.
+        the body asks for. It says what text looks like, so that an answer of calls has nothing to do with it.
 
         `specials`: those of the format's marks that are special tokens. `content_head`: what a model writes before
         content, as Lark, where it writes something.
         """
         if not self.active:
             return answer
-        if answer is not None and self.choice == "required":
-            message = f"`{answer.param}` cannot be used with this `tool_choice`: the answer is calls. Leave one out."
-            raise unsupported(answer.param, message)
         functions = [f for f in self.functions if self.forced is None or f.name == self.forced]
         for function in functions:
             _ = function.schema  # that of a function that is not held to it has to be one, too

@@ -195,7 +195,8 @@ async def _chat_prompt(call: Call[ChatBody], reading: Reading, terms: AskTerms, 
 
 
 def _truncation(body: GenerationBody, length: Length) -> Truncation:
-    return Truncation(body.truncate_prompt_tokens, 1 if length.asked is None else length.asked)
+    completion = 1 if length.asked is None else length.asked
+    return Truncation(body.truncate_prompt_tokens, completion, body.truncation_side)
 
 
 def _output(body: SampledBody) -> OutputMode:

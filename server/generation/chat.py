@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, Delta
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
 from bequest.server.answers.deltas import DeltaMaker, reason_with_calls
-from bequest.server.answers.generated import Head, answer_of, answered
+from bequest.server.answers.generated import Head, answer_of, answered, head_of
 from bequest.server.answers.logprobs import Spelling, chat_logprobs, finite_sum, prompt_logprobs
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
@@ -44,12 +42,11 @@ async def whole_chat(call: Call[ChatBody]) -> bytes:
 
 
 async def _asked(call: Call[ChatBody], waiting: Waiting) -> tuple[Ask, Head, ChatShape]:
-    body, created = call.body, int(time.time())
+    body = call.body
     tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
     reading = Reading(call.context, tools, body.chat_template)
     ask = await chat_ask(call, reading, waiting)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    head: Head = {"id": call.id, "object": kind, "created": created, "model": call.model}
+    head = head_of(call, "chat.completion.chunk" if body.stream else "chat.completion")
     if body.service_tier in _SERVICE_TIERS:
         head["service_tier"] = body.service_tier
     return ask, head, ChatShape(call, ask, reading)
@@ -166,18 +163,9 @@ class ReadChunks(ChatChunks):
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
         rows = [self._objects(choice, opening is not None) for choice in choices]
-        rounds = [[row[k] for row in rows if k < len(row)] for k in range(max(map(len, rows), default=0))]
-        beside: list[dict[str, Any]] = [{} for _ in rounds] or [{}]
-        if opening is not None:
-            beside[0] |= {**self.extras(opening.prompt_logprobs), **self._report.continuation(opening)}
-        if ending is not None:
-            beside[-1] |= self._report.retained(ending)
-        events = zip(rounds or [[]], beside, strict=True)
-        return b"".join(
-            b"data: " + orjson.dumps({**self._head, "choices": objects, **more}) + b"\n\n"
-            for objects, more in events
-            if objects or more
-        )
+        # The first delta of every choice, then the second of those that have one.
+        rounds = ([row[k] for row in rows if k < len(row)] for k in range(max(map(len, rows), default=0)))
+        return self._written(choices, [shown for objects in rounds for shown in objects], opening, ending)
 
     def _objects(self, choice: ChoiceDelta, first: bool) -> list[dict[str, Any]]:
         """The choice once for each delta that its text gives; what else there is to tell comes with the last."""

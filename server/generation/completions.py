@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -12,7 +11,7 @@ from aiohttp import web
 
 from bequest.engine.types import ChoiceDelta, TokenLogprob
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
-from bequest.server.answers.generated import Head, Shape, answer_of, answered
+from bequest.server.answers.generated import Head, Shape, answer_of, answered, head_of
 from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum, prompt_logprobs
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
@@ -39,7 +38,7 @@ async def whole_completion(call: Call[CompletionBody]) -> bytes:
 
 
 async def _asked(call: Call[CompletionBody], waiting: Waiting) -> tuple[Ask, Head, Shape]:
-    head = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model}
+    head = head_of(call, "text_completion")
     if call.body.continuation_suffixes is not None:
         return await score_ask(call, call.body.continuation_suffixes), head, ScoreShape(call)
     ask = await completion_ask(call, waiting)

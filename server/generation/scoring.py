@@ -97,7 +97,7 @@ def _check(body: CompletionBody, given: list[str | list[int]]) -> Length:
 
 async def _prompt(call: Call[CompletionBody], terms: AskTerms) -> Prompt:
     body = call.body
-    truncation = Truncation(body.truncate_prompt_tokens)
+    truncation = Truncation(body.truncate_prompt_tokens, side=body.truncation_side)
     source = TextSource(given=body.prompt, special=body.add_special_tokens, truncation=truncation)
     wanted = text_inheriting(body, source)
     prompts = await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)

@@ -72,6 +72,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.model_name = ""  # the label on everything, known when the model is
         self.cache_dtype = ""  # likewise
+        self.deferred = 0  # requests that wait for their parents
         self.load: Callable[[], EngineLoad] = lambda: EngineLoad(0, 0, 0, 0)  # asked at each exposition
         self._prompt_tokens = 0  # of requests that were answered, at least in part
         self._computed_tokens = 0  # of prompts
@@ -181,6 +182,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         load = self.load()
         yield from self._gauges(load)
+        yield self._waiting_by_reason(load)
         yield self._cache_config(load)
         yield from self._retained(load)
         yield from self._counters()
@@ -208,8 +210,23 @@ class Metrics(Collector):
             gauge.add_metric([self.model_name], value)
             yield gauge
 
+    def _waiting_by_reason(self, load: EngineLoad) -> Metric:
+        """vLLM's reasons: for room to run, or for something else first, which is a parent here."""
+        gauge = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "What waits to run, and why.", labels=["model_name", "reason"]
+        )
+        gauge.add_metric([self.model_name, "capacity"], load.waiting)
+        gauge.add_metric([self.model_name, "deferred"], self.deferred)
+        return gauge
+
     def _cache_config(self, load: EngineLoad) -> Metric:
-        labels = {"cache_dtype": self.cache_dtype, "num_gpu_blocks": str(load.usable_blocks)}
+        labels = {
+            "block_size": str(load.block_size),
+            "cache_dtype": self.cache_dtype,
+            "enable_prefix_caching": str(load.prefix_caching),
+            "num_cpu_blocks": str(max(load.usable_host_blocks, 0)),
+            "num_gpu_blocks": str(load.usable_blocks),
+        }
         info = GaugeMetricFamily("vllm:cache_config_info", "The cache, in its labels.", labels=["model_name", *labels])
         info.add_metric([self.model_name, *labels.values()], 1)
         return info

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib import metadata
+
+from bequest.engine.types import ModelInfo
 
 
 def installed_version() -> str:
@@ -10,3 +13,9 @@ def installed_version() -> str:
         return metadata.version("bequest")
     except metadata.PackageNotFoundError:  # run from a source tree
         return "0.1.0"
+
+
+def system_fingerprint(info: ModelInfo) -> str:
+    """Of the version, the model and its number formats: where it is another, a seed may give another answer."""
+    told = (installed_version(), info.name, info.architecture, info.dtype, info.kv_cache_dtype, info.num_parameters)
+    return "fp_" + hashlib.blake2b("\n".join(map(str, told)).encode(), digest_size=5).hexdigest()

@@ -20,5 +20,5 @@ def input_source(
     body: HiddenStatesBody | EmbeddingsBody, given: PromptField | InputField | None, hint: str = ""
 ) -> TextSource:
     """Nothing is generated, so that an input may fill the context."""
-    truncation = Truncation(body.truncate_prompt_tokens, completion=0)
+    truncation = Truncation(body.truncate_prompt_tokens, completion=0, side=body.truncation_side)
     return TextSource(given=given, field="input", special=body.add_special_tokens, truncation=truncation, hint=hint)

@@ -52,6 +52,7 @@ class _Generation(msgspec.Struct, kw_only=True):
     id: str
     created: int
     model: str
+    system_fingerprint: str
     usage: Usage
     continuation: Continued | None = None
     retained: Retained | None = None
@@ -243,6 +244,17 @@ class Tokens(msgspec.Struct, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_ids: list[int]
+    special_tokens: dict[str, str]
 
 
 class Detokenized(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
     include_obfuscation: bool = False  # advisory: padding against traffic analysis
+    continuous_usage_stats: bool = False  # vLLM's: every chunk tells the usage so far
 
 
 class PositionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +106,7 @@ class GenerationBody(SampledBody, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     return_token_ids: bool = False
 
     use_beam_search: bool = False
@@ -114,6 +116,8 @@ class GenerationBody(SampledBody, frozen=True, kw_only=True):
     early_stopping: bool | str | None = None
     catalogue: str | None = None
     response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None  # llama.cpp's names of two of `structured_outputs`
+    grammar: str | None = None
     return_hidden_states: bool | GeneratedStates | None = None
 
     continuation_of: str | None = None
@@ -177,6 +181,7 @@ class InputBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None

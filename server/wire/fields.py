@@ -27,6 +27,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "logprob_token_ids": ([],),
     "modalities": (["text"],),
     "prediction": (),
     "tool_choice": ("none", "auto"),
@@ -76,6 +77,8 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "conversation": ((), "this server keeps no conversations; use `previous_response_id`"),
         "early_stopping": ((False,), _GENERATION),
         "echo": ((False,), "it belongs to /v1/completions"),
+        "grammar": (("",), "use `structured_outputs.grammar`"),
+        "json_schema": ((), "use `text.format`"),
         "length_penalty": ((1.0,), _GENERATION),
         "logprobs": ((False,), 'use `include: ["message.output_text.logprobs"]`'),
         "max_completion_tokens": ((), "use `max_output_tokens`"),
@@ -89,6 +92,7 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "return_token_ids": ((False,), _GENERATION),
         "suffix": (("",), "it belongs to /v1/completions"),
         "truncate_prompt_tokens": ((), "use `truncation`"),
+        "truncation_side": ((), "use `truncation`"),
         "use_beam_search": ((False,), _GENERATION),
     },
     bodies.HiddenStatesBody: {
@@ -133,7 +137,7 @@ _SCHEMA: Shape = dict.fromkeys(("name", "description", "schema", "strict"))
 _NESTED_TOOL: Shape = {"type": None, "function": _FUNCTION}
 _GENERATION_SHAPE: Shape = {
     "stream_options": dict.fromkeys(bodies.StreamOptions.__struct_fields__),
-    "response_format": {"type": None, "json_schema": _SCHEMA},
+    "response_format": {"type": None, "json_schema": _SCHEMA, "schema": None},
 }
 _SHAPES: dict[type[msgspec.Struct], Shape] = {
     bodies.CompletionBody: _GENERATION_SHAPE,
@@ -155,8 +159,6 @@ _OURS: dict[str, tuple[str, ...]] = {
     "return_hidden_states": bodies.GeneratedStates.__struct_fields__,
     "structured_outputs": bodies.STRUCTURED_FIELDS,
 }
-# Where other servers have the schema of an answer, which must not be dropped without a word.
-_MISPLACED = {"response_format.schema": "response_format.json_schema.schema"}
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _note_ignored(given: Any, shape: Shape, path: str, ignored: list[str]) -> No
                 _note_ignored(value, inner, place, ignored)
             elif name in shape or value is None:
                 continue
-            elif meant := _MISPLACED.get(place) or _near_miss(name, shape, len(ignored) < _MOST_COMPARED):
+            elif meant := _near_miss(name, shape, len(ignored) < _MOST_COMPARED):
                 message = f"`{path}` has no field {reading.shorten(repr(name))}; did you mean `{meant}`?"
                 raise ApiError(400, "unknown_parameter", message, param=place)
             else:

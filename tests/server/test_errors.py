@@ -112,7 +112,9 @@ async def refused(front: Front, body: Any, path: str = "/v1/completions", status
             "structured_outputs.whitespace_pattern",
             "invalid_value",
         ),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown_parameter"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids", "unsupported_parameter"),
+        ({"truncation_side": "top"}, "truncation_side", "invalid_value"),
+        ({"grammar": "root ::= x", "json_schema": {"type": "object"}}, "grammar", "invalid_value"),
         (
             {"stream": True, "stream_options": {"includeUsage": True}},
             "stream_options.includeUsage",
@@ -134,7 +136,7 @@ async def test_refused_completions(front: Front, body: dict[str, Any], param: st
         ({"messages": "hi"}, "messages", "invalid_type"),
         ({"messages": [*HELLO, "hi"]}, "messages[1]", "invalid_type"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "a robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role", "invalid_type"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
@@ -253,9 +255,9 @@ async def test_idle_values_of_refused_fields(front: Front) -> None:
 
 
 async def test_unknown_stream_options_are_named(front: Front) -> None:
-    options = {"include_usage": None, "continuous_usage_stats": True}
+    options = {"include_usage": None, "usage_in_words": True}
     answer, _ = await front.post("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": options})
-    assert answer.headers["X-Bequest-Ignored"] == "stream_options.continuous_usage_stats"
+    assert answer.headers["X-Bequest-Ignored"] == "stream_options.usage_in_words"
 
 
 async def test_unknown_names_inside_of_objects_are_named(front: Front) -> None:

@@ -302,7 +302,10 @@ async def test_metrics(front: Front) -> None:
         f"vllm:num_requests_running{label} 3.0",
         f"vllm:num_requests_waiting{label} 2.0",
         f"vllm:kv_cache_usage_perc{label} 0.25",
-        'vllm:cache_config_info{cache_dtype="fp8_e4m3",model_name="fake/model",num_gpu_blocks="20"} 1.0',
+        'vllm:cache_config_info{block_size="0",cache_dtype="fp8_e4m3",enable_prefix_caching="True",'
+        'model_name="fake/model",num_cpu_blocks="0",num_gpu_blocks="20"} 1.0',
+        'vllm:num_requests_waiting_by_reason{model_name="fake/model",reason="capacity"} 2.0',
+        'vllm:num_requests_waiting_by_reason{model_name="fake/model",reason="deferred"} 0.0',
         f"vllm:prompt_tokens_total{label} 12.0",
         f"bequest:computed_prompt_tokens_total{label} 7.0",
         f"vllm:generation_tokens_total{label} 2.0",

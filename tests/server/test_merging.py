@@ -74,7 +74,7 @@ async def play(steps: list[tuple[bool, list[str | None]]], opened_after: int) ->
     parts = wire.data.decode().split("\n\n")
     assert parts[-2:] == ["data: [DONE]", ""]
     events = [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
-    assert [choice["index"] for choice in events[0]["choices"]] == [0, 1]
+    assert [[choice["index"] for choice in event["choices"]] for event in events[:2]] == [[0], [1]]
     heard = ["", ""]
     for choice in (choice for event in events for choice in event["choices"]):
         heard[choice["index"]] += choice["text"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import structs
 
 from bequest.server.wire.bodies import GenerationBody, SampledBody
 from bequest.server.wire.errors import ApiError, invalid, missing
@@ -13,7 +14,13 @@ from bequest.server.wire.reading import shorten
 
 _TIERS = ("auto", "standard_only")
 _MAX_STOPS, _MAX_STOP_CHARS = 64, 1024
-_OWN = {
+_ELSEWHERE = "it belongs to /v1/completions and /v1/chat/completions"
+_OWN: dict[str, tuple[tuple[Any, ...], str]] = {
+    **{
+        field.name: ((field.default,), _ELSEWHERE)
+        for field in structs.fields(GenerationBody)
+        if field.name not in (*SampledBody.__struct_fields__, "max_tokens")
+    },
     "logprobs": ((False,), "the Messages API tells no log-probabilities; /v1/chat/completions does"),
     "mcp_servers": (([],), "this server calls no other servers"),
     "n": ((1,), "a message is one answer"),
@@ -37,7 +44,7 @@ _SHAPE: Shape = {
 class ConversingBody(SampledBody, frozen=True, kw_only=True):
     """What a prompt is made of."""
 
-    rules: ClassVar[Rules] = Rules(_OWN, _SHAPE, frozenset(GenerationBody.__struct_fields__))
+    rules: ClassVar[Rules] = Rules(_OWN, _SHAPE)
 
     messages: list[dict[str, Any]] | None = None
     system: str | list[dict[str, Any]] | None = None
