@@ -44,6 +44,13 @@ class Admission:
             raise _exceeded(caller, f"{limits.max_queued} requests waiting to run", limits.max_queued, 1)
         if limits.requests_per_minute is not None:
             self._take(caller, usage, limits.requests_per_minute)
+        with self.held(caller):
+            yield
+
+    @contextmanager
+    def held(self, caller: Caller) -> Iterator[None]:
+        """Counts a request that was admitted as long as it is worked on, its connection or not."""
+        usage = self._usages.setdefault(caller.name, _Usage(math.inf, self._clock()))
         usage.open += 1
         self.total_open += 1
         try:

@@ -77,7 +77,7 @@ async def response_ask(call: Call[ResponseBody], reading: Reading, waiting: Wait
     grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
     speculation = speculation_of(body, context.engine.info)
     sampling = Sampling(chosen=chosen, length=length, grammar=grammar, speculation=speculation)
-    output = OutputMode.DELTA if body.stream else OutputMode.FINAL
+    output = OutputMode.DELTA if body.stream or body.background else OutputMode.FINAL
     ask = await apart(context, lambda: ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output))
     return ResponseAsk(ask, prompt, head)
 

@@ -30,6 +30,9 @@ def check_body(body: ResponseBody) -> list[str]:
     if body.max_output_tokens is not None and body.max_output_tokens < 0:
         message = f"`max_output_tokens` must be at least 0, not {body.max_output_tokens}; leave it out for no limit."
         raise invalid(message, "max_output_tokens")
+    if body.background and body.store is False:
+        message = "`background` needs `store`: what is made while nobody waits must be kept. Leave `store` out."
+        raise invalid(message, "background")
     included = body.include or []
     return [f"include[{name}]" for name in included if name != _LOGPROBS and name not in _NOTHING_TO_INCLUDE]
 

@@ -28,7 +28,7 @@ def in_progress(
         "created_at": created_at,
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
+        "background": body.background,
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
@@ -90,6 +90,11 @@ def failed(head: dict[str, Any], items: list[dict[str, Any]], message: str) -> d
     }
 
 
+def cancelled(head: dict[str, Any], items: list[dict[str, Any]]) -> dict[str, Any]:
+    """The object after somebody ended it."""
+    return {**head, "status": "cancelled", "output": items}
+
+
 def begun(response: dict[str, Any]) -> dict[str, Any]:
     """What a finished object was in progress: how its stream is told again."""
     later = ("stop_reason", "retained", "retained_reason")
@@ -98,6 +103,7 @@ def begun(response: dict[str, Any]) -> dict[str, Any]:
         **earlier,
         "status": "in_progress",
         "completed_at": None,
+        "error": None,
         "incomplete_details": None,
         "output": [],
         "usage": None,

@@ -171,4 +171,18 @@ def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
             events.append(writer.delta(part["text"][chars : chars + text_len], logprobs))
             chars, tokens = chars + text_len, tokens + num_logprobs
         events += writer.end(item)
+    if response["status"] in ("failed", "cancelled"):
+        return events + writer.failure(response, _why(response))
     return events + writer.closing(response, body)
+
+
+def _why(response: dict[str, Any]) -> ApiError:
+    """What ended a response before its end, once more."""
+    if response["status"] == "cancelled":
+        return cancelled(response["id"])
+    return ApiError(500, "internal_error", response["error"]["message"])
+
+
+def cancelled(response_id: str) -> ApiError:
+    message = f"Response '{response_id}' was cancelled by another request."
+    return ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"})

@@ -14,7 +14,8 @@ from aiohttp import web
 from bequest.engine.errors import ParentNotFound
 from bequest.server.access.marks import TENANT
 from bequest.server.context import CONTEXT
-from bequest.server.responses.events import replay
+from bequest.server.responses.background import follow
+from bequest.server.responses.events import cancelled, replay
 from bequest.server.stores.responses import RunningResponse, StoredResponse
 from bequest.server.transport.opening import HEADERS
 from bequest.server.transport.replies import json_response
@@ -24,7 +25,7 @@ from bequest.server.wire.paging import QUERY, integer, page_of
 from bequest.server.wire.reading import shorten
 
 
-async def retrieve(http: web.Request) -> web.Response:
+async def retrieve(http: web.Request) -> web.StreamResponse:
     """The object; with `stream=true` the events that made it. One that still runs shows how it stands."""
     streamed = _flag(http, "stream")
     after = integer(http.query, "starting_after", -1, -1)
@@ -32,6 +33,8 @@ async def retrieve(http: web.Request) -> web.Response:
     if isinstance(found, RunningResponse):
         if not streamed:
             return json_response(found.head)
+        if found.log is not None:
+            return await follow(http, found.log, after, {})
         await found.ended.wait()
         found = _stored(http)
     if not streamed:
@@ -40,10 +43,13 @@ async def retrieve(http: web.Request) -> web.Response:
 
 
 async def delete(http: web.Request) -> web.Response:
-    """Its tokens go as well, and the KV, unless others hold it. One that runs goes on, and is not stored."""
+    """Its tokens go as well, and the KV, unless others hold it. One that runs goes on for its client, and is not
+    stored; in the background it has none, and ends."""
     context, tenant, found = http.app[CONTEXT], http[TENANT], _found(http)
     if isinstance(found, RunningResponse):
         found.keep = False
+        if found.log is not None:
+            found.fail(cancelled(found.id))
     else:
         context.stored.delete(tenant, found.id)
     with suppress(ParentNotFound):
@@ -52,16 +58,19 @@ async def delete(http: web.Request) -> web.Response:
 
 
 async def cancel(http: web.Request) -> web.Response:
-    """Ends one that runs; whoever waits for it is told."""
+    """Ends one that runs; whoever waits for it is told. One that was cancelled in the background is shown again."""
     found = _found(http)
     if isinstance(found, RunningResponse):
-        message = f"Response '{found.id}' was cancelled by another request."
-        found.fail(ApiError(409, "response_cancelled", message, headers={"x-should-retry": "false"}))
+        found.fail(cancelled(found.id))
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):  # it ends at once, unless its client does not read
                 await found.ended.wait()
-        if http.app[CONTEXT].stored.get(http[TENANT], found.id) is None:
+        kept = http.app[CONTEXT].stored.get(http[TENANT], found.id)
+        if kept is None:
             return json_response({**found.head, "status": "cancelled"})
+        found = kept
+    if orjson.loads(found.body)["status"] == "cancelled":
+        return json_response(orjson.Fragment(found.body))
     raise invalid(f"Response '{found.id}' has ended and cannot be cancelled: only one that runs can be.", None)
 
 

@@ -175,6 +175,33 @@ class ResponseStore:
             turn = turn.parent
 
 
+class EventLog:
+    """The events of a response that runs by itself: whoever comes may read them from any number on."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.closed = False
+        self._grown = asyncio.Event()
+
+    def add(self, data: bytes) -> None:
+        """One event or several."""
+        self.events += [event + b"\n\n" for event in data.split(b"\n\n") if event]
+        self._wake()
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake()
+
+    async def more(self, seen: int) -> None:
+        """Waits until there are more than `seen`, or there will not be any."""
+        while len(self.events) <= seen and not self.closed:
+            await self._grown.wait()
+
+    def _wake(self) -> None:
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+
 @dataclass(slots=True, eq=False)
 class RunningResponse:
     """A response that will be stored when it ends, unless somebody deletes it before."""
@@ -183,6 +210,7 @@ class RunningResponse:
     head: dict[str, Any]  # the object as it stands: in progress
     fail: Callable[[ApiError], None] = field(default=lambda error: None)  # ends it with an error
     keep: bool = True
+    log: EventLog | None = None  # of one that runs in the background
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -191,6 +219,7 @@ class RunningResponses:
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], RunningResponse] = {}
+        self.tasks: set[asyncio.Task[None]] = set()  # of those in the background, which nobody else holds
 
     @contextmanager
     def begin(self, tenant: str, name: str | None, response: RunningResponse) -> Iterator[None]:

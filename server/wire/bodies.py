@@ -158,6 +158,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 
 
 class ResponseBody(SampledBody, frozen=True, kw_only=True):
+    background: bool = False
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -293,7 +293,7 @@ async def test_leaving_aborts_and_nothing_is_stored(front: Front, after: int) ->
         ({"input": "a", "temperature": 3}, "temperature", "invalid_value"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"input": "a", "background": True}, "background", "unsupported_parameter"),
+        ({"input": "a", "background": True, "store": False}, "background", "invalid_value"),
         ({"input": "a", "conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"input": "a", "prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
         ({"input": "a", "continuation_of": "resp_1"}, "continuation_of", "unsupported_parameter"),
