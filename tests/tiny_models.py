@@ -28,6 +28,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -244,6 +246,19 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     ),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2)),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=3)),
+    # Sinks, windows in turns, biases everywhere, gates and ups that are clamped: some reach the limit.
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig(
+            **SHAPE,
+            head_dim=16,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            sliding_window=9,
+            rope_parameters={**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+            pad_token_id=1,
+        ),
+    ),
     # Dense layers among those with experts, shared experts, windows.
     "qwen2-moe": (
         Qwen2MoeForCausalLM,
@@ -344,10 +359,14 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
             centre = 1.0 if "norm" in parameter_name and not model.config.model_type.startswith("gemma") else 0.0
             # Keys are made out of a convolution and scaled to length one: small ones would be nothing but rounding.
             width = 4.0 * scale if "conv1d" in parameter_name else scale
+            # Some of gpt-oss' gates are to reach their limit.
+            width = 25.0 * scale if parameter_name.endswith("gate_up_proj_bias") else width
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("correction_bias"):
                 buffer.copy_(scale * torch.randn(buffer.shape, generator=random))
+    if getattr(model.config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # others may leave the cap out
     return model.eval()
 
 

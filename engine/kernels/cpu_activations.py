@@ -7,7 +7,8 @@ from torch import Tensor
 
 from bequest.engine import _C
 
-ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in csrc/ops/activation.h
+# As in csrc/ops/activation.h.
+ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swish": 4}
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ class DecoderConfig:
     residual_factor: float = 1.0  # of what a sublayer adds
     logits_divisor: float = 1.0
     score_scale: float | None = None  # of attention; None: by the size of a head
+    sinks: bool = False  # a score per head that takes its share of an attention and gives nothing
     experts: ExpertsConfig | None = None  # in place of some layers' MLP; None: no layer has any
     unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
     attention_gate: bool = False  # what an attention gathers is multiplied by a gate

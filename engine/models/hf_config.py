@@ -35,6 +35,8 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
+    "swiglu_alpha": (),
+    "swiglu_limit": (),
 }
 
 # The same of variants without experts.
@@ -93,6 +95,7 @@ def parse_hf_config(
         residual_factor=fields.number("residual_multiplier", 1.0),
         logits_divisor=_logits_divisor(fields),
         score_scale=_score_scale(fields, variant),
+        sinks=variant.sinks,
         unrotated_layers=unrotated_layers(fields, variant, windows),
         experts=None if variant.experts is None else parse_hf_experts(fields, variant.experts),
         attention_gate=variant.recurrent,
@@ -113,12 +116,24 @@ def _shared_by_parts(fields: Fields) -> dict[str, object]:
 
 
 def _activation(fields: Fields, variant: HFVariant) -> Activation:
+    if variant.experts is not None and variant.experts.interleaved:
+        return _clamped(fields)
     if "hidden_activation" in variant.defaults:
         return parse_activation(fields.string("hidden_activation"), fields.source)
     name = fields.string("hidden_act", "silu")
     if name == "gelu" and variant.scales_embedding:
         name = "gelu_pytorch_tanh"  # which the first Gemma's files mean
     return parse_activation(name, fields.source)
+
+
+def _clamped(fields: Fields) -> Activation:
+    """Gpt-oss', whose kernels have these numbers."""
+    for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if (given := fields.number(name, value)) != value:
+            raise ModelError(
+                f"{fields.source}: {name} must be {value}, not {given}; model_impl=transformers may run it"
+            )
+    return "clamped_swish"
 
 
 def _score_scale(fields: Fields, variant: HFVariant) -> float | None:
@@ -152,7 +167,8 @@ def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
         asked = "; ".join(found)
         raise ModelError(f"{fields.source} asks for what is not supported: {asked}. model_impl=transformers may run it")
     described = fields.raw("quantization_config", None)
-    if described and not _quantises_only_the_cache(described):
+    in_mxfp4 = variant.experts is not None and variant.experts.interleaved and _method(described) == "mxfp4"
+    if described and not in_mxfp4 and not _quantises_only_the_cache(described):
         raise ModelError(
             f"{fields.source}: the weights are quantised ({_method(described)}), which is not supported in this "
             "format; take the model's original weights, or a .gguf file of it"

@@ -34,6 +34,8 @@ def parse_hf_experts(fields: Fields, implied: HFExperts) -> ExpertsConfig | None
             factor=fields.number("routed_scaling_factor", 1.0) if implied.grouped else 1.0,
             shared_size=_shared_size(fields, implied, inner),
             shared_gate=implied.shared == "gated",
+            router_bias=implied.biased,
+            bias=implied.biased,
         )
     except ModelError as error:
         raise ModelError(f"{fields.source}: {error}") from None

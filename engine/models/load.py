@@ -34,6 +34,7 @@ from bequest.engine.models.generation import (
     gguf_generation_defaults,
     hf_generation_defaults,
 )
+from bequest.engine.models.gpt_oss_names import BLOCKS, SCALES, GptOssNames
 from bequest.engine.models.hybrid_names import left_out
 from bequest.engine.models.impl import AUTO, Implementation
 from bequest.engine.models.loaded import LoadedModel as LoadedModel
@@ -142,7 +143,7 @@ def _open_directory(directory: Path) -> Checkpoint:
     values, source = read_config(directory), str(directory / "config.json")
     config = parse_config(values, source)
     generation = hf_generation_defaults(directory, Fields(values, source))
-    files = SafetensorsSource(directory)
+    files = SafetensorsSource(directory, codes=_codes_of(config))
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, files, generation)
     notes = () if config.recurrent is None else left_out(files.names())
@@ -150,10 +151,18 @@ def _open_directory(directory: Path) -> Checkpoint:
 
 
 def _with_experts(files: SafetensorsSource, config: DecoderConfig) -> WeightSource:
-    if config.experts is None:
-        return files
     implied = HF_ARCHITECTURES[config.architecture].experts
-    return ExpertNames(files, config.num_layers if implied is not None and implied.drafts else None)
+    if config.experts is None or implied is None:
+        return files
+    if implied.interleaved:
+        return GptOssNames(files)
+    return ExpertNames(files, config.num_layers if implied.drafts else None)
+
+
+def _codes_of(config: OwnConfig) -> tuple[str, ...]:
+    """How names of tensors end that are codes of numbers."""
+    experts = HF_ARCHITECTURES[config.architecture].experts if isinstance(config, DecoderConfig) else None
+    return (BLOCKS, SCALES) if experts is not None and experts.interleaved else ()
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

@@ -26,6 +26,9 @@ class HFExperts:
     shared: Literal["none", "gated", "counted"] = "none"  # gated: of a size of its own; counted: so many experts' size
     shared_size: int = 0
     dense_first: int = 0  # layers without experts before the others
+    biased: bool = False  # the router, and all matrices
+    # gpt-oss' own: rows of gates and ups are in turns, matrices of all experts in one tensor, and gates are clamped.
+    interleaved: bool = False
     drafts: bool = False  # checkpoints have layers behind the last that draft tokens; they are not read
 
 
@@ -60,6 +63,7 @@ class HFVariant:
     is_part: bool = False  # beside an encoder of images, say: config.json has it as `text_config`
     experts: HFExperts | None = None  # in place of MLPs
     recurrent: bool = False  # `layer_types` has linear ones, and attention a gate
+    sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,23 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
             dense_first=1,
             drafts=True,
         ),
+    ),
+    "GptOssForCausalLM": HFVariant(
+        "as_config",
+        "never",
+        qk_norm=False,
+        sliding_window="by_type",
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+        },
+        honoured=frozenset({"swiglu_alpha", "swiglu_limit"}),
+        experts=HFExperts(num_experts=128, top_k=4, renormalises="always", biased=True, interleaved=True),
+        sinks=True,
     ),
     "MixtralForCausalLM": HFVariant(
         "never",

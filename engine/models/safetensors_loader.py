@@ -20,8 +20,10 @@ FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 class SafetensorsSource:
     """A WeightSource."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, codes: tuple[str, ...] = ()) -> None:
+        """`codes`: how names of tensors end that hold codes, not numbers."""
         self._directory = directory
+        self._codes = codes
         self._file_of: dict[str, Any] = {}  # tensor name → open file
         for path in find_safetensors(directory):
             try:
@@ -56,5 +58,11 @@ class SafetensorsSource:
 
     def _refuse_non_float(self) -> None:
         kinds = {name: part.get_dtype() for name, part in self._slices.items()}
-        if odd := [f"{name} ({kind})" for name, kind in kinds.items() if kind not in FLOAT_TYPES]:
+        odd = [
+            f"{name} ({kind})" for name, kind in kinds.items() if kind not in FLOAT_TYPES and not self._is_code(name)
+        ]
+        if odd:
             raise ModelError(f"{self._directory}: only float tensors are supported, not {', '.join(odd[:10])}")
+
+    def _is_code(self, name: str) -> bool:
+        return name.endswith(self._codes) and self._slices[name].get_dtype() == "U8"

@@ -76,7 +76,7 @@ def check(completion: Completion, expected: Expected) -> None:
     [
         *("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite"),
         *("olmo3", "gemma3", "cohere2", "qwen3.5", "qwen3-next"),
-        *("mixtral", "qwen2-moe", "glm4-moe", "olmoe"),
+        *("mixtral", "qwen2-moe", "glm4-moe", "olmoe", "gpt-oss"),
     ],
 )
 def test_tokens_and_logprobs_equal_transformers(name: str, tiny_model: Callable[[str], Path]) -> None:

@@ -27,6 +27,7 @@ OTHERS = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
+    "gpt-oss",
     "olmo2",
     "olmo3",
     "gemma2",

@@ -195,9 +195,16 @@ ACTIVATIONS = {
 }
 
 
+def gated_by(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    if activation == "clamped_swish":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return ACTIVATIONS[activation](gate) * up
+
+
 def reference_gated(x: Tensor, layer: Layer, choice: ExpertChoice, activation: str = "silu") -> Tensor:
     gate, up = products(x, layer.up, choice, layer.top_k).to(x.dtype).double().chunk(2, dim=1)
-    return ACTIVATIONS[activation](gate) * up
+    return gated_by(activation, gate, up)
 
 
 def reference_summed(x: Tensor, layer: Layer, choice: ExpertChoice) -> Tensor:
@@ -256,7 +263,7 @@ def test_sizes_that_are_no_multiples_of_eight(num_tokens: int) -> None:
     check_layer(Layer(6, 2, 52, 27, with_bias=True), num_tokens)
 
 
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "clamped_swish"])
 def test_activations(activation: str) -> None:
     check_layer(Layer(8, 2, 128, 64), 20, activation)
 

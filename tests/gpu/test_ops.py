@@ -310,6 +310,15 @@ def test_plain_activations(dtype: torch.dtype, shape: tuple[int, int]) -> None:
         assert_close(ops.gated_activation(gate_up, name), reference(gate) * up)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 7), (33, 2880)])
+def test_gated_clamped_swish(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    gate_up = randn(shape[0], 2 * shape[1], dtype=dtype, scale=6.0)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    assert_close(ops.gated_activation(gate_up, "clamped_swish"), gate * torch.sigmoid(1.702 * gate) * (up + 1))
+
+
 @pytest.mark.parametrize(
     "activation", [ops.silu_mul, lambda x: ops.gelu_mul(x, True), lambda x: ops.gelu_mul(x, False)]
 )

@@ -106,7 +106,7 @@ def test_gated_linear(num_tokens: int, inner: int, depth: int, with_bias: bool, 
     x = randn(num_tokens, depth, dtype=BF16, seed=1)
     gain = randn(depth, dtype=BF16, seed=5)
     weight, bias = weights(2 * inner, depth, with_bias)
-    for activation in ("silu", "gelu", "gelu_tanh", "relu") if inner == 513 else ("silu",):
+    for activation in ("silu", "gelu", "gelu_tanh", "relu", "clamped_swish") if inner == 513 else ("silu",):
         actual = products.gated_linear(x, weight, bias, activation, RowNorm(gain, 1e-5) if with_norm else None)
         if with_norm:
             gate_up = products.normed_linear(x, RowNorm(gain, 1e-5), weight, bias)

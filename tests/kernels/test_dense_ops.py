@@ -239,6 +239,16 @@ def test_gated_relu() -> None:
     assert_close(kernels.gated_activation(gate_up, "relu"), (torch.relu(gate) * up).double())
 
 
+def test_gated_clamped_swish() -> None:
+    """On both sides of its limits."""
+    gate_up = torch.cat([random(5, 34), 20 * random(5, 34, seed=3), torch.full((1, 34), torch.nan)])
+    gate, up = gate_up.double().split(17, dim=1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    actual = kernels.gated_activation(gate_up, "clamped_swish")
+    assert_close(actual[:-1], (gate * torch.sigmoid(1.702 * gate) * (up + 1))[:-1])
+    assert actual[-1].isnan().all()
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
     x, weight, bias = random(40, 576), random(576, seed=1), random(576, seed=2)
     kernels.set_num_threads(2)

@@ -153,7 +153,7 @@ def test_x_is_rounded_to_nearest_even() -> None:
 
 
 @needs_units
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "clamped_swish"])
 @pytest.mark.parametrize("t", [1, 16, 33, 257])
 def test_activations_of_sums_and_gates(activation: str, t: int) -> None:
     x, bias = random(t, 600, seed=1), random(128, seed=2)

@@ -106,7 +106,7 @@ struct GatedResults {
   }
   VecF operator()(const float* sums, int i) const {
     const float* up = sums + i * kSumsInTile;
-    return F::apply(load(up - to_gate) + gate_bias[i]) * (load(up) + up_bias[i]);
+    return F::apply(load(up - to_gate) + gate_bias[i]) * F::factor(load(up) + up_bias[i]);
   }
 };
 

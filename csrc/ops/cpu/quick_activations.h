@@ -25,12 +25,17 @@ inline VecF exp2(VecF x) {
   return (VecF)_mm512_maskz_scalef_ps(0xffff, p, x);  // p · 2^floor(x)
 }
 
-struct QuickSilu {
+// What a gate multiplies by, of most activations.
+struct UpItself {
+  static VecF factor(VecF up) { return up; }
+};
+
+struct QuickSilu : UpItself {
   static VecF apply(VecF x) { return x * reciprocal(exp2(-1.44269504f * x) + 1.0f); }
 };
 
 // 0.5 x (1 + tanh(u)) is x times the logistic function of 2u.
-struct QuickGeluTanh {
+struct QuickGeluTanh : UpItself {
   static VecF apply(VecF x) {
     const VecF u = x * (0.102943240f * x * x + 2.30220820f);  // 2u / log 2
     return x * reciprocal(exp2(-u) + 1.0f);
@@ -38,7 +43,7 @@ struct QuickGeluTanh {
 };
 
 // x Φ(x) with Φ(-|x|) = e^(-x² / 2) t Q(t), where t = 1 / (1 + 0.332 |x|) and Q is a minimax polynomial.
-struct QuickGeluErf {
+struct QuickGeluErf : UpItself {
   static VecF apply(VecF x) {
     const VecF t = reciprocal((VecF)((VecU)x & 0x7fffffffu) * 0.332340187f + 1.0f);
     VecF q = broadcast(-0.0537019372f);
@@ -52,8 +57,19 @@ struct QuickGeluErf {
   }
 };
 
-struct QuickRelu {
+struct QuickRelu : UpItself {
   static VecF apply(VecF x) { return x < 0.0f ? VecF{} : x; }
+};
+
+struct QuickClampedSwish {
+  static VecF apply(VecF x) {
+    const VecF low = x > kClampedSwishLimit ? broadcast(kClampedSwishLimit) : x;
+    return low * reciprocal(exp2(-1.44269504f * kClampedSwishSlope * low) + 1.0f);
+  }
+  static VecF factor(VecF up) {
+    const VecF low = up > kClampedSwishLimit ? broadcast(kClampedSwishLimit) : up;
+    return (low < -kClampedSwishLimit ? broadcast(-kClampedSwishLimit) : low) + 1.0f;
+  }
 };
 
 // f<F>() for the functions of an activation.
@@ -68,6 +84,8 @@ void with_quick_activation(Activation activation, F f) {
       return f.template operator()<QuickGeluTanh>();
     case Activation::kRelu:
       return f.template operator()<QuickRelu>();
+    case Activation::kClampedSwish:
+      return f.template operator()<QuickClampedSwish>();
   }
   fail("unknown activation");
 }

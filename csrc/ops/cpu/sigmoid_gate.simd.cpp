@@ -6,7 +6,7 @@
 namespace bequest::BEQUEST_ISA {
 namespace {
 
-struct Sigmoid {
+struct Sigmoid : UpItself {
   static VecF apply(VecF x) { return 1.0f / (exp(-x) + 1.0f); }
 };
 

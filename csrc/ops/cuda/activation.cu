@@ -21,7 +21,7 @@ __global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {
   load_vector<T, W>(gate, a);
   load_vector<T, W>(gate + intermediate, b);
 #pragma unroll
-  for (int j = 0; j < W; ++j) a[j] = activate<kActivation>(a[j]) * b[j];
+  for (int j = 0; j < W; ++j) a[j] = activate<kActivation>(a[j]) * factor<kActivation>(b[j]);
   store_vector<T, W>(out + blockIdx.x * intermediate + i, a);
 }
 
@@ -50,6 +50,8 @@ void with_activation(Activation activation, F&& f) {
       return f.template operator()<Activation::kGeluTanh>();
     case Activation::kRelu:
       return f.template operator()<Activation::kRelu>();
+    case Activation::kClampedSwish:
+      return f.template operator()<Activation::kClampedSwish>();
   }
   fail("unknown activation");
 }

@@ -36,7 +36,7 @@ __global__ void expert_row_kernel(const __grid_constant__ ExpertProduct p) {
     return rounded<T>(p.matrices.bias == nullptr ? sum : sum + p.matrices.bias[row]);
   };
   float value = product(first + output);
-  if (p.gated) value = activate(p.activation, value) * product(first + outputs + output);
+  if (p.gated) value = gate(p.activation, value, product(first + outputs + output));
   if (threadIdx.x % kWarp == 0) static_cast<T*>(p.out)[pair * outputs + output] = narrow<T>(value);
 }
 

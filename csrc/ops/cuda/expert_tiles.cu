@@ -170,8 +170,8 @@ __device__ __forceinline__ void load(const TileArgs& a, const CUtensorMap& map, 
 // --- what is multiplied ---------------------------------------------------------------------------------
 
 // Out of the way of the code that is usual.
-[[maybe_unused]] __device__ __noinline__ float rarely_activate(Activation activation, float x) {
-  return activate(activation, x);
+[[maybe_unused]] __device__ __noinline__ float rarely_gate(Activation activation, float x, float up) {
+  return gate(activation, x, up);
 }
 
 // A thread of a multiplying warpgroup: its part of the sums of an item.
@@ -212,9 +212,10 @@ class Multiplier {
       if constexpr (!kGated)
         leave(item, sums[part]);
       else if (a_.activation == Activation::kSilu)
-        leave_gated(item, sums[part], [](float x) { return activate<Activation::kSilu>(x); });
+        leave_gated(item, sums[part], [](float x, float up) { return activate<Activation::kSilu>(x) * up; });
       else
-        leave_gated(item, sums[part], [this](float x) { return rarely_activate(a_.activation, x); });
+        leave_gated(item, sums[part],
+                    [this](float x, float up) { return rarely_gate(a_.activation, x, up); });
       sync();
       store(item, pairs);
     }
@@ -266,14 +267,14 @@ class Multiplier {
   }
   // Half 0 is the gate, half 1 is up.
   template <class F>
-  __device__ __forceinline__ void leave_gated(const TileItem& item, const Sums& sums, F&& activated) {
+  __device__ __forceinline__ void leave_gated(const TileItem& item, const Sums& sums, F&& gated) {
     const int place = group_ * 32 + warp_ * 8 + lane_ / 4, output = item.block * kOutputs + place;
     const float gate_bias = bias_of(item, output, 0), up_bias = bias_of(item, output, 1);
 #pragma unroll
     for (int i = 0; i < S::kPartTokens / 4; ++i) {
       const float gate = rounded<BFloat16>(sums[i / 2 * 4 + i % 2] + gate_bias);
       const float up = rounded<BFloat16>(sums[i / 2 * 4 + 2 + i % 2] + up_bias);
-      result(i, place) = narrow<BFloat16>(activated(gate) * up);
+      result(i, place) = narrow<BFloat16>(gated(gate, up));
     }
   }
   __device__ __forceinline__ float bias_of(const TileItem& item, int output, int half) const {

@@ -95,6 +95,7 @@ def _attention(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> A
         norm=_head_norm(config, at) if config.qk_norm else None,
         rope=ropes.of_layer(index),
         soft_cap=config.attention_cap,
+        sinks=at.placed(at.tensor("sinks", (config.num_heads,))) if config.sinks else None,
         kv_scales=at.kv_scales(),
     )
     hidden, biased = config.hidden_size, config.attention_bias
