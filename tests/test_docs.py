@@ -181,7 +181,7 @@ def check_python(page: Path, server: Server | None) -> None:
         assert written is None or got.rstrip("\n") == written.rstrip("\n"), f"{program}\n{got}"
 
 
-@pytest.mark.parametrize("page", ["hidden_states.md", "structured_outputs.md", "responses.md"])
+@pytest.mark.parametrize("page", ["hidden_states.md", "structured_outputs.md", "responses.md", "messages.md"])
 def test_the_clients_in_python(server: Server, page: str) -> None:
     assert scripts(DOCS / page)
     check_python(DOCS / page, server)
@@ -198,7 +198,8 @@ def test_the_programs_of_the_readme(server: Server) -> None:
 
 def test_every_program_is_run() -> None:
     """A page with programs belongs to one of the tests above."""
-    known = {"hidden_states.md", "structured_outputs.md", "responses.md", "encoder_decoder.md", "offline.md", "tour.md"}
+    served = {"hidden_states.md", "structured_outputs.md", "responses.md", "messages.md", "encoder_decoder.md"}
+    known = served | {"offline.md", "tour.md"}
     assert {page.name for page in DOCS.glob("*.md") if scripts(page)} == known
 
 
