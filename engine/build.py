@@ -18,6 +18,7 @@ from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import ModelError
 from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
@@ -30,8 +31,9 @@ from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.text import TextBundle, load_text, text_from_gguf
 from bequest.engine.types import Runner
-from bequest.engine.types.estate import Notes
+from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.recurrent import StateSizes
+from bequest.engine.vault.shelf import Shelf
 from bequest.engine.watching.observation import Observer
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
@@ -64,6 +66,7 @@ class CacheSizes:
     states: StateSizes | None = None  # of a model with recurrent layers
     windows: tuple[int, ...] = (0,)  # of the strips of the cache (engine/models/strips.py); 0: all tokens
     window_interval: int = WINDOW_INTERVAL  # of positions that leases keep windows of
+    num_file_blocks: int = 0  # that leases may have in files
 
 
 def make_scheduler(
@@ -90,7 +93,8 @@ def make_scheduler(
     host = HostTier(BlockPool(sizes.num_host_blocks, sizes.block_size, prefix_index=False))
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     states = Stateless() if sizes.states is None else RecurrentStates(sizes.states, sizes.block_size)
-    kept = RetentionLimits(budget, int(budget * lease_fraction), max_leases, max_records, sizes.states)
+    per_tenant = int(budget * lease_fraction)
+    kept = RetentionLimits(budget, per_tenant, max_leases, max_records, sizes.states, sizes.num_file_blocks)
     retention = Retention(kept, pool, wall, states)
     cache = KvCache(
         pool,
@@ -105,7 +109,7 @@ def make_scheduler(
 
 
 async def build_engine(
-    config: EngineConfig, observer: Observer | None = None, *, tuning: Tuning = DEFAULT, notes: Notes | None = None
+    config: EngineConfig, observer: Observer | None = None, *, tuning: Tuning = DEFAULT, notes: Notes = NO_NOTES
 ) -> Built:
     """Loads the model of `config` and starts its engine in the running event loop. Raises ModelError."""
     # The device thread should not wait 5 ms for the interpreter when it comes back from a kernel.
@@ -114,6 +118,7 @@ async def build_engine(
     text = await asyncio.to_thread(_read_text, config, path)
     prepared = await asyncio.to_thread(_prepare, config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path)
+    shelf = await asyncio.to_thread(_open_shelf, config)
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
@@ -144,6 +149,7 @@ async def build_engine(
                 prepared.states,
                 prepared.windows,
                 config.state_interval or WINDOW_INTERVAL,
+                _file_blocks(config, prepared),
             ),
             prepared.info.eos_token_ids,
             max_records=config.retained_tokens_records,
@@ -161,7 +167,24 @@ async def build_engine(
         fingerprint=fingerprint,
         notes=notes,
     )
+    if shelf is not None:
+        await engine.open_files(shelf, config.durable_wait)
     return Built(engine, text)
+
+
+def _open_shelf(config: EngineConfig) -> Shelf | None:
+    if config.estate_dir is None:
+        return None
+    try:
+        return Shelf(Path(config.estate_dir))
+    except OSError as error:
+        raise ModelError(f"estate_dir={config.estate_dir}: {error.strerror}") from None
+
+
+def _file_blocks(config: EngineConfig, prepared: Prepared) -> int:
+    if config.estate_dir is None:
+        return 0
+    return int(config.estate_gb * 2**30) // prepared.runner.block_layout.num_bytes
 
 
 def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:

@@ -142,6 +142,10 @@ class EngineConfig:
         "tokens between two positions that sliding windows and states of recurrent layers are kept of, for those who "
         "continue from the middle; default: 4096, of recurrent layers as many as have keys and values of that size",
     )
+    estate_dir: str | None = option(None, "directory for leases that outlive the process")
+    estate_gb: float = option(10.0, "how much they may take there, in GiB")
+    durable_by_default: bool = option(False, "every lease is to outlive the process, unless it says otherwise")
+    durable_wait: float = option(5.0, "seconds that the end of an answer waits for its lease to be on the disk")
     default_ttl: float = option(300.0, "seconds that `retain: true` leases for")
     max_ttl: float = option(86400.0, "longest lease in seconds")
     max_leases: int | None = option(None, "most leases of one tenant; default: what the budget holds")
@@ -199,6 +203,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")
+        if self.estate_gb <= 0:
+            raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
+        if self.durable_wait < 0:
+            raise ValueError(f"durable_wait must not be negative, not {self.durable_wait:g}")
+        if self.durable_by_default and self.estate_dir is None:
+            raise ValueError("durable_by_default needs estate_dir: a directory for the leases")
         if not 0 < self.default_ttl <= self.max_ttl:
             raise ValueError(
                 f"default_ttl must be over 0, at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"

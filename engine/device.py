@@ -16,7 +16,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -208,11 +210,14 @@ class DeviceThread:
             self._post(self._on_failure, error)
 
     def _post(self, callback: Callable[[T], None], value: T) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, value)
-        except RuntimeError:
-            # The loop is closed: the process is going down and nobody waits for this.
-            return
+        post(self._loop, partial(callback, value))
+
+
+def post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Calls it on the loop, from whichever thread. A loop that is closed: the process is going down, and nobody waits
+    for this."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 async def _ended(thread: threading.Thread, timeout: float) -> None:  # noqa: ASYNC109 - a join, not a task, is bounded

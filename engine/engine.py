@@ -14,23 +14,27 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Literal
 
 from bequest.engine.constraints.mask_maker import MaskMaker
 from bequest.engine.constraints.masks import MaskChannel
-from bequest.engine.device import DeviceThread
-from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError, ParentFailed
+from bequest.engine.device import DeviceThread, post
+from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.retention import Retention, Settlement
+from bequest.engine.kept import ended, parent_of
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import check_admissible, check_room, seed_of
 from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.launch import Launch
+from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Lane
 from bequest.engine.states.memory import StatesMemory
 from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.timer import Timer
 from bequest.engine.types import (
     Delta,
     ModelInfo,
@@ -42,7 +46,9 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
-from bequest.engine.types.estate import Estate, NoNotes, Notes
+from bequest.engine.types.estate import NO_NOTES, Estate, Notes
+from bequest.engine.vault.shelf import Shelf
+from bequest.engine.vault.vault import NoVault, Vault
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step, usage_of
@@ -67,7 +73,7 @@ class AsyncEngine:
         step_timeout: float = 0.0,
         observer: Observer | None = None,
         fingerprint: Callable[[], str] = lambda: "",
-        notes: Notes | None = None,
+        notes: Notes = NO_NOTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights.
@@ -87,9 +93,9 @@ class AsyncEngine:
         self._masks = MaskMaker(channel)
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         scheduler.wake = self._pump_soon
-        self._estates = EstateDesk(
-            info, scheduler, self._device, fingerprint=fingerprint, notes=notes or NoNotes(), clock=clock
-        )
+        scheduler.carry = lambda write: self._device.transfer(write, lambda content: None)
+        self._vault: Vault | NoVault = NoVault()
+        self._estates = EstateDesk(info, scheduler, self._device, fingerprint=fingerprint, notes=notes, clock=clock)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
         self._launched: deque[Launch] = deque()
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
@@ -99,7 +105,7 @@ class AsyncEngine:
         self._arrivals = 0
         self._paces = {lane: Pace(scheduler.limits.tuning) for lane in Lane}
         self._deadlines: list[tuple[float, str]] = []  # heap
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(clock, self._next_due, self._expire)
         self._pump_pending = False
         self._stopped = False
         self._idle = asyncio.Event()
@@ -135,7 +141,7 @@ class AsyncEngine:
         self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
-            self._arm_timer()
+            self._timer.arm()
         self._pump_soon()
 
     def abort(self, request_id: str) -> None:
@@ -143,6 +149,7 @@ class AsyncEngine:
         group = self._groups.get(request_id)
         if group is not None:
             self._close(group, "abort")
+        self._vault.abort(request_id)
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
         """The Deltas of a request as they come. Leaving the loop early aborts it. Raises the Delta's error."""
@@ -162,30 +169,22 @@ class AsyncEngine:
     # --- what is retained ----------------------------------------------------------------------------------------
 
     def parent(self, tenant: str, reference: str) -> Parent:
-        """Raises ParentNotFound, ParentExpired, or ParentFailed if there is nothing to continue from."""
-        record = self.retention.find(tenant, reference)
-        if record.failed:
-            raise ParentFailed(
-                f"The request '{reference}' ended before anything was computed.",
-                reason="parent_failed",
-                reference=reference,
-            )
-        return record.as_parent()
+        """Raises ParentNotFound, ParentExpired, ParentLost, or ParentFailed if there is nothing to continue from."""
+        return parent_of(self.retention.find(tenant, reference), reference)
 
     async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
         """The same when it does not run any more; raises DeadlineExceeded if it still does at the deadline."""
         record = self.retention.find(tenant, reference)
-        if record.group is not None:
-            ended = self._loop.create_future()
-            left = None if deadline is None else max(0.0, deadline - self._clock())
-            with record.on_end(lambda: ended.set_result(None)):
-                await asyncio.wait({ended, self._death}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if self.state == "dead":
-                raise EngineDead("The engine has failed.", reason="died")
-            if not ended.done():
-                message = f"The deadline passed before the parent '{reference}' ended."
-                raise DeadlineExceeded(message, reason="late_parent", field="deadline", reference=reference)
+        left = None if deadline is None else max(0.0, deadline - self._clock())
+        await ended(record, reference, left, self._death)
+        await self._vault.reach(record)
         return self.parent(tenant, record.id)
+
+    def prefetch(self, tenant: str, reference: str) -> RecordEntry:
+        """The bytes of a lease in files will be at hand for its children."""
+        record = self.retention.find(tenant, reference)
+        self._vault.prefetch(record)
+        return record.as_entry(self.scheduler.pool)
 
     def records(self, tenant: str) -> list[RecordEntry]:
         """All that the tenant has, oldest first: every choice of every record is looked at."""
@@ -200,7 +199,8 @@ class AsyncEngine:
     def set_ttl(self, tenant: str, reference: str, ttl: float | None) -> RecordEntry:
         record = self.retention.find(tenant, reference)
         self.retention.set_ttl(record, ttl, self._clock())
-        self._arm_timer()
+        self._vault.update(record)
+        self._timer.arm()
         return record.as_entry(self.scheduler.pool)
 
     def forget(self, tenant: str, reference: str) -> str:
@@ -216,7 +216,7 @@ class AsyncEngine:
     async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
         """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
         record_id = await self._estates.bring_in(tenant, estate, ttl)
-        self._arm_timer()
+        self._timer.arm()
         return record_id
 
     @property
@@ -255,11 +255,21 @@ class AsyncEngine:
         """Takes no new work and waits for the open requests; False if some were still open after `timeout`."""
         if self.state == "ready":
             self.state = "draining"
+        end = self._clock() + timeout
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
             return False
+        await self._vault.flush(end)
         return True
+
+    async def open_files(self, shelf: Shelf, wait: float) -> None:
+        """Keeps leases in files from now on; those of earlier processes are found. `wait`: as in Vault."""
+        self._vault = self.scheduler.cache.files = Vault(
+            shelf, self._estates, self.retention, wait=wait, clock=self._clock, on_lost=self._fail_children
+        )
+        await self._vault.open()
+        self._timer.arm()
 
     async def stop(self, grace: float = 10.0) -> None:
         """Ends at once: open requests get an error; what is launched gets `grace` seconds."""
@@ -268,9 +278,9 @@ class AsyncEngine:
         self._stopped = True
         stopped = EngineDraining("The engine stopped before the request was finished.", reason="stopped")
         self._fail_all(stopped)
+        self._vault.close()
         self._estates.close(stopped)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.stop()
         self._watchdog.stop()
         self._masks.stop()
         await self._device.stop(grace)
@@ -366,14 +376,12 @@ class AsyncEngine:
             if choices:
                 self._send(group, Delta(group.request.id, choices))
             return
-        prompt_logprobs = None
-        if first and group.prompt_logprobs is not None:
-            prompt_logprobs = tuple(group.prompt_logprobs.told)
-        usage = None
-        if finished:
-            usage = usage_of(group)
+        told = group.prompt_logprobs if first else None
+        prompt_logprobs = None if told is None else tuple(told.told)
+        usage = usage_of(group) if finished else None
         group.delivered = True
         settlement, states = Settlement(), None
+        retain, record = group.request.terms.retain, group.ties.record
         if finished:
             states = self._states_memory.take_states(group, self.info, self._give_back_states)
             settlement = self._close(group, "length" if group.kind.cut_short else "stop")
@@ -385,10 +393,10 @@ class AsyncEngine:
             usage,
             inheritance=group.ties.inheritance if first else None,
             retained=settlement.retained,
-            retention_lost=settlement.lost if group.request.terms.retain is not None else None,
+            retention_lost=settlement.lost if retain is not None else None,
             hidden_states=states,
         )
-        self._send(group, delta)
+        self._vault.deliver(record, delta, retain, partial(self._send, group))
 
     def _send(self, group: Group, delta: Delta) -> None:
         try:
@@ -407,10 +415,7 @@ class AsyncEngine:
             self._states_memory.give_back(num_bytes)
             self._pump_soon()
 
-        try:
-            self._loop.call_soon_threadsafe(give_back)
-        except RuntimeError:
-            return  # the loop is closed: nobody counts any more
+        post(self._loop, give_back)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -421,7 +426,7 @@ class AsyncEngine:
         self.scheduler.close(group)
         settlement = self.retention.close(group, reason in ("stop", "length"), self._clock())
         if settlement.retained is not None:
-            self._arm_timer()
+            self._timer.arm()
         del self._groups[group.request.id]
         self._paces[group.kind.lane].departed(self._clock())
         if not self._groups:
@@ -437,6 +442,12 @@ class AsyncEngine:
         if not group.closed:
             self._close(group, "error")
             self._send(group, Delta(group.request.id, error=error))
+
+    def _fail_children(self, record: Record, error: EngineError) -> None:
+        """Of those that wait: what they were promised is lost."""
+        for group in list(self._groups.values()):
+            if group.ties.parent is record and group.times.admitted is None:
+                self._fail(group, error)
 
     def _fail_all(self, error: EngineError) -> None:
         for group in list(self._groups.values()):
@@ -463,16 +474,9 @@ class AsyncEngine:
 
     # --- deadlines -----------------------------------------------------------------------------------------------
 
-    def _arm_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        lease_ends = self.retention.leases.next_expiry()
-        due = [lease_ends] if lease_ends is not None else []
-        if self._deadlines:
-            due.append(self._deadlines[0][0])
-        if due and not self._stopped:
-            self._timer = self._loop.call_later(max(0.0, min(due) - self._clock()), self._expire)
+    def _next_due(self) -> float | None:
+        due = [self.retention.leases.next_expiry(), *(deadline for deadline, _ in self._deadlines[:1])]
+        return min((moment for moment in due if moment is not None), default=None)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -483,8 +487,6 @@ class AsyncEngine:
         self.retention.expire(now)
         if self.scheduler.num_waiting:
             self._pump_soon()
-        self._timer = None
-        self._arm_timer()
 
     def _expire_group(self, group: Group) -> None:
         """Nothing sampled yet: an error. Else what there is, as if it had reached its length."""

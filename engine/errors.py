@@ -15,6 +15,7 @@ EngineError
 ├── ParentNotFound            never seen, forgotten, another tenant's (404)
 │   └── ParentExpired         known to have been here
 ├── ParentFailed              the parent produced nothing (409)
+├── ParentLost                its lease was on a disk that failed (410)
 ├── NameInUse                 a record of the tenant has this name (409)
 ├── DeadlineExceeded          still queued or in prefill at the deadline (504)
 ├── InternalError             a bug or a device fault in this request alone (500)
@@ -128,6 +129,10 @@ class ParentExpired(ParentNotFound):
 
 class ParentFailed(EngineError):
     code = "continuation_parent_failed"
+
+
+class ParentLost(EngineError):
+    code = "continuation_parent_lost"
 
 
 class NameInUse(EngineError):

@@ -17,6 +17,7 @@ from bequest.engine.device import DeviceThread
 from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate, InvalidRequest
 from bequest.engine.inheritance.estates import Coming, Estates, Leaving
 from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.state.record import Record
 from bequest.engine.types import IntArray, ModelInfo, StepMoves
 from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite
 from bequest.engine.types.encoder import check_encoder
@@ -42,7 +43,7 @@ class EstateDesk:
         self._estates = Estates(scheduler.cache, scheduler.retention)
         self._device = device
         self._fingerprint = fingerprint
-        self._notes = notes
+        self.notes = notes
         self._weights: str | None = None
         self._wake = scheduler.wake
         self._clock = clock
@@ -59,33 +60,56 @@ class EstateDesk:
 
     async def take_out(self, tenant: str, reference: str) -> Estate:
         self._refuse_recurrent()
-        identity = await self._identity(tenant)
+        identity = await self.identity(tenant)
         leaving = self._estates.leave(tenant, reference)
         try:
             await self._reach(leaving)
-            pieces = [await self._read(piece) for piece in self._pieces(leaving.entries)]
+            pieces = await self.read(leaving.entries, self.piece_bytes)
             content = pieces[0] if len(pieces) == 1 else await asyncio.to_thread(np.concatenate, pieces)
-            return leaving.estate(identity, content, self._notes)
+            return Estate(leaving.deed(identity, self.notes), content)
         finally:
             leaving.close()
             self._wake()
 
     async def bring_in(self, tenant: str, estate: Estate, ttl: float) -> str:
         self._refuse_recurrent()
-        identity = await self._identity(tenant)
+        identity = await self.identity(tenant)
         if differs := estate.deed.identity.differs(identity):
             message = f"The estate is of another engine: {', '.join(differs)}."
             raise EstateMismatch(
                 message, reason="estate_mismatch", details={"differs": differs}, names=" and ".join(differs)
             )
         self._check(estate.deed)
-        coming = self._estates.come(estate, self._notes.from_bytes(estate.deed.origin))
+        coming = self._estates.come(estate, self.notes.from_bytes(estate.deed.origin))
         try:
             await self._write(coming, estate.content)
             return coming.grant(ttl, self._clock())
         finally:
             coming.close()
             self._wake()
+
+    # --- for leases in files -------------------------------------------------------------------------------------
+
+    @property
+    def block_bytes(self) -> int:
+        return self._device.block_layout.num_bytes
+
+    @property
+    def block_size(self) -> int:
+        return self._cache.pool.block_size
+
+    def in_memory(self, record: Record) -> bool:
+        """Whether some of its blocks are."""
+        return record.num_left_blocks(self._cache.pool) > 0
+
+    def leave(self, record: Record) -> Leaving:
+        """Holds its blocks. Raises what `take_out` raises."""
+        self._refuse_recurrent()
+        return self._estates.leave_record(record, record.id)
+
+    async def read(self, entries: list[int], piece_bytes: int) -> list[BlockBytes]:
+        """Their bytes, a piece at a time. REQUIRES: they are held, and the bytes of the tier are at hand"""
+        return [await self._read(piece) for piece in self._pieces(entries, piece_bytes)]
 
     def close(self, error: EngineError) -> None:
         """Nothing comes back from the device any more: those who wait are told."""
@@ -95,7 +119,7 @@ class EstateDesk:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    async def _identity(self, tenant: str) -> EstateIdentity:
+    async def identity(self, tenant: str) -> EstateIdentity:
         if self._weights is None:
             self._weights = await asyncio.to_thread(self._fingerprint)
         if self._closed is not None:
@@ -125,7 +149,9 @@ class EstateDesk:
         return await self._transfer(BlockRead(moves=self._moves(), device=_ints(device), host=_ints(host)))
 
     async def _write(self, coming: Coming, content: BlockBytes) -> None:
-        for rows, blocks in zip(self._pieces(coming.rows), self._pieces(coming.blocks), strict=True):
+        for rows, blocks in zip(
+            self._pieces(coming.rows, self.piece_bytes), self._pieces(coming.blocks, self.piece_bytes), strict=True
+        ):
             piece = await asyncio.to_thread(content.__getitem__, rows)
             await self._transfer(BlockWrite(moves=self._moves(), blocks=_ints(blocks), content=piece))
 
@@ -146,8 +172,8 @@ class EstateDesk:
         pairs = [np.asarray(moves, np.int32).reshape(-1, 2) for moves in (out, into, [])]
         return StepMoves(swaps_out=pairs[0], swaps_in=pairs[1], copies=pairs[2])
 
-    def _pieces(self, numbers: list[int]) -> list[list[int]]:
-        size = max(1, self.piece_bytes // self._device.block_layout.num_bytes)
+    def _pieces(self, numbers: list[int], piece_bytes: int) -> list[list[int]]:
+        size = max(1, piece_bytes // self._device.block_layout.num_bytes)
         return [numbers[i : i + size] for i in range(0, len(numbers), size)]
 
 

@@ -65,7 +65,7 @@ class Core:
         """Raises ModelError."""
         metrics = Metrics()
         built = await build_engine(engine, metrics, notes=ConversationNotes())
-        leases = LeaseTimes(engine.default_ttl, engine.max_ttl)
+        leases = LeaseTimes(engine.default_ttl, engine.max_ttl, engine.durable_by_default)
         context = make_context(built.engine, built.text, server, leases, KeyRing(), metrics)
         return cls(context, max(1, min(2 * engine.max_num_seqs, engine.max_queued)))
 

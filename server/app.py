@@ -67,6 +67,7 @@ ROUTES: list[Route] = [
     ("GET", "/v1/continuations", continuations.list_records),
     ("GET", "/v1/continuations/{id}/estate", estates.export),
     ("PUT", "/v1/continuations/{id}/estate", estates.take_in),
+    ("POST", "/v1/continuations/{id}/prefetch", continuations.prefetch),
     ("GET", "/v1/continuations/{id:.+}", continuations.retrieve),
     ("PATCH", "/v1/continuations/{id:.+}", continuations.change),
     ("DELETE", "/v1/continuations/{id:.+}", continuations.delete),

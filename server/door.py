@@ -30,6 +30,7 @@ class Operation:
     query: tuple[str, ...] = ()
     media: tuple[str, ...] = ()  # of bodies beside JSON
     form: bool = False  # the body is a form with a file
+    status: str = "200"  # of the answer
     error: type[msgspec.Struct] | None = None  # of what its errors look like; None: as everywhere
 
 

@@ -57,6 +57,9 @@ class EngineLike(Protocol):
         Returns its id.
         """
 
+    def prefetch(self, tenant: str, reference: str) -> RecordEntry:
+        """The bytes of a lease in files will be at hand for its children."""
+
     async def export_estate(self, tenant: str, reference: str) -> Estate:
         """All that an ended request owns. Raises InsufficientRetention if its blocks are gone."""
 

@@ -14,19 +14,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
 from typing import Protocol, get_args
+
+import numpy as np
 
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from bequest.engine.cache.cross import CrossPlace, CrossTables
 from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.cache.placement import Placement
 from bequest.engine.cache.recurrent import States
-from bequest.engine.cache.tiers.ticket import Ticket, done
+from bequest.engine.cache.tiers.files import Files, NoFiles
+from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.cache.tiers.tier import Moves, Tier
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Sequence, Status
-from bequest.engine.types import Inheritance, Source
+from bequest.engine.types import Inheritance, Source, StepMoves
+from bequest.engine.types.blocks import BlockBytes, BlockWrite
 from bequest.engine.types.encoder import Slots
 
 
@@ -64,42 +68,6 @@ class Holders(Protocol):
         """Blocks of these records have new numbers: (old, new) as in BlockTable.blocks."""
 
 
-@dataclass(slots=True)
-class Placement:
-    """Where a waiting sequence would start from. Nothing has moved yet."""
-
-    table: BlockTable  # may be in part on the host
-    computed: int  # tokens whose KV it holds
-    missing: int  # device blocks that it lacks for all tokens of the sequence
-    source: Source
-    cross: CrossPlace
-    lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
-    lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
-    ticket: Ticket = field(default_factory=done)  # for its bytes; pending: whoever waits for them waits in the queue
-
-    @property
-    def needed(self) -> int:
-        """Device blocks that are missing."""
-        return self.missing + self.cross.needed
-
-    @property
-    def runs_encoder(self) -> bool:
-        return self.cross.runs_encoder
-
-    def lost_cross(self, sequence: Sequence) -> bool:
-        return self.cross.is_lost(sequence.group.cross)
-
-    def drop(self) -> None:
-        """Gives the blocks back."""
-        self.table.free()
-        self.release_lender()
-        self.cross.drop()
-
-    def release_lender(self) -> None:
-        if self.lender is not None:
-            self.lender.free()
-
-
 class KvCache:
     def __init__(
         self,
@@ -121,6 +89,8 @@ class KvCache:
         self._leases = leases
         self.device_budget = device_budget
         self.prefix_caching = prefix_caching
+        self.files: Files = NoFiles()
+        self._writes: list[tuple[list[int], BlockBytes]] = []
 
     def begin_plan(self) -> None:
         # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
@@ -134,6 +104,17 @@ class KvCache:
     def take_swaps(self) -> Moves:
         """What the next step has to carry out."""
         return self.tier.take_moves()
+
+    def take_writes(self) -> list[BlockWrite]:
+        """Bytes out of files, which have to be on the device before the step. They take the swaps along, which empty
+        the blocks that they are written to."""
+        writes, self._writes = self._writes, []
+        taken = []
+        for blocks, content in writes:
+            moves = [np.asarray(pairs, np.int32).reshape(-1, 2) for pairs in (*self.take_swaps(), [])]
+            step = StepMoves(swaps_out=moves[0], swaps_in=moves[1], copies=moves[2])
+            taken.append(BlockWrite(moves=step, blocks=np.asarray(blocks, np.int32), content=content))
+        return taken
 
     def check_only_leases(self) -> None:
         """Nothing runs or waits: every block that no lease holds must be free."""
@@ -212,6 +193,10 @@ class KvCache:
         placement = self._inherit(sequence)
         if placement is not None and placement.computed >= self._expected(sequence):
             return placement
+        if (stored := self._from_files(sequence)) is not None:
+            if placement is not None:
+                placement.drop()
+            return stored
         found = self._match(sequence)
         if placement is not None and found.computed <= placement.computed:
             found.drop()
@@ -226,6 +211,8 @@ class KvCache:
 
         REQUIRES: `needed` blocks are free.
         """
+        if placement.content is not None:
+            self._bring(placement, placement.content, sequence)
         sequence.table = placement.table
         sequence.num_computed = placement.computed
         self.states.take(sequence, placement.computed)
@@ -288,7 +275,7 @@ class KvCache:
     def trim(self, placement: Placement, sequence: Sequence) -> bool:
         """Does without the partly filled last block, whose copy takes one more block. False if there is none."""
         whole = placement.computed // self.pool.block_size * self.pool.block_size
-        if whole == placement.computed or placement.table is sequence.table:
+        if whole == placement.computed or placement.table is sequence.table or placement.content is not None:
             return False
         placement.computed = self._startable(sequence, placement.table, whole)
         placement.release_lender()
@@ -328,6 +315,44 @@ class KvCache:
         missing = self._missing_to(sequence, table, computed)
         source: Source = "blocks" if table.resident else "host"
         return Placement(table, computed, missing, source, self.cross.nowhere, lender, held.lease)
+
+    def _from_files(self, sequence: Sequence) -> Placement | None:
+        """What the files of its parent have. Its table is filled when it is let in."""
+        parent, lineage = sequence.group.ties.parent, sequence.group.request.terms.lineage
+        if parent is None or lineage is None or parent.stored is None or parent.lost:
+            return None
+        held = parent.kept.get(lineage.choice)
+        if held is None or sequence.group.request.params.prompt_logprobs is not None:
+            return None
+        alike = held.tokens.common_prefix(sequence.tokens)
+        there = next(choice.computed for choice in parent.stored.deed.choices if choice.index == lineage.choice)
+        computed = min(lineage.at, there, sequence.work.most_inherited(sequence), alike)
+        if computed == 0:
+            return None
+        table, found = BlockTable(self.pool, sequence.group.salt), self.files.content(parent, lineage.choice)
+        missing = table.blocks_needed(0, max(computed, sequence.work.goal_len(sequence)))
+        placement = Placement(
+            table, computed, missing + sequence.work.spare_blocks(sequence), "file", self.cross.nowhere
+        )
+        if isinstance(found, Ticket):
+            placement.ticket = found
+        else:
+            placement.content = found
+        return placement
+
+    def _bring(self, placement: Placement, content: BlockBytes, sequence: Sequence) -> None:
+        """Gives the bytes blocks, which further children find as those of a warm record."""
+        table, computed = placement.table, placement.computed
+        copies = table.try_prepare_write(0, computed)
+        assert copies == [], "the blocks were counted"
+        self._writes.append((table.blocks, content[: len(table)]))
+        parent, lineage = sequence.group.ties.parent, sequence.group.request.terms.lineage
+        assert parent is not None and lineage is not None
+        held = parent.kept[lineage.choice]
+        if held.table is None and computed == held.computed:
+            held.epochs = table.epochs()
+        if self.prefix_caching:
+            table.commit(sequence.tokens, computed)
 
     def _step_back(self, sequence: Sequence) -> None:
         """To where it can go on: recurrent layers may have lost their states since it gave way."""

@@ -64,6 +64,10 @@ class LeaseBudget:
         self.promise(tenant, blocks, whole, expiry)
         self._accounts[tenant].num_leases += 1
 
+    def restore_lease(self, tenant: str) -> None:
+        """One that was granted before: it is not refused, whatever the limits are now. It holds nothing yet."""
+        self._accounts.setdefault(tenant, Account()).num_leases += 1
+
     def promise(self, tenant: str, blocks: int, whole: int, expiry: Expiry) -> None:
         """Raises RetentionTooLarge or InsufficientRetention, with nothing changed."""
         account = self._accounts.get(tenant, Account())

@@ -19,7 +19,6 @@ from bequest.engine.inheritance.leases import Borrowed
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Identity, KeptChoice, Record
 from bequest.engine.types import Lineage
-from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import NO_BLOCK, Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity, Notes
 
 
@@ -32,14 +31,19 @@ class Leaving:
         entries = dict.fromkeys(entry for table in owned.all() for entry in table.blocks)
         self.entries = sorted(entries, key=is_on_host)  # the blocks to be read, each once, those of the device first
 
-    def estate(self, identity: EstateIdentity, content: BlockBytes, notes: Notes) -> Estate:
-        """`content`: of the entries, in order."""
+    @property
+    def tables(self) -> dict[int, BlockTable]:
+        """By choice."""
+        return self._owned.tables
+
+    def deed(self, identity: EstateIdentity, notes: Notes) -> Deed:
+        """Its rows are the entries, in order."""
         rows = {entry: row for row, entry in enumerate(self.entries)}
         record, lineage = self._record, self._record.identity.lineage
         encoder = None
         if record.encoder is not None and self._owned.inputs:
             encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.inputs[0].blocks))
-        deed = Deed(
+        return Deed(
             identity=identity,
             id=record.id,
             name=record.identity.name,
@@ -56,9 +60,9 @@ class Leaving:
             at=0 if lineage is None else lineage.at,
             origin=notes.to_bytes(record.identity.origin),
         )
-        return Estate(deed, content)
 
     def close(self) -> None:
+        """Idempotent."""
         self._owned.free()
 
 
@@ -162,7 +166,9 @@ class Estates:
 
     def leave(self, tenant: str, reference: str) -> Leaving:
         """Raises ParentNotFound, ParentFailed, or InsufficientRetention if its blocks are gone."""
-        record = self._retention.find(tenant, reference)
+        return self.leave_record(self._retention.find(tenant, reference), reference)
+
+    def leave_record(self, record: Record, reference: str) -> Leaving:
         if record.group is not None:
             message = f"The request '{reference}' still runs: its estate is not complete."
             raise InvalidRequest(message, reason="estate_incomplete", reference=reference)

@@ -66,7 +66,7 @@ class Leases:
 
         Raises RetentionTooLarge or InsufficientRetention.
         """
-        whole = self._most_blocks(group)
+        whole = self.most_blocks(group)
         discount = self._shared_rows(group.request, creditor)
         cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount * self._pool.num_whole_strips - cross_discount
@@ -79,11 +79,11 @@ class Leases:
     def extend(self, group: Group) -> None:
         """The lease of a running group has to cover more than it was charged for, or is given up."""
         record = group.ties.record
-        before = self._most_blocks(group)
+        before = self.most_blocks(group)
         group.ties.charged_output += OPEN_ENDED_TOKENS
         if record is None or record.lease.ttl is None:
             return
-        whole = self._most_blocks(group)
+        whole = self.most_blocks(group)
         more = whole - before
         try:
             num_states = self._states.check(group, record)
@@ -219,6 +219,11 @@ class Leases:
             record.kept[index].table = table
         self.set_expiry(record, ttl, now)
 
+    def restore(self, record: Record, ttl: float, now: float) -> None:
+        """A lease of an earlier process goes on, in files: it holds no blocks."""
+        self.budget.restore_lease(record.tenant)
+        self.set_expiry(record, ttl, now)
+
     def end(self, record: Record) -> None:
         """The lease is over; the blocks go when no open child needs them."""
         if record.lease.ttl is not None:
@@ -279,7 +284,7 @@ class Leases:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _most_blocks(self, group: Living) -> int:
+    def most_blocks(self, group: Living) -> int:
         """Blocks of all choices with the tokens that are charged for; the full blocks of their prompt are shared."""
         params, pool = group.request.params, self._pool
         num_output = min(params.max_tokens, group.charged_output)
@@ -293,7 +298,7 @@ class Leases:
         if creditor is None or request.terms.lineage is None or not creditor.leased:
             return 0
         held = creditor.choice(request.terms.lineage.choice)
-        if held is None:
+        if held is None or held.lease is None:  # it may be in files alone
             return 0
         alike = held.tokens.common_prefix(TokenList(request.prompt_token_ids))
         most = min(request.terms.lineage.at, held.computed, len(request.prompt_token_ids) - 1, alike)

@@ -11,17 +11,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from bequest.engine._C import BlockPool, BlockTable
+from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.cache.recurrent import Stateless, States
-from bequest.engine.errors import EngineError, NameInUse, ParentExpired, ParentFailed, ParentNotFound
+from bequest.engine.cache.salt import pack_salt
+from bequest.engine.errors import (
+    EngineError,
+    InvalidRequest,
+    NameInUse,
+    ParentExpired,
+    ParentFailed,
+    ParentLost,
+    ParentNotFound,
+)
+from bequest.engine.inheritance.books import FileBooks, segments_of, sizes_of
 from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
 from bequest.engine.inheritance.state_leases import StateLeases
 from bequest.engine.inheritance.tallies import Tallies
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
-from bequest.engine.types import Grade, GradeLoad, Retained
+from bequest.engine.types import Grade, GradeLoad, Lineage, Retained
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.estate import Manifest
 from bequest.engine.types.recurrent import StateSizes
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
@@ -34,6 +46,7 @@ class RetentionLimits:
     max_leases: int | None = None  # per tenant
     max_records: int = 1024  # without a lease
     states: StateSizes | None = None  # of a model with recurrent layers
+    file_blocks: int = 0  # that leases may have in files
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,8 @@ class Retention:
         self.cross = CrossTables(pool)
         self.states = Stateless() if states is None else states
         self.leases = Leases(budget, pool, self.cross, StateLeases(self.states, limits.states), wall)
+        self.books = FileBooks(limits.file_blocks)
+        self.on_discard: Callable[[Record], None] = lambda record: None  # its lease in files is over
         self._limits = limits
         self._pool = pool
         self.wall = wall
@@ -99,7 +114,10 @@ class Retention:
         Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed.
         """
         request = group.request
-        parent = None if request.terms.lineage is None else self.get(request.tenant, request.terms.lineage.parent)
+        lineage = request.terms.lineage
+        parent = None if lineage is None else self.get(request.tenant, lineage.parent)
+        if lineage is not None and lineage.at and parent is not None and parent.lost:
+            raise ParentLost(f"The lease '{parent.id}' is lost.", reason="parent_lost", id=parent.id)
         if request.terms.keep_record and group.kind.keeps_record:
             self._check_name(request.tenant, request.terms.name)
             record = Record(self._identify(group), group)
@@ -107,6 +125,8 @@ class Retention:
                 if request.terms.retain.open_ended:
                     group.ties.charged_output = OPEN_ENDED_TOKENS
                 self.leases.promise(record, group, request.terms.retain.ttl, parent)
+                if request.terms.retain.durable:
+                    self._promise_files(record, group)
             group.ties.record = record
             self._list(record)
         if parent is not None:
@@ -170,6 +190,7 @@ class Retention:
             retained = self.leases.grant(record, now)
         else:
             self.leases.give_up(record, "the request did not finish")
+            self.books.settle(record)
         record.failed = record.failed or record.holds_nothing
         if not record.gone and retained is None:
             self._add_other(record)
@@ -193,6 +214,35 @@ class Retention:
         self.leases.grant_import(record, owned, num_blocks, ttl, now)
         self._list(record)
 
+    def restore(self, manifest: Manifest, origin: object, *, lost: bool, now: float) -> None:
+        """A lease of an earlier process is found again; its blocks are in files."""
+        deed, tenant = manifest.deed, manifest.deed.identity.tenant
+        identity = Identity(
+            id=deed.id,
+            tenant=tenant,
+            name=deed.name,
+            salt=pack_salt(tenant, deed.cache_salt, None),
+            cache_salt=deed.cache_salt,
+            created_at=deed.created_at,
+            origin=origin,
+            lineage=None if deed.parent is None else Lineage(deed.parent, deed.parent_choice, deed.at),
+            num_choices=deed.num_choices,
+        )
+        record = Record(identity, stored=manifest, lost=lost)
+        for choice in deed.choices:
+            record.kept[choice.index] = KeptChoice(
+                tokens=TokenList(choice.token_ids),
+                num_prompt=choice.num_prompt,
+                shown_len=choice.shown_len,
+                computed=choice.computed,
+                salt=identity.salt,
+                table=None,
+                epochs=BlockEpochs(),
+            )
+        self.books.hold(segments_of(manifest), sizes_of(manifest))
+        self.leases.restore(record, manifest.expires_at - self.wall(), now)
+        self._list(record)
+
     # --- what its owner asks for ---------------------------------------------------------------------------------
 
     def set_ttl(self, record: Record, ttl: float | None, now: float) -> None:
@@ -207,6 +257,7 @@ class Retention:
             self._set_ttl_of_running(record, record.group, ttl)
         elif ttl is None:
             self.leases.end(record)
+            self._discard_if_free(record)
             self._add_other(record)
         else:
             self.leases.revive(record)
@@ -222,6 +273,7 @@ class Retention:
             self.leases.give_up(record, "the record was deleted")
         else:
             self.leases.end(record)
+            self._discard_if_free(record)
 
     def expire(self, now: float) -> None:
         while (record := self.leases.pop_expired(now)) is not None:
@@ -285,7 +337,27 @@ class Retention:
         if child.parent is not None:
             child.parent.pins -= 1
             self.leases.release_if_free(child.parent)
+            self._discard_if_free(child.parent)
             child.ties.parent = None
+
+    def _promise_files(self, record: Record, group: Group) -> None:
+        try:
+            if not self.can_last(group.request.encoder):
+                message = "Leases of this model cannot be kept in files."
+                raise InvalidRequest(message, reason="not_for_files", field="retain.durable")
+            self.books.promise(record, self.leases.most_blocks(group))
+        except EngineError as error:
+            self.leases.give_up(record, error.message)
+            raise
+
+    def can_last(self, encoder: EncoderInput | None) -> bool:
+        """Whether leases can be brought back from files: those of keys and values of all tokens."""
+        return encoder is None and self._limits.states is None and self._pool.num_strips == 1
+
+    def _discard_if_free(self, record: Record) -> None:
+        """The files of a lease that is over go when no open child was promised them."""
+        if record.stored is not None and not record.leased and record.pins == 0:
+            self.on_discard(record)
 
     def _set_ttl_of_running(self, record: Record, group: Living, ttl: float | None) -> None:
         if ttl is None:

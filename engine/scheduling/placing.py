@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bequest.engine.cache.kv_cache import KvCache, Placement
+from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.placement import Placement
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.state.sequence import Sequence
 

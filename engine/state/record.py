@@ -5,6 +5,7 @@ Its grades, best first:
 
     running   its group still works; its tables are the sequences' own
     leased    every choice holds its blocks, on the device or on the host
+    stored    leased, and in files: it outlives the process; its blocks may be in memory too
     warm      holds nothing, but knows its blocks by (block, epoch), and some are still there
     tokens    the blocks are gone; the tokens are known
 
@@ -24,6 +25,7 @@ from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
 from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.estate import Manifest
 
 
 class Holding(Protocol):
@@ -204,6 +206,8 @@ class Record:
     gone: bool = False  # nobody finds it any more
     aborted: bool = False  # it ended before it was complete
     failed: bool = False  # it ended without anything to continue from
+    stored: Manifest | None = None  # of its lease, when that is in files
+    lost: bool = False  # the files are broken or gone
     waiters: list[Callable[[], None]] = field(default_factory=list)  # called when it ends
 
     @property
@@ -299,7 +303,7 @@ class Record:
         if self.group is not None:
             return "running"
         if self.leased:
-            return "leased"
+            return "leased" if self.stored is None else "stored"
         return "warm" if self.num_left_blocks(pool) else "tokens"
 
     def as_parent(self) -> Parent:

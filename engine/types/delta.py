@@ -49,7 +49,7 @@ class Usage:
     mispredicted_tokens: int = 0  # and wrong
 
 
-Source = Literal["blocks", "host", "prefix_cache", "recompute"]
+Source = Literal["blocks", "host", "file", "prefix_cache", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class Retained:
     expires_at: float  # seconds since 1970
     tokens: int
     blocks: int
+    durable: bool | None = None  # whether it outlives the process; None: that was not asked for
+    durable_reason: str | None = None  # why not
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -39,6 +39,9 @@ class NoNotes:
         return None
 
 
+NO_NOTES = NoNotes()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstateIdentity:
     """What keys and values depend on beside the tokens, and whose they are."""
@@ -144,6 +147,24 @@ class Deed:
             owned.update(encoder.rows)
         if owned != set(range(num_rows)):
             yield "blocks are missing, or nobody's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBlock:
+    """Where a block is in the files of leases."""
+
+    segment: str
+    index: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A lease in files: rows of the deed are blocks of it."""
+
+    deed: Deed
+    expires_at: float  # seconds since 1970
+    blocks: tuple[StoredBlock, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

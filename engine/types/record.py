@@ -8,7 +8,7 @@ from typing import Literal
 
 from bequest.engine.types.encoder import EncoderInput
 
-Grade = Literal["running", "leased", "warm", "tokens"]
+Grade = Literal["running", "leased", "stored", "warm", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)

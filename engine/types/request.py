@@ -33,10 +33,12 @@ class Retain:
     """Leases every choice of a request from its end for `ttl` seconds.
 
     `open_ended`: the client set no max_tokens, so the budget is charged in steps while it generates.
+    `durable`: the lease shall outlive the process.
     """
 
     ttl: float
     open_ended: bool = False
+    durable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ _ERRORS = {
     "403": "The key may not do this.",
     "404": "No such URL, model, response, continuation, catalogue, file or batch.",
     "409": "The name is taken, or the parent came to nothing.",
+    "410": "The parent's lease was in files that are lost.",
     "413": "The body is too large.",
     "415": "The Content-Type is not one that this endpoint takes.",
     "429": "Too much at once; Retry-After says when to try again.",
@@ -82,6 +83,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/continuations/{id}/estate"): Operation("All that a record owns, as one file.", None, files=True),
     ("PUT", "/v1/continuations/{id}/estate"): Operation(
         "Takes such a file in.", answer_types.Continuation, query=("ttl",), media=(BYTES,)
+    ),
+    ("POST", "/v1/continuations/{id}/prefetch"): Operation(
+        "Reads a lease out of files before its children come.", answer_types.Continuation, status="202"
     ),
     ("POST", "/v1/catalogues"): Operation(
         "Uploads a set of items.",
@@ -185,7 +189,7 @@ def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
         shown["requestBody"] = {"required": True, "content": content}
     elif operation.media:
         shown["requestBody"] = {"required": True, "content": {media: {} for media in operation.media}}
-    return {**shown, "responses": {"200": _answer(operation), **_errors(operation.error)}}
+    return {**shown, "responses": {operation.status: _answer(operation), **_errors(operation.error)}}
 
 
 def _parameters(names: Iterable[str], place: str) -> list[dict[str, Any]]:

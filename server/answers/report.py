@@ -50,7 +50,12 @@ class Report:
         lease = ending.retained
         if lease is None:
             return {"retained": None, "retained_reason": ending.retention_lost}
-        told = {"id": lease.id, "expires_at": int(lease.expires_at), "tokens": lease.tokens, "blocks": lease.blocks}
+        told: dict[str, Any] = {"id": lease.id, "expires_at": int(lease.expires_at)}
+        told |= {"tokens": lease.tokens, "blocks": lease.blocks}
+        if lease.durable is not None:
+            told["durable"] = lease.durable
+        if lease.durable_reason is not None:
+            told["durable_reason"] = lease.durable_reason
         return {"retained": told}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
-from bequest.engine.errors import ParentFailed, ParentNotFound
+from bequest.engine.errors import ParentFailed, ParentLost, ParentNotFound
 from bequest.engine.types import Lineage, Parent, ParentChoice
 from bequest.server.asks.call import Call
 from bequest.server.asks.extension import Conversation
@@ -165,7 +165,7 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
     reference, place, index = wanted.reference, wanted.place, wanted.choice
     try:
         parent = await _parent(context, terms, reference, place)
-    except (ParentNotFound, ParentFailed) as error:
+    except (ParentNotFound, ParentFailed, ParentLost) as error:
         if wanted.falls_back:
             return None
         raise from_engine(error, "continuation_of") from error

@@ -19,14 +19,18 @@ def retain(
     if store is False:
         raise invalid("`retain` and `store: false` exclude each other: a lease is a record that is kept.", "retain")
     ttl: Any = None
+    durable: bool | None = None
     if isinstance(asked, dict):
         for name in asked:
-            if name != "ttl" and asked[name] is not None:
-                message = f"`retain` has the field {shorten(repr(name))}; it is true, or an object with `ttl` alone."
+            if name not in ("ttl", "durable") and asked[name] is not None:
+                message = f"`retain` has the field {shorten(repr(name))}; it is true, or has `ttl` and `durable`."
                 raise ApiError(400, "unknown_parameter", message, param=f"retain.{shorten(name)}")
-        ttl = asked.get("ttl")
+        ttl, durable = asked.get("ttl"), asked.get("durable")
+        if durable is not None and not isinstance(durable, bool):
+            message = f"`retain.durable` must be true or false, not {describe(durable)}."
+            raise ApiError(400, "invalid_type", message, param="retain.durable")
     seconds = times.default if ttl is None else check_ttl(ttl, times, "retain.ttl")
-    return Retain(seconds, open_ended)
+    return Retain(seconds, open_ended, times.durable if durable is None else durable)
 
 
 def check_ttl(ttl: Any, times: LeaseTimes, param: str) -> float:

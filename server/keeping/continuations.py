@@ -58,6 +58,12 @@ async def change(request: web.Request) -> web.Response:
         raise failed from error
 
 
+async def prefetch(request: web.Request) -> web.Response:
+    """The bytes of a lease in files are read before its children come."""
+    entry = request.app[CONTEXT].engine.prefetch(request[TENANT], request.match_info["id"])
+    return json_response(entry_object(entry), status=202)
+
+
 async def delete(request: web.Request) -> web.Response:
     """Clients send a Content-Type here, and no body."""
     forgotten = request.app[CONTEXT].engine.forget(request[TENANT], request.match_info["id"])

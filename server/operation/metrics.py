@@ -34,9 +34,9 @@ _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
 _REASONS = ("stop", "length", "abort", "error")
-_SOURCES: tuple[Source, ...] = ("blocks", "host", "prefix_cache", "recompute")
+_SOURCES: tuple[Source, ...] = ("blocks", "host", "file", "prefix_cache", "recompute")
 _STATES_OF: tuple[StatesOf, ...] = ("prompt", "completion")
-_GRADES: tuple[Grade, ...] = ("running", "leased", "warm", "tokens")
+_GRADES: tuple[Grade, ...] = ("running", "leased", "stored", "warm", "tokens")
 
 
 class Histogram:

@@ -11,3 +11,4 @@ class LeaseTimes:
 
     default: float
     longest: float
+    durable: bool = False  # whether one that does not say shall outlive the process

@@ -15,8 +15,8 @@ ErrorForm = Callable[[ApiError], bytes]  # the body of an error's answer
 ERROR_FORMS: web.AppKey[Mapping[str, ErrorForm]] = web.AppKey("error_forms", Mapping[str, ErrorForm])
 
 
-def json_response(value: Any, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=headers)
+def json_response(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=headers)
 
 
 def error_response(request: web.Request, error: ApiError) -> web.Response:

@@ -38,7 +38,7 @@ class Continued(msgspec.Struct, kw_only=True):
     at: int
     inherited_tokens: int
     computed_tokens: int
-    source: Literal["blocks", "host", "prefix_cache", "recompute"]
+    source: Literal["blocks", "host", "file", "prefix_cache", "recompute"]
 
 
 class Retained(msgspec.Struct, kw_only=True):
@@ -46,6 +46,8 @@ class Retained(msgspec.Struct, kw_only=True):
     expires_at: int
     tokens: int
     blocks: int
+    durable: bool | None = None
+    durable_reason: str | None = None
 
 
 class _Generation(msgspec.Struct, kw_only=True):
@@ -181,7 +183,7 @@ class Continuation(msgspec.Struct, kw_only=True):
     request_id: str | None
     created_at: int
     expires_at: int | None
-    grade: Literal["running", "leased", "warm", "tokens"]
+    grade: Literal["running", "leased", "stored", "warm", "tokens"]
     parent: str | None
     at: int | None
     children: int

@@ -81,6 +81,14 @@ SENTENCES = {
     "parent_expired": "The request '{reference}' was retained here, but its time is up or it made room for others; "
     "send the whole prompt, and lease it longer next time with `retain`.",
     "parent_failed": "The request '{reference}' ended before anything was computed; send the whole prompt.",
+    "parent_lost": "The lease '{id}' was kept in files, which are lost or broken: it cannot be continued. Send the "
+    "whole prompt, or send it along as `continuation_fallback`.",
+    "no_files": "`retain.durable` needs a server that keeps leases in files: start it with --estate-dir.",
+    "not_for_files": "`retain.durable` is for decoders without recurrent layers and sliding windows: leave it out.",
+    "lease_too_large_for_files": "`retain.durable` would keep up to {needed} blocks in files, which may hold {budget} "
+    "at most (--estate-gb); set a smaller max_tokens.",
+    "files_full": "`retain.durable` needs up to {needed_blocks} blocks in files, more than are free of {budget_blocks} "
+    "(--estate-gb); release a lease, or try again when one has expired.",
     "nothing_to_lease": "The request '{id}' ended before anything was computed: there is nothing to lease.",
     "blocks_reused": "The request '{id}' cannot be leased any more: its blocks have been reused. Continue from it with "
     "`retain` to lease its tokens anew.",

@@ -14,7 +14,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Terms, Usage
 from bequest.engine.types.encoder import EncoderInfo
-from bequest.engine.types.estate import Notes
+from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.work.desk import Drafter
@@ -39,6 +39,7 @@ class Setup:
     eos: tuple[int, ...] = (EOS,)
     num_host_blocks: int = 1
     num_lease_blocks: int = 0
+    num_file_blocks: int = 0
     max_records: int = 1024
     chunk_alone: int | None = None
     extraction: ExtractionLimits = ExtractionLimits()
@@ -47,7 +48,7 @@ class Setup:
     drafter: Drafter | None = None
     kinds: tuple[KindClass, ...] = KINDS
     states: StateSizes | None = None  # of a model with recurrent layers
-    notes: Notes | None = None  # how what the server keeps with records leaves with estates
+    notes: Notes = NO_NOTES  # how what the server keeps with records leaves with estates
     windows: tuple[int, ...] = (0,)  # of the strips
     state_interval: int = 64
 
@@ -80,6 +81,7 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         setup.states,
         setup.windows,
         setup.state_interval,
+        setup.num_file_blocks,
     )
     limits = SchedulerLimits(
         max_num_seqs=setup.max_num_seqs,

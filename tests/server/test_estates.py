@@ -17,9 +17,10 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import InvalidEstate
 from bequest.engine.formats.estate_file import from_bytes, to_bytes
 from bequest.engine.types.estate import Estate
+from bequest.engine.vault.shelf import Shelf
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.notes import ConversationNotes
-from tests.engine.harness import Setup, running
+from tests.engine.harness import Setup, running, until
 from tests.server.conftest import Starter
 from tests.server.front import Front
 
@@ -212,3 +213,73 @@ async def test_inspect(start: Starter, keys: str, tmp_path: Path, capsys: pytest
     assert "cut short" in capsys.readouterr().err
     assert estate_command(["inspect", str(tmp_path / "none")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+# --- leases in files ---------------------------------------------------------------------------------------------
+
+LASTING = replace(SETUP, num_file_blocks=100)
+
+
+@asynccontextmanager
+async def lasting(start: Starter, keys: str, path: Path) -> AsyncIterator[tuple[AsyncEngine, Front]]:
+    async with running(LASTING) as (engine, _):
+        await engine.open_files(Shelf(path), 20.0)
+        yield engine, await start(engine, api_key_file=keys)
+        for record in engine.retention.leases.holders():
+            engine.retention.leases.end(record)
+    await until(lambda: is_free(path))
+
+
+async def test_a_lease_comes_back(start: Starter, keys: str, tmp_path: Path) -> None:
+    retain = {"ttl": 600, "durable": True}
+    async with lasting(start, keys, tmp_path / "e") as (_, front):
+        told = await complete(front, prompt=[3, 1, 4, 1, 5], retain=retain, request_id="mine")
+        assert told["retained"]["durable"] is True and "durable_reason" not in told["retained"]
+        body = {"prompt": [3, 1, 4], "max_tokens": 3, "retain": retain, "stream": True}
+        _, events = await front.post("/v1/completions", body, headers=auth("m"))
+        assert b'"durable":true' in events
+        chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 4, "retain": retain}
+        _, talk = await front.post("/v1/chat/completions", chat, headers=auth("m"))
+    async with lasting(start, keys, tmp_path / "e") as (engine, front):
+        answer, entry = await front.post("/v1/continuations/mine/prefetch", {}, headers=auth("m"))
+        assert answer.status == 202 and entry["grade"] == "stored"
+        child = await complete(front, continuation_of="mine", prompt=[7, 8])
+        assert child["continuation"]["source"] == "file" and child["continuation"]["computed_tokens"] == 3
+        assert isinstance(engine.parent("acme", talk["id"]).origin, Conversation)
+        await drop(front, "mine", talk["id"])
+
+
+async def test_a_lost_lease_is_gone_unless_there_is_a_fallback(start: Starter, keys: str, tmp_path: Path) -> None:
+    async with lasting(start, keys, tmp_path / "e") as (_, front):
+        await complete(front, prompt=[3, 1, 4, 1, 5], retain={"durable": True}, request_id="mine")
+    for segment in (tmp_path / "e" / "blocks").iterdir():
+        segment.write_bytes(bytes(segment.stat().st_size))
+    async with lasting(start, keys, tmp_path / "e") as (_, front):
+        body = {"continuation_of": "mine", "prompt": [7], "max_tokens": 2}
+        answer, told = await front.post("/v1/completions", body, headers=auth("m"))
+        assert answer.status == 410 and told["error"]["code"] == "continuation_parent_lost"
+        whole = await complete(front, **body, continuation_fallback=[3, 1, 4, 1, 5, 7])
+        assert whole["continuation"]["source"] == "recompute"
+        client = front.client(api_key="m", max_retries=2)
+        with pytest.raises(openai.APIStatusError) as raised:
+            await client.completions.create(model="fake", prompt="", extra_body={"continuation_of": "mine"})
+        assert (raised.value.status_code, raised.value.code) == (410, "continuation_parent_lost")
+
+
+async def test_what_retain_says(start: Starter, keys: str) -> None:
+    async with serving(start, keys) as (_, front):
+        for durable, code in ((True, "invalid_value"), (1, "invalid_type"), ("yes", "invalid_type")):
+            body = {"prompt": [3], "max_tokens": 2, "retain": {"durable": durable}}
+            answer, told = await front.post("/v1/completions", body, headers=auth("m"))
+            assert (answer.status, told["error"]["code"], told["error"]["param"]) == (400, code, "retain.durable")
+        told = await complete(front, prompt=[3], retain={"durable": False})
+        assert "durable" not in told["retained"]
+        await drop(front, told["id"])
+
+
+def is_free(path: Path) -> bool:
+    try:
+        Shelf(path).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""What leases take in files, in blocks: promised to requests that run, and on disk.
+
+A lease that is to last is charged before its request runs, for the most it can become. On disk a segment counts as long
+as one lease has a block of it. Owned by the event-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from bequest.engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
+from bequest.engine.state.record import Record
+from bequest.engine.types.estate import Manifest
+
+
+class FileBooks:
+    def __init__(self, capacity: int) -> None:
+        """0: there are no files."""
+        self.capacity = capacity
+        self._promised: dict[Record, int] = {}
+        self._holders: Counter[str] = Counter()  # segment → leases that have blocks of it
+        self._sizes: dict[str, int] = {}  # of segments that leases have
+
+    @property
+    def used(self) -> int:
+        return sum(self._promised.values()) + sum(self._sizes.values())
+
+    def promise(self, record: Record, num_blocks: int) -> None:
+        """Raises InvalidRequest, RetentionTooLarge or InsufficientRetention, with nothing changed."""
+        if self.capacity == 0:
+            message = "This engine keeps no leases in files."
+            raise InvalidRequest(message, reason="no_files", field="retain.durable")
+        if num_blocks > self.capacity:
+            raise RetentionTooLarge(
+                f"A lease of up to {num_blocks} blocks is more than files may hold: {self.capacity}.",
+                reason="lease_too_large_for_files",
+                field="retain.durable",
+                details={"budget": self.capacity, "needed": num_blocks},
+            )
+        if not self.fits(record, num_blocks):
+            raise InsufficientRetention(
+                f"A lease needs up to {num_blocks} blocks in files, but {self.used} of {self.capacity} are taken.",
+                reason="files_full",
+                field="retain.durable",
+                details={"budget_blocks": self.capacity, "needed_blocks": num_blocks, "earliest_expiry": None},
+            )
+        self._promised[record] = num_blocks
+
+    def fits(self, record: Record, num_blocks: int) -> bool:
+        """Beside all others, with what was promised to it."""
+        return self.used - self._promised.get(record, 0) + num_blocks <= self.capacity
+
+    def settle(self, record: Record) -> None:
+        """What it was promised is on disk, or is not needed. Idempotent."""
+        self._promised.pop(record, None)
+
+    def hold(self, segments: Iterable[str], sizes: Mapping[str, int] | None = None) -> None:
+        """Somebody needs them. `sizes`: of new ones, in blocks, at least."""
+        for segment, size in (sizes or {}).items():
+            self._sizes[segment] = max(size, self._sizes.get(segment, 0))
+        self._holders.update(segments)
+
+    def let_go(self, segments: Iterable[str]) -> list[str]:
+        """Those of them that nobody needs any more."""
+        free = []
+        for segment in segments:
+            self._holders[segment] -= 1
+            if self._holders[segment] == 0:
+                del self._holders[segment]
+                self._sizes.pop(segment, None)
+                free.append(segment)
+        return free
+
+
+def segments_of(manifest: Manifest) -> list[str]:
+    return list(dict.fromkeys(block.segment for block in manifest.blocks))
+
+
+def sizes_of(manifest: Manifest) -> dict[str, int]:
+    """Of its segments, in blocks, as far as the lease has them."""
+    sizes: dict[str, int] = {}
+    for block in manifest.blocks:
+        sizes[block.segment] = max(sizes.get(block.segment, 0), block.index + 1)
+    return sizes

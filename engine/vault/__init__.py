@@ -1,0 +1,1 @@
+"""Leases in files: what a record owns outlives the process."""

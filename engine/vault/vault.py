@@ -1,0 +1,347 @@
+"""Leases that outlive the process: written behind their requests, found again at the start, read when a child comes.
+
+Event-loop thread; the disk is waited for in threads of its own, one that writes and some that read. Nobody waits for
+them who holds a slot, a block of the device or the loop. A promise is kept or it is not made: `retained.durable` is
+true only when the manifest is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import msgspec
+
+from bequest.engine.cache.tiers.ticket import Ticket
+from bequest.engine.errors import EngineError, InvalidEstate, ParentLost
+from bequest.engine.estates import EstateDesk
+from bequest.engine.inheritance.books import segments_of
+from bequest.engine.inheritance.estates import Leaving
+from bequest.engine.inheritance.retention import Retention
+from bequest.engine.state.record import Record
+from bequest.engine.types import Delta, Retain, Retained
+from bequest.engine.types.blocks import BlockBytes
+from bequest.engine.types.estate import Manifest, StoredBlock
+from bequest.engine.vault.shelf import BrokenBlocks, Shelf
+
+log = logging.getLogger("bequest.estates")
+
+_READERS = 2
+_PIECE_BYTES = 4 << 20  # that the device thread copies between two steps
+_MOST_BACKLOG = 512 << 20  # bytes that wait for the disk
+_MOST_LOADED = 512 << 20  # bytes that were read and may be wanted again
+_Key = tuple[Record, int]  # a choice of a record
+_Send = Callable[[Delta], None]
+
+
+class Vault:
+    def __init__(
+        self,
+        shelf: Shelf,
+        desk: EstateDesk,
+        retention: Retention,
+        *,
+        wait: float,
+        clock: Callable[[], float],
+        on_lost: Callable[[Record, ParentLost], None],
+    ) -> None:
+        """`wait`: seconds that the end of an answer waits for the disk. `on_lost`: ends the children of a record."""
+        self._shelf = shelf
+        self._desk = desk
+        self._retention = retention
+        self._wait = wait
+        self._clock = clock
+        self._on_lost = on_lost
+        self._writer = ThreadPoolExecutor(1, "bequest-estates-write")
+        self._readers = ThreadPoolExecutor(_READERS, "bequest-estates-read")
+        self._backlog = 0
+        self._storing: dict[Record, asyncio.Task[str | None]] = {}
+        self._held_back: dict[str, asyncio.Task[None]] = {}  # ends of answers, by request
+        self._reading: dict[_Key, Ticket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loaded: OrderedDict[_Key, BlockBytes] = OrderedDict()  # least recently used first
+        self._num_loaded = 0  # bytes
+        retention.on_discard = self._discard
+
+    # --- the start -----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Lists the leases of earlier processes."""
+        identity = await self._desk.identity("")
+        now, wall = self._clock(), self._retention.wall()
+
+        def why_not(manifest: Manifest) -> str | None:
+            ours = replace(identity, tenant=manifest.deed.identity.tenant)
+            if differs := manifest.deed.identity.differs(ours):
+                return f"it is of another model: {', '.join(differs)}"
+            return "it has expired" if manifest.expires_at <= wall else None
+
+        found = await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.scan, why_not)
+        for one in found:
+            try:
+                origin = self._desk.notes.from_bytes(one.manifest.deed.origin)
+            except InvalidEstate as error:
+                log.warning("the conversation of %s is lost: %s", one.manifest.deed.id, error)
+                origin = None
+            self._retention.restore(one.manifest, origin, lost=one.lost, now=now)
+        if found:
+            log.info("%d leases of earlier processes are here", len(found))
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def deliver(self, record: Record | None, delta: Delta, retain: Retain | None, send: _Send) -> None:
+        """The last delta of a request whose lease shall last waits until that is on the disk, or for a while."""
+        if record is None or delta.retained is None or retain is None or not retain.durable:
+            send(delta)
+        else:
+            self._hold_back(record, delta, delta.retained, send)
+
+    def _hold_back(self, record: Record, delta: Delta, retained: Retained, send: _Send) -> None:
+
+        async def finish() -> None:
+            storing = self._store_soon(record)
+            done, _ = await asyncio.wait({storing}, timeout=self._wait)
+            why = storing.result() if done else f"it takes longer than {self._wait:g} s; it may still come true"
+            told = replace(retained, durable=why is None, durable_reason=why)
+            del self._held_back[delta.request_id]
+            send(msgspec.structs.replace(delta, retained=told))
+
+        self._held_back[delta.request_id] = asyncio.ensure_future(finish())
+
+    def abort(self, request_id: str) -> None:
+        """Nobody waits for the end of its answer any more."""
+        if (task := self._held_back.pop(request_id, None)) is not None:
+            task.cancel()
+
+    async def flush(self, end: float) -> None:
+        """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
+        for record in self._retention.leases.holders():
+            if record.leased and record.stored is None and self._retention.can_last(record.encoder):
+                self._store_soon(record)
+        while (waiting := {*self._storing.values(), *self._held_back.values()}) and self._clock() < end:
+            await asyncio.wait(waiting, timeout=end - self._clock())
+
+    def update(self, record: Record) -> None:
+        """Its lease ends at another time."""
+        wall, before = record.lease.expires_at_wall, record.stored
+        if before is None or wall is None:
+            return
+        record.stored = replace(before, expires_at=wall)
+        self._writer.submit(self._publish_quietly, record.stored)
+
+    def close(self) -> None:
+        for task in (*self._storing.values(), *self._held_back.values(), *self._tasks):
+            task.cancel()
+        self._writer.submit(self._shelf.close)
+        for threads in (self._writer, self._readers):
+            threads.shutdown(wait=False)
+
+    def _store_soon(self, record: Record) -> asyncio.Task[str | None]:
+        if record not in self._storing:
+            task = self._storing[record] = asyncio.ensure_future(self._store(record))
+            task.add_done_callback(lambda _: self._storing.pop(record, None))
+        return self._storing[record]
+
+    async def _store(self, record: Record) -> str | None:
+        """Why the lease is not on the disk; None: it is."""
+        try:
+            identity = await self._desk.identity(record.tenant)
+            leaving = self._desk.leave(record)
+            borrowed = self._blocks_of_parent(record, leaving)
+        except EngineError as error:
+            self._retention.books.settle(record)
+            return error.message
+        segments = list(dict.fromkeys(block.segment for block in borrowed.values()))
+        self._retention.books.hold(segments)
+        try:
+            fresh = [entry for entry in leaving.entries if entry not in borrowed]
+            deed = leaving.deed(identity, self._desk.notes)
+            segment = secrets.token_hex(16)
+            blocks = borrowed | await self._write(record, leaving, fresh, segment)
+            assert record.lease.expires_at_wall is not None or record.gone
+            manifest = Manifest(
+                deed=deed,
+                expires_at=record.lease.expires_at_wall or 0.0,
+                blocks=tuple(blocks[entry] for entry in leaving.entries),
+            )
+            return await self._publish(record, manifest, {segment: len(fresh)} if fresh else {})
+        except OSError as error:
+            return f"the disk failed: {error.strerror}"
+        except _NoRoomError as error:
+            return str(error)
+        except EngineError as error:
+            return error.message
+        finally:
+            leaving.close()
+            self._retention.books.settle(record)
+            self._remove(self._retention.books.let_go(segments))
+
+    async def _write(
+        self, record: Record, leaving: Leaving, entries: list[int], segment: str
+    ) -> dict[int, StoredBlock]:
+        """The blocks of a new segment, by entry."""
+        if not entries:
+            leaving.close()
+            return {}
+        num_bytes = len(entries) * self._desk.block_bytes
+        if not self._retention.books.fits(record, len(entries)):
+            raise _NoRoomError("files have no room for it (--estate-gb)")
+        if self._backlog and self._backlog + num_bytes > _MOST_BACKLOG:
+            raise _NoRoomError("the disk is too slow for what is written")
+        self._backlog += num_bytes
+        try:
+            pieces = await self._desk.read(entries, _PIECE_BYTES)
+            leaving.close()  # the bytes are here
+            loop = asyncio.get_running_loop()
+            sums = await loop.run_in_executor(self._writer, self._shelf.put, segment, pieces)
+        finally:
+            self._backlog -= num_bytes
+        rows = zip(entries, sums, strict=True)
+        return {e: StoredBlock(segment=segment, index=i, checksum=crc) for i, (e, crc) in enumerate(rows)}
+
+    async def _publish(self, record: Record, manifest: Manifest, sizes: dict[str, int]) -> str | None:
+        segments = segments_of(manifest)
+        self._retention.books.hold(segments, sizes)
+        try:
+            if not record.leased:
+                raise _NoRoomError("the lease ended while it was written")
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.publish, manifest)
+            if not record.leased:
+                raise _NoRoomError("the lease ended while it was written")
+        except BaseException:
+            free = self._retention.books.let_go(segments)
+            self._writer.submit(self._shelf.withdraw, manifest, free)
+            raise
+        record.stored = manifest
+        if record.lease.expires_at_wall != manifest.expires_at:
+            self.update(record)
+        return None
+
+    def _blocks_of_parent(self, record: Record, leaving: Leaving) -> dict[int, StoredBlock]:
+        """Whole blocks that the files of its parent have: KV of the same tokens. By entry of the record's tables."""
+        lineage = record.identity.lineage
+        parent = None if lineage is None else self._retention.get(record.tenant, lineage.parent)
+        if lineage is None or parent is None or parent.stored is None or parent.lost or parent.salt != record.salt:
+            return {}
+        held = parent.kept.get(lineage.choice)
+        rows = next((c.rows for c in parent.stored.deed.choices if c.index == lineage.choice), ())
+        found: dict[int, StoredBlock] = {}
+        for index, table in leaving.tables.items() if held is not None else ():
+            kept = record.kept[index]
+            alike = min(held.tokens.common_prefix(kept.tokens), held.computed, kept.computed)  # type: ignore[union-attr]
+            count = min(alike // self._desk.block_size, len(rows))
+            found |= {entry: parent.stored.blocks[rows[i]] for i, entry in enumerate(table.blocks[:count])}
+        return found
+
+    # --- the end of a lease --------------------------------------------------------------------------------------
+
+    def _discard(self, record: Record) -> None:
+        manifest, record.stored = record.stored, None
+        if manifest is None:
+            return
+        for choice in record.kept:
+            self._unload((record, choice))
+        free = self._retention.books.let_go(segments_of(manifest))
+        self._writer.submit(self._shelf.withdraw, manifest, free)
+
+    def _remove(self, segments: list[str]) -> None:
+        if segments:
+            self._writer.submit(self._shelf.remove, segments)
+
+    def _publish_quietly(self, manifest: Manifest) -> None:
+        try:
+            self._shelf.publish(manifest)
+        except OSError as error:
+            log.warning("the new end of the lease %s is not on the disk: %s", manifest.deed.id, error.strerror)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def content(self, record: Record, choice: int) -> BlockBytes | Ticket:
+        key = record, choice
+        if key in self._loaded:
+            self._loaded.move_to_end(key)
+            return self._loaded[key]
+        if key not in self._reading:
+            self._reading[key] = Ticket()
+            task = asyncio.ensure_future(self._read(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return self._reading[key]
+
+    def prefetch(self, record: Record) -> None:
+        for choice in record.kept if record.stored is not None and not record.lost else ():
+            self.content(record, choice)
+
+    async def reach(self, record: Record) -> None:
+        """Returns when the bytes of a lease in files are at hand, of its first choice. Raises ParentLost."""
+        if record.stored is None or record.lost or self._desk.in_memory(record):
+            return
+        found = self.content(record, min(record.kept))
+        if isinstance(found, Ticket):
+            settled = asyncio.get_running_loop().create_future()
+            found.then(lambda: None if settled.done() else settled.set_result(None))
+            await settled
+        if record.lost:
+            raise lost(record)
+
+    async def _read(self, key: _Key) -> None:
+        record, choice = key
+        manifest = record.stored
+        assert manifest is not None
+        rows = next(c.rows for c in manifest.deed.choices if c.index == choice)
+        blocks, size = [manifest.blocks[row] for row in rows], self._desk.block_bytes
+        error: Exception | None = None
+        try:
+            content = await asyncio.get_running_loop().run_in_executor(self._readers, self._shelf.read, blocks, size)
+            self._load(key, content)
+        except (OSError, BrokenBlocks) as failed:
+            error = failed
+        ticket = self._reading.pop(key)
+        if error is not None and not record.gone:
+            log.error("the lease %s is lost: %s", record.id, error)
+            record.lost = True
+            self._on_lost(record, lost(record))
+        ticket.settle(error)
+
+    def _load(self, key: _Key, content: BlockBytes) -> None:
+        self._loaded[key] = content
+        self._num_loaded += content.nbytes
+        while self._num_loaded > _MOST_LOADED and len(self._loaded) > 1:
+            self._unload(next(iter(self._loaded)))
+
+    def _unload(self, key: _Key) -> None:
+        if (content := self._loaded.pop(key, None)) is not None:
+            self._num_loaded -= content.nbytes
+
+
+class NoVault:
+    """Of an engine that keeps no leases in files."""
+
+    def deliver(self, record: Record | None, delta: Delta, retain: Retain | None, send: _Send) -> None:
+        send(delta)
+
+    def abort(self, request_id: str) -> None: ...
+
+    def update(self, record: Record) -> None: ...
+
+    def prefetch(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def flush(self, end: float) -> None: ...
+
+    async def reach(self, record: Record) -> None: ...
+
+
+class _NoRoomError(Exception):
+    """Why a lease cannot be written."""
+
+
+def lost(record: Record) -> ParentLost:
+    message = f"The lease '{record.id}' was in files, which are lost or broken."
+    return ParentLost(message, reason="parent_lost", id=record.id)

@@ -1,0 +1,335 @@
+"""Leases in files: a child behind a restart has its tokens and computes suffix + 1; no answer fails with a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import (
+    InsufficientRetention,
+    InvalidEstate,
+    InvalidRequest,
+    ParentLost,
+    ParentNotFound,
+    RetentionTooLarge,
+)
+from bequest.engine.types import Request, Retain, SamplingParams
+from bequest.engine.vault import manifest as manifests
+from bequest.engine.vault.shelf import BrokenBlocks, Shelf
+from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
+from tests.engine.paged_fake import expected_tokens
+from tests.engine.test_estates import child_of, params
+
+SETUP = Setup(num_blocks=60, num_host_blocks=40, num_lease_blocks=30, num_file_blocks=200)
+LASTING = Retain(600, durable=True)
+
+
+@asynccontextmanager
+async def vault(path: Path, setup: Setup = SETUP, wait: float = 20.0) -> AsyncIterator[AsyncEngine]:
+    """An engine whose leases are in `path`; its end leaves them there."""
+    async with running(setup) as (engine, _):
+        await engine.open_files(Shelf(path), wait)
+        try:
+            yield engine
+            assert await engine.drain(20)
+        finally:
+            for record in engine.retention.leases.holders():  # what memory holds of them goes with the process
+                engine.retention.leases.end(record)
+    await until(lambda: _is_free(path))
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        Shelf(path).close()
+    except OSError:
+        return False
+    return True
+
+
+async def a_lease(engine: AsyncEngine, length: int = 30, **fields: object) -> tuple[Request, Answer]:
+    parent = request([3 + length] * length, params(), retain=LASTING, **fields)
+    answer = await ask(engine, parent)
+    assert answer.retained is not None
+    return parent, answer
+
+
+async def check_child(engine: AsyncEngine, parent: str, source: str) -> None:
+    child = child_of(engine, parent, [7, 8, 9])
+    answer = await ask(engine, child)
+    assert answer.token_ids[0] == expected_tokens(child.prompt_token_ids, 6)
+    assert answer.inheritance is not None
+    assert (answer.inheritance.source, answer.inheritance.computed_tokens) == (source, 4)
+
+
+def files(path: Path, folder: str = "leases") -> list[Path]:
+    return sorted((path / folder).iterdir())
+
+
+# --- there and back ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 4, 17, 30])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+async def test_a_lease_outlives_its_process(tmp_path: Path, length: int, prefix_caching: bool) -> None:
+    setup = replace(SETUP, prefix_caching=prefix_caching)
+    async with vault(tmp_path, setup) as engine:
+        parent, answer = await a_lease(engine, length, name="mine", cache_salt="s")
+        assert answer.retained is not None and answer.retained.durable
+        assert engine.record("t", "mine").grade == "stored"
+    async with vault(tmp_path, setup) as engine:
+        entry = engine.record("t", "mine")
+        assert (entry.id, entry.grade, entry.choices[0].blocks) == (parent.id, "stored", 0)
+        assert entry.expires_at is not None and 590 < entry.expires_at - time.time() <= 600
+        await check_child(engine, parent.id, "file")
+        await check_child(engine, parent.id, "blocks")
+    async with vault(tmp_path, setup) as engine:
+        await check_child(engine, parent.id, "file")
+        engine.forget("t", parent.id)
+        await until(lambda: not files(tmp_path) and not files(tmp_path, "blocks"))
+
+
+async def test_choices_and_a_tree_store_shared_blocks_once(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        asked = SamplingParams(max_tokens=6, n=3, temperature=1, seed=3, ignore_eos=True)
+        parent = request([3] * 18, asked, retain=LASTING)
+        await ask(engine, parent)
+        size = sum(file.stat().st_size for file in files(tmp_path, "blocks"))
+        child = child_of(engine, parent.id, [5] * 8, choice=1, retain=LASTING)
+        await ask(engine, child)
+        block = engine._device.block_layout.num_bytes
+        assert size == (4 + 3 * 2) * block
+        more = sum(file.stat().st_size for file in files(tmp_path, "blocks")) - size
+        assert more == (-(-(18 + 6 + 8 + 5) // 4) - 5) * block, "five whole blocks are the parent's"
+        engine.forget("t", parent.id)
+        assert engine.retention.books.used == 10 + more // block, "which its child still needs"
+    async with vault(tmp_path) as engine:
+        with pytest.raises(ParentNotFound):
+            engine.parent("t", parent.id)
+        await check_child(engine, child.id, "file")
+        engine.forget("t", child.id)
+        await until(lambda: not files(tmp_path, "blocks"))
+        assert engine.retention.books.used == 0
+
+
+async def test_many_children_in_a_crowd(tmp_path: Path) -> None:
+    """In a cache that is too small for them, and with leases that have to move for what comes out of files."""
+    setup = replace(SETUP, num_blocks=40, num_host_blocks=60, num_lease_blocks=20)
+    async with vault(tmp_path, setup) as engine:
+        parents = [(await a_lease(engine, 10 + 3 * i))[0] for i in range(5)]
+    async with vault(tmp_path, setup) as engine:
+        held = request([2] * 40, params(), retain=Retain(600))
+        await ask(engine, held)
+        children = [child_of(engine, parent.id, [i, 5]) for i in range(6) for parent in parents]
+        crowd = [request([9, i] * 8, params(20)) for i in range(8)]
+        answers = await ask_all(engine, [*children, *crowd])
+        for asked, answer in zip([*children, *crowd], answers, strict=True):
+            assert answer.token_ids[0] == expected_tokens(asked.prompt_token_ids, asked.params.max_tokens)
+        for answer in answers[: len(children)]:
+            assert answer.inheritance is not None and answer.inheritance.computed_tokens == 3
+        await check_child(engine, held.id, engine_source(engine, held.id))
+        engine.forget("t", held.id)
+
+
+def engine_source(engine: AsyncEngine, parent: str) -> str:
+    kept = engine.retention.find("t", parent).kept[0]
+    return "blocks" if kept.table is not None and kept.table.resident else "host"
+
+
+async def test_a_tenant_finds_its_own_alone(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        parent, _ = await a_lease(engine, tenant="u", name="mine")
+    async with vault(tmp_path) as engine:
+        with pytest.raises(ParentNotFound):
+            engine.parent("t", "mine")
+        assert engine.parent("u", "mine").id == parent.id
+
+
+async def test_times_last_too(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        longer, shorter = (await a_lease(engine))[0], (await a_lease(engine, 9))[0]
+        engine.set_ttl("t", longer.id, 5000)
+        engine.set_ttl("t", shorter.id, None)
+        assert engine.record("t", shorter.id).grade == "warm"
+        await until(lambda: len(files(tmp_path)) == 1)
+    async with vault(tmp_path) as engine:
+        assert [entry.id for entry in engine.records("t")] == [longer.id]
+        expires_at = engine.record("t", longer.id).expires_at
+        assert expires_at is not None and expires_at - time.time() > 4000
+        engine.set_ttl("t", longer.id, 0.01)
+        await until(lambda: not files(tmp_path))
+
+
+async def test_a_lease_that_ends_meanwhile_serves_those_who_were_let_in(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        parent, _ = await a_lease(engine)
+    async with vault(tmp_path) as engine:
+        child = child_of(engine, parent.id, [7])
+        stream = engine.generate(child)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        engine.forget("t", parent.id)
+        assert (await first).inheritance is not None
+        async for _ in stream:
+            pass
+        await until(lambda: not files(tmp_path))
+
+
+async def test_a_drain_writes_what_is_leased(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        parent = request([3] * 20, params(), retain=Retain(600))
+        answer = await ask(engine, parent)
+        assert answer.retained is not None and answer.retained.durable is None
+        assert await engine.drain(10)
+    async with vault(tmp_path) as engine:
+        await check_child(engine, parent.id, "file")
+
+
+# --- what is not promised ----------------------------------------------------------------------------------------
+
+
+async def test_without_files() -> None:
+    async with running(replace(SETUP, num_file_blocks=0)) as (engine, _):
+        with pytest.raises(InvalidRequest) as raised:
+            await ask(engine, request([3], params(), retain=LASTING))
+        assert raised.value.reason == "no_files"
+
+
+async def test_files_are_charged_at_admission(tmp_path: Path) -> None:
+    async with vault(tmp_path, replace(SETUP, num_file_blocks=10)) as engine:
+        with pytest.raises(RetentionTooLarge):
+            await ask(engine, request([3] * 40, params(), retain=LASTING))
+        parent, _ = await a_lease(engine, 20)
+        with pytest.raises(InsufficientRetention) as raised:
+            await ask(engine, request([4] * 20, params(), retain=LASTING))
+        assert raised.value.reason == "files_full"
+        assert engine.load().retention_charged == 7, "nothing of what was refused is charged"
+        engine.forget("t", parent.id)
+
+
+@pytest.mark.parametrize("broken", ["vanished", "full", "slow"])
+async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with vault(tmp_path, wait=0.2 if broken == "slow" else 20.0) as engine:
+        if broken == "vanished":
+            (tmp_path / "blocks").rename(tmp_path / "elsewhere")
+        if broken == "full":
+            monkeypatch.setattr("bequest.engine.vault.shelf._write", _no_space)
+        if broken == "slow":
+            monkeypatch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: time.sleep(0.5))
+        parent, answer = await a_lease(engine)
+        assert answer.token_ids[0] == expected_tokens(parent.prompt_token_ids, 6)
+        assert answer.retained is not None and answer.retained.durable is False
+        said = {"vanished": "No such file", "full": "No space left", "slow": "longer than 0.2 s"}[broken]
+        assert said in str(answer.retained.durable_reason)
+        await check_child(engine, parent.id, "blocks")
+        if broken == "slow":
+            await until(lambda: engine.record("t", parent.id).grade == "stored")
+        else:
+            assert engine.record("t", parent.id).grade == "leased"
+        monkeypatch.undo()
+        if broken == "vanished":
+            (tmp_path / "elsewhere").rename(tmp_path / "blocks")
+        engine.forget("t", parent.id)
+        await until(lambda: not files(tmp_path) and not files(tmp_path, "blocks"))
+
+
+def _no_space(descriptor: int, data: memoryview) -> None:
+    raise OSError(28, os.strerror(28))
+
+
+async def test_one_server_at_a_time(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    with pytest.raises(OSError, match="another server"):
+        Shelf(tmp_path)
+    shelf.close()
+    Shelf(tmp_path).close()
+
+
+# --- what is lost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+async def test_lost_blocks_are_never_computed_again(tmp_path: Path, how: str) -> None:
+    async with vault(tmp_path) as engine:
+        parent, _ = await a_lease(engine)
+    [segment] = files(tmp_path, "blocks")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 4
+    if how == "gone":
+        segment.unlink()
+    else:
+        segment.write_bytes(data[:-1] if how == "cut" else data)
+    async with vault(tmp_path) as engine:
+        if how == "flipped":  # which only shows when it is read
+            with pytest.raises(ParentLost):
+                await ask(engine, child_of(engine, parent.id, [7]))
+        with pytest.raises(ParentLost):
+            engine.parent("t", parent.id)
+        with pytest.raises(ParentLost):
+            await engine.parent_ended("t", parent.id, None)
+        engine.forget("t", parent.id)
+        with pytest.raises(ParentNotFound):
+            engine.parent("t", parent.id)
+
+
+async def test_what_is_left_of_others_is_cleared(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        await a_lease(engine)
+    [lease] = files(tmp_path)
+    (tmp_path / "leases" / "torn").write_bytes(lease.read_bytes()[:-3])
+    (tmp_path / "leases" / "coming.new").write_bytes(b"")
+    (tmp_path / "blocks" / "orphan").write_bytes(b"abc")
+    async with vault(tmp_path) as engine:
+        assert files(tmp_path) == [lease] and len(files(tmp_path, "blocks")) == 1
+    async with vault(tmp_path, replace(SETUP, block_size=8)) as engine:
+        assert not engine.records("t") and not files(tmp_path) and not files(tmp_path, "blocks")
+
+
+async def test_ten_thousand_mutations(tmp_path: Path) -> None:
+    """Of a manifest and of its blocks: whole, or refused."""
+    async with vault(tmp_path) as engine:
+        await a_lease(engine)
+    [lease], [segment], draw = files(tmp_path), files(tmp_path, "blocks"), random.Random(5)
+    data, shelf = lease.read_bytes(), Shelf(tmp_path)
+    manifest = manifests.from_bytes(data)
+    size = manifest.deed.identity.cache.num_bytes
+    whole = shelf.read(manifest.blocks, size).tobytes()
+    for number in range(10_000):
+        if number % 10:
+            with pytest.raises(InvalidEstate):
+                manifests.from_bytes(mutated(data, draw))
+            continue
+        changed = mutated(whole, draw)
+        segment.write_bytes(changed)
+        if changed[: len(whole)] == whole:  # what is behind the blocks is nobody's
+            assert shelf.read(manifest.blocks, size).tobytes() == whole
+            continue
+        with pytest.raises(BrokenBlocks):
+            shelf.read(manifest.blocks, size)
+    shelf.close()
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """Flipped bits, bytes that are others or missing, an end cut off or put on."""
+    changed = bytearray(data)
+    at = draw.randrange(len(data))
+    match draw.randrange(5):
+        case 0:
+            changed[at] ^= 1 << draw.randrange(8)
+        case 1:
+            changed[at] = (changed[at] + draw.randrange(1, 256)) % 256
+        case 2:
+            del changed[at:]
+        case 3:
+            changed += draw.randbytes(1 + at % 7)
+        case 4:
+            changed[at : at + 8] = bytes(b ^ 0x5A for b in changed[at : at + 8])
+    return bytes(changed)
