@@ -6,7 +6,6 @@ import { openSettings } from "./chat/settings_dialog.js";
 import { Sidebar } from "./chat/sidebar.js";
 import { Store } from "./chat/store.js";
 import { Thread } from "./chat/thread.js";
-import { setHearing } from "./chat/welcome.js";
 import { getKey, setKey } from "./chat/wire.js";
 import { askKey, showShortcuts } from "./parts/dialogs.js";
 import { byId, toast } from "./parts/dom.js";
@@ -21,7 +20,7 @@ const ICONS = { "open-sidebar": "menu", "open-settings": "settings", "open-branc
 const store = await Store.open();
 const chat = new Chat(store);
 const composer = new Composer(chat);
-new Thread(chat, composer);
+const thread = new Thread(chat, composer);
 const sidebar = new Sidebar(chat, () => showSidebar(false));
 const tree = new Tree(chat, byId("branches"));
 const watch = new Watch(byId("watch"), { onmodel: meet, onstate: showState });
@@ -36,7 +35,7 @@ for (const [id, name] of Object.entries(ICONS)) {
 function meet({ names, takes }) {
   models = names;
   byId("model").textContent = names[0];
-  setHearing(!takes.includes("text"));
+  thread.hears = !takes.includes("text");
   composer.setModel({ name: names[0], takes });
   if (!chat.current.turns.length) chat.tell("thread");
 }

@@ -44,7 +44,7 @@ FOUND = """async (source) => {
 
 PLAIN = [
     ("a *b* **c** ~~d~~ `e*f`", "<p>a <em>b</em> <strong>c</strong> <del>d</del> <code>e*f</code></p>"),
-    ("# One\n\n###### Six", "<h3>One</h3><h6>Six</h6>"),
+    ("# One\n\n###### Six", "<h2>One</h2><h6>Six</h6>"),
     ("- a\n- b\n  - c", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>"),
     ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
     ("> a\n> b", "<blockquote><p>a\nb</p></blockquote>"),

@@ -34,7 +34,7 @@ async def test_the_map_says_what_a_block_is_and_whose(
     await expect(canvas).to_have_attribute("aria-label", "Blocks: 1 free, 2 warm, 1 running, 1 shared, 1 leased")
     told = tab.page.locator(".map .told").first
     for cell, words in enumerate(("leased", "running", "warm", "shared", "warm", "free")):
-        await canvas.hover(position={"x": 44 + 13 * cell + 5, "y": 5})
+        await canvas.hover(position={"x": 44 + 14 * cell + 5, "y": 5})
         await expect(told).to_contain_text(f"Block {cell + 1}: {words}")
         await expect(told).to_contain_text({0: "Of boss.", 1: "Of guest.", 3: "Of guest."}.get(cell, "."))
     # Pointing at a tenant leaves its blocks alone in full colour.

@@ -57,7 +57,7 @@ export class Tree {
     const chosen = turn === this.chat.chosen;
     const focusable = this.focused ? this.focused === turn.id : chosen;
     const label = labelOf(this.chat.current, turn);
-    const answer = ((turn.prefix ?? "") + textOf(turn.pieces)).replace(/\s+/g, " ").trim();
+    const answer = ((turn.prefix ?? "") + textOf(turn.pieces)).replace(/```\w*|\s+/g, " ").trim();
     const item = el("div.node", {
       role: "treeitem", "aria-level": level + 1, "aria-selected": String(chosen), tabIndex: focusable ? 0 : -1,
       title: "Shows the conversation up to this turn; the next message follows it",
@@ -137,7 +137,7 @@ function labelOf(conversation, turn) {
   const said = turn.given.map((message) => message.content).join(" ").replace(/\s+/g, " ") || turn.file?.name || "";
   const line = lineage(conversation, turn);
   const parent = line.at(-2);
-  const after = parent && turn.cut !== null ? `after “${parent.pieces.slice(0, turn.cut).map((piece) => piece.text).join("").trim().slice(-28)}”, token ${count(tokensTo(parent, turn.cut))}` : "";
+  const after = parent && turn.cut !== null ? `after “${lastWords(parent, turn.cut)}”, token ${count(tokensTo(parent, turn.cut))}` : "";
   switch (turn.via) {
     case "again": return { kind: "Asked again", text: said };
     case "edit": return { kind: "Edited", text: said };
@@ -147,6 +147,12 @@ function labelOf(conversation, turn) {
     case "tool": return { kind: "Tool result", text: said };
     default: return { kind: "You", text: said };
   }
+}
+
+// Whole words at the end of the first `cut` pieces of an answer.
+function lastWords(turn, cut) {
+  const text = turn.pieces.slice(0, cut).map((piece) => piece.text).join("").replace(/\s+/g, " ").trim();
+  return text.length > 30 ? `…${text.slice(-30).replace(/^\S*\s/, "")}` : text;
 }
 
 function stateText(chat, turn) {

@@ -1,5 +1,5 @@
 // An answer: thoughts folded, text, calls of tools, what went wrong, what it cost, and what can be done with it.
-import { el } from "../parts/dom.js";
+import { byId, el } from "../parts/dom.js";
 import { icon } from "../parts/icons.js";
 import { count, duration, plural } from "../parts/units.js";
 import { copy } from "../text/code.js";
@@ -115,7 +115,7 @@ export class Answer {
     const copying = button("copy", "Copy the answer", "Copy the answer", () => copy(this.written(), copying), "button.icon");
     const made = [copying, button("again", "Ask again", "Another answer to the same question, beside this one", () => chat.again(this.exchange.turns[0]))];
     if (this.last.answerId && !this.last.file) {
-      made.push(button("reply", "Reply from here", "The next message follows this answer: a branch, if others follow it already", () => { chat.choose(this.last); document.getElementById("text").focus(); }));
+      made.push(button("reply", "Reply from here", "The next message follows this answer: a branch, if others follow it already", () => { chat.choose(this.last); byId("text").focus(); }));
       const open = button("tokens", "Branch at a token", "Shows the tokens of the answer; choose one to go on from there", () => this.toggleTokens());
       open.setAttribute("aria-pressed", String(this.tokens !== null));
       made.push(open);

@@ -1,7 +1,7 @@
 // What can be done with conversations: the one place that changes them. Views are told, and draw.
 import { Running } from "./running.js";
 import { lastSettings, rememberSettings } from "./settings.js";
-import { addTurn, children, find, goesOn, lineage, newConversation, newId, removeTurn, tip } from "./turns.js";
+import { addTurn, find, lineage, newConversation, newId, tip } from "./turns.js";
 
 export class Chat extends EventTarget {
   constructor(store) {
@@ -160,13 +160,6 @@ export class Chat extends EventTarget {
     this.begin(turn);
   }
 
-  discard(turn) {
-    if (children(this.current, turn).length) return;
-    removeTurn(this.current, turn);
-    this.keep(this.current);
-    this.moveTo(null);
-  }
-
   stop() {
     if (this.busyTurn) this.running.stop(this.busyTurn);
   }
@@ -208,9 +201,5 @@ export class Chat extends EventTarget {
     if (turn.calls.length && turn.finish === "tool_calls") return "call";
     const cut = turn.finish === "length" || turn.state === "stopped" || (turn.state === "failed" && turn.pieces.length > 0);
     return cut && turn.answerId && turn.pieces.length && !turn.file ? "continue" : null;
-  }
-
-  isPrompt(turn) {
-    return !goesOn(turn);
   }
 }

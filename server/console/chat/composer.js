@@ -130,7 +130,7 @@ export class Composer {
     const { place } = this.chat;
     box.hidden = place === null;
     if (place === null) return;
-    const tail = place.turn.pieces.slice(0, place.cut).map((piece) => piece.text).join("").slice(-40).trim();
+    const tail = place.turn.pieces.slice(0, place.cut).map((piece) => piece.text).join("").trim().slice(-40).replace(/^\S*\s/, "");
     box.replaceChildren(el("span", {}, `Your message follows “…${tail}”: ${plural(tokensTo(place.turn, place.cut), "token")} are kept, the rest of that answer stays on its own branch.`),
       el("button.icon", { type: "button", "aria-label": "Reply at the end instead", title: "Reply at the end instead", onclick: () => this.chat.moveTo(null) }, icon("close")));
   }

@@ -1,7 +1,7 @@
 // The tokens of an answer, to branch from. Each is a choice in a list that arrow keys walk through; a line says what a
 // choice will do before it does it. The likeliest other tokens at a place are asked of the server, for which it
 // computes one token.
-import { el, say } from "../parts/dom.js";
+import { byId, el, say } from "../parts/dom.js";
 import { count, plural } from "../parts/units.js";
 import { tokensTo } from "./turns.js";
 
@@ -90,7 +90,7 @@ export class TokenView {
 
   reply(turn, cut) {
     this.chat.moveTo({ turn, cut });
-    document.getElementById("text").focus();
+    byId("text").focus();
   }
 
   async ask(turn, index, box) {

@@ -107,14 +107,6 @@ export function tip(conversation, turn) {
   }
 }
 
-// Takes the turn and everything below it out.
-export function removeTurn(conversation, turn) {
-  const gone = new Set([turn.id]);
-  for (const each of conversation.turns) if (gone.has(each.parent)) gone.add(each.id);
-  conversation.turns = conversation.turns.filter((each) => !gone.has(each.id));
-  if (gone.has(conversation.chosen)) conversation.chosen = turn.parent ?? conversation.turns.at(-1)?.id ?? null;
-}
-
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = conversation.turns.flatMap((turn) => turn.given).find((message) => message.role === "user");

@@ -8,11 +8,8 @@ const STARTS = [
   ["Plan", "Plan a weekend in a city by the sea. Answer with a list."],
 ];
 
-// `hears`: the model takes recordings and nothing else.
-let hears = false;
-export const setHearing = (value) => { hears = value; };
-
-export function welcome(suggest) {
+// `suggest` is called with a text to begin with; `hears`: the model takes recordings and nothing else.
+export function welcome(suggest, hears) {
   if (hears) {
     return el("div.welcome", {}, el("h2", {}, "What was said?"),
       el("p", {}, "This model turns speech into text. Attach a recording below: WAV, FLAC, OGG or MP3."));

@@ -3,12 +3,12 @@ import { el, say } from "../parts/dom.js";
 import { icon } from "../parts/icons.js";
 
 const WORDS = new Set(
-  ("abstract and as assert async await auto bool break case catch char class const continue def default defer del do " +
-  "double elif else end enum except export extends false final finally float fn for foreach from func function global " +
-  "go if impl implements import in include int interface is lambda let local long loop match mod module move mut new " +
-  "nil none None not null nullptr or package pass private protected pub public raise ref return select self short " +
-  "static string struct super switch template then this throw throws trait true True False try type typedef typeof " +
-  "union unless unsafe until use using var virtual void where while with yield SELECT FROM WHERE INSERT UPDATE DELETE " +
+  ("abstract and as assert async await break case catch class const continue def default defer del do " +
+  "elif else enum except export extends false finally fn for foreach from func function global " +
+  "go if impl implements import in include interface is lambda let loop match mut new " +
+  "nil none None not null nullptr or package pass private protected pub public raise return self " +
+  "static struct super switch then this throw throws trait true True False try typedef typeof " +
+  "unless unsafe until using var virtual void where while with yield SELECT FROM WHERE INSERT UPDATE DELETE " +
   "CREATE TABLE JOIN ON GROUP BY ORDER LIMIT INTO VALUES SET AND OR NOT NULL AS").split(" "),
 );
 const HASH = new Set(["python", "py", "sh", "bash", "shell", "zsh", "ruby", "rb", "yaml", "yml", "toml", "make", "r", "dockerfile"]);

@@ -21,7 +21,7 @@ export function renderMarkdown(container, source) {
 
 function blockElement(block) {
   switch (block.type) {
-    case "heading": return el(`h${Math.min(block.level + 2, 6)}`, {}, inline(block.text));
+    case "heading": return el(`h${Math.min(block.level + 1, 6)}`, {}, inline(block.text));
     case "rule": return el("hr");
     case "code": return codeBlock(block);
     case "quote": return el("blockquote", {}, block.blocks.map(blockElement));

@@ -16,6 +16,9 @@ const OWNERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const LEFT = 44, TALLEST = 190;
 const HINT = "Point at a square to see what it is and whose.";
 
+// Hues far from each other for tenants that stand beside each other.
+export const tenantColour = (number) => `hsl(${(number * 137 + 200) % 360} 65% 50%)`;
+
 export class BlockMap {
   // `point(tenant)` is called with the number of the tenant that is pointed at, or null.
   constructor(title, point) {
@@ -52,7 +55,7 @@ export class BlockMap {
   measure(width) {
     const cells = this.field.cells.length;
     const room = width - LEFT;
-    const side = Math.max(3, Math.min(13, Math.floor(Math.sqrt((room * TALLEST) / Math.max(1, cells)))));
+    const side = Math.max(3, Math.min(14, Math.floor(Math.sqrt((room * TALLEST) / Math.max(1, cells)))));
     const columns = Math.max(1, Math.floor(room / side));
     return { side, columns, rows: Math.ceil(cells / columns) };
   }
@@ -65,10 +68,15 @@ export class BlockMap {
     const { side, columns } = layout;
     const fills = KINDS.map(({ name }) => colour(`block-${name}`));
     const gap = side > 4 ? 1.5 : side > 3 ? 1 : 0;
+    const pointed = this.tenant === null ? null : OWNERS[this.tenant];
+    pen.strokeStyle = tenantColour(this.tenant);
+    pen.lineWidth = 2;
     for (let i = 0; i < cells.length; i++) {
-      pen.globalAlpha = this.tenant === null || OWNERS.indexOf(owners[i]) === this.tenant ? 1 : 0.16;
+      const x = LEFT + (i % columns) * side, y = Math.floor(i / columns) * side;
+      pen.globalAlpha = pointed === null || owners[i] === pointed ? 1 : 0.16;
       pen.fillStyle = fills[cells[i]];
-      pen.fillRect(LEFT + (i % columns) * side, Math.floor(i / columns) * side, side - gap, side - gap);
+      pen.fillRect(x, y, side - gap, side - gap);
+      if (owners[i] === pointed && side > 5) pen.strokeRect(x + 1, y + 1, side - gap - 2, side - gap - 2);
     }
     pen.globalAlpha = 1;
     this.axis(pen, layout, perCell);

@@ -2,7 +2,7 @@
 import { call } from "../chat/wire.js";
 import { el } from "../parts/dom.js";
 import { count, plural } from "../parts/units.js";
-import { BlockMap } from "./blockmap.js";
+import { BlockMap, tenantColour } from "./blockmap.js";
 import { Plot, quantiles, sinceLast } from "./plot.js";
 import { errorRow, errorTable, requestRow, requestTable } from "./tables.js";
 
@@ -127,9 +127,14 @@ export class Watch {
     if (key === this.tenantsKey) return;
     this.tenantsKey = key;
     this.tenants.hidden = tenants.length < 2;
-    this.tenants.replaceChildren(el("span", {}, "Blocks of"), ...tenants.map((name, i) => el("button.chip", {
-      type: "button", title: "Shows this tenant's blocks alone", onmouseenter: () => this.point(i), onmouseleave: () => this.point(null), onfocus: () => this.point(i), onblur: () => this.point(null),
-    }, name)));
+    this.tenants.replaceChildren(el("span", {}, "Blocks of"), ...tenants.map((name, i) => this.tenant(name, i)));
+  }
+
+  tenant(name, number) {
+    const swatch = el("i");
+    swatch.style.background = tenantColour(number);
+    const light = () => this.point(number), rest = () => this.point(null);
+    return el("button.chip", { type: "button", title: "Shows this tenant's blocks alone", onmouseenter: light, onmouseleave: rest, onfocus: light, onblur: rest }, swatch, name);
   }
 }
 
