@@ -35,7 +35,10 @@ export class Answer {
     this.element.classList.toggle("running", running);
     this.element.setAttribute("aria-busy", String(running));
     this.drawThoughts(running);
-    if (this.tokens && !running) this.tokens.draw(exchange);
+    const shape = exchange.parts.map(({ turn, pieces }) => `${turn.id} ${pieces.length}`).join();
+    if (shape !== this.shape) this.tokens = null; // a branch was taken: the text shows it
+    this.shape = shape;
+    if (this.tokens) this.tokens.draw(exchange);
     else this.drawText();
     this.drawCalls(isLast, running);
     this.drawFault();
@@ -49,7 +52,7 @@ export class Answer {
   }
 
   drawText() {
-    this.tokens = null;
+    if (this.text.classList.contains("as-tokens")) this.text.replaceChildren();
     this.text.classList.remove("as-tokens");
     renderMarkdown(this.text, this.written());
   }
@@ -131,7 +134,7 @@ export class Answer {
 
   toggleTokens() {
     if (this.tokens === null) {
-      this.tokens = new TokenView(this.chat, this.text, () => { this.tokens = null; this.chat.tell("thread"); });
+      this.tokens = new TokenView(this.chat, this.text, () => { this.tokens = null; this.drawText(); this.drawActions(false); });
       this.tokens.draw(this.exchange);
       this.tokens.focus();
     } else {

@@ -117,7 +117,6 @@ export class TokenView {
 
   close() {
     this.asking?.abort();
-    this.container.replaceChildren();
     this.onclose();
   }
 }
