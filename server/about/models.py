@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
@@ -12,8 +13,11 @@ from bequest.server.transport.replies import json_response
 
 
 async def list_models(request: web.Request) -> web.Response:
+    """All of them on one page, as OpenAI's clients and Anthropic's expect it."""
     context = request.app[CONTEXT]
-    return json_response({"object": "list", "data": [_model(context, name) for name in context.model_names]})
+    names = context.model_names
+    page = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+    return json_response({"object": "list", "data": [_model(context, name) for name in names], **page})
 
 
 async def retrieve_model(request: web.Request) -> web.Response:
@@ -32,6 +36,10 @@ def _model(context: Context, name: str) -> dict[str, Any]:
         "object": "model",
         "created": context.started,
         "owned_by": "bequest",
+        "type": "model",
+        "lifecycle": "active",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(context.started, UTC).isoformat(),
         "root": context.engine.info.name,
         "parent": None,
         "max_model_len": context.engine.info.max_model_len,

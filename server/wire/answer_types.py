@@ -229,6 +229,10 @@ class Model(msgspec.Struct, kw_only=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    lifecycle: Literal["active"]
+    display_name: str
+    created_at: str
     root: str
     parent: None
     max_model_len: int
@@ -239,6 +243,9 @@ class Model(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"]
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: bool
 
 
 class Tokens(msgspec.Struct, kw_only=True):

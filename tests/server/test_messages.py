@@ -354,6 +354,11 @@ async def test_counting(front: Front) -> None:
     assert not front.engine.submitted
 
 
+async def test_models(front: Front) -> None:
+    models = [model async for model in client(front).models.list()]
+    assert [(model.id, model.display_name, model.type) for model in models] == [("fake/model", "fake/model", "model")]
+
+
 async def test_keys(start: Starter) -> None:
     front = await start(api_key=["k"])
     with pytest.raises(anthropic.AuthenticationError) as refused:
