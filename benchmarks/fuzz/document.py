@@ -41,9 +41,10 @@ def operations_of(document: dict[str, Any]) -> list[Operation]:
 def _operation(method: str, path: str, told: dict[str, Any], schemas: dict[str, Schema]) -> Operation:
     query = tuple(one["name"] for one in told.get("parameters", []) if one["in"] == "query")
     content = told.get("requestBody", {}).get("content", {})
-    if not content:
+    described = next((media["schema"] for media in content.values() if "schema" in media), None)
+    if described is None:  # no body, or bytes of any kind
         return Operation(method, path, query, None, frozenset(), ())
-    schema = _merged(next(iter(content.values()))["schema"], schemas)
+    schema = _merged(described, schemas)
     fields = {name: resolved(field, schemas) for name, field in schema["properties"].items()}
     return Operation(method, path, query, fields, frozenset(schema.get("required", ())), tuple(content))
 

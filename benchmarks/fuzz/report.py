@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.fuzz.canaries import Canaries
-from benchmarks.fuzz.sending import Answer
+from benchmarks.fuzz.sending import Answer, error_of
 from benchmarks.fuzz.shots import Shot
 
 _SHOWN = 1500  # characters of a body
@@ -43,7 +43,7 @@ class Report:
         self.statuses[shot.operation][_column(answer)] += 1
         self.codes[f"{answer.status} {answer.code}".strip()] += 1
         if not shot.spoilt and 400 <= answer.status < 500:
-            self.refusals[shot.operation][json.loads(answer.content)["error"]["message"][:110]] += 1
+            self.refusals[shot.operation][_message_of(answer)[:110]] += 1
         if not answer.fault:
             return None
         kind = (shot.operation, answer.fault)
@@ -118,3 +118,8 @@ def _show_fault(fault: Fault) -> None:
     print(f"  {fault.shot.headers}\n  {shown[:_SHOWN]}\n  → {fault.answer.content[:300]!r}")
     if fault.trace:
         print("  " + fault.trace.strip().replace("\n", "\n  "))
+
+
+def _message_of(answer: Answer) -> str:
+    error = error_of(answer.content)
+    return "an error without its object" if error is None else str(error["message"])

@@ -16,7 +16,9 @@ from benchmarks.fuzz.shots import Shot
 
 PATIENCE = 60.0  # seconds
 _IN_STREAM = re.compile(rb'^data: (\{"error":.*)$', re.MULTILINE)
+_LAST_EVENT = re.compile(rb"^event: (response\.(completed|incomplete)|message_stop)$", re.MULTILINE)
 _ERROR_FIELDS = {"message", "type", "param", "code", "details"}
+_PLAIN = "a plain text"  # the code of an error that is a text
 # The server's own word that it is not at fault: the client's deadline passed.
 _ASKED_FOR = {"deadline_exceeded"}
 
@@ -63,7 +65,7 @@ class Gun:
     def _judged(self, shot: Shot, status: int, kind: str, content: bytes) -> Answer:
         if status == 200:
             return self._kept(shot, kind, content)
-        error = _error_of(content)
+        error = error_of(content)
         if error is None:
             return Answer(status, "", f"{status} without an error object", content)
         code = str(error["code"])
@@ -96,18 +98,20 @@ def _yields(shot: Shot) -> bool:
 def _judged_stream(gun: Gun, content: bytes) -> Answer:
     gun.harvest.take(gun.tenant, content)
     if found := _IN_STREAM.search(content):
-        error = _error_of(found[1]) or {"code": "an error without its object", "type": "server_error"}
+        error = error_of(found[1]) or {"code": "an error without its object", "type": "server_error"}
         code = str(error["code"])
         at_fault = error["type"] == "server_error" and code not in _ASKED_FOR
         fault = f"in a stream: {code}" if at_fault else ""
         return Answer(200, code, fault, content)
-    ended = content.endswith(b"data: [DONE]\n\n") or re.search(rb"event: response\.(completed|incomplete)\n", content)
+    ended = content.endswith(b"data: [DONE]\n\n") or _LAST_EVENT.search(content)
     return Answer(200, "", "" if ended else "a stream without its end", content)
 
 
-def _error_of(content: bytes) -> dict[str, object] | None:
+def error_of(content: bytes) -> dict[str, object] | None:
     try:
         error = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError):
         return None
+    if isinstance(error, str) and error:
+        return {"message": error, "code": _PLAIN, "type": ""}  # Ollama's
     return error if isinstance(error, dict) and error.keys() >= _ERROR_FIELDS else None

@@ -106,4 +106,4 @@ def real(_real_server: ServerThread, http: aiohttp.ClientSession) -> Victim:
 
 
 def _victim(server: ServerThread, http: aiohttp.ClientSession) -> Victim:
-    return Victim(server, Front(server.engine, server.text, server.port, http, server.metrics))
+    return Victim(server, Front(server.engine, server.text, server.port, http, server.metrics, server.context))

@@ -188,7 +188,7 @@ def test_chats(llm: LLM) -> None:
     many = llm.chat([conversation, "a dog"], GREEDY)
     assert len(many) == 2 and many[0].text == one.text
     with pytest.raises(RequestError, match=r"messages\[0\]\.role"):
-        llm.chat([{"role": "cat", "content": "x"}], GREEDY)
+        llm.chat([{"role": "the cat", "content": "x"}], GREEDY)
     logprobs = llm.chat("the cat", SamplingParams(max_tokens=2, temperature=0, logprobs=3)).choices[0].logprobs
     assert logprobs is not None and [len(one.top) for one in logprobs] == [3, 3]
 

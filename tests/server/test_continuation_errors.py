@@ -123,7 +123,7 @@ async def test_completions(front: Front, fields: dict[str, Any], param: str, cod
         ({"messages": MORE, "continuation_choice": 2}, "continuation_choice", "continuation_choice_out_of_range"),
         ({"messages": MORE, "continue_final_message": True}, "continue_final_message", "invalid_value"),
         ({"messages": [], "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "a robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": MORE, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
         ({"messages": MORE, "echo": True}, "echo", "unsupported_parameter"),
         ({"messages": MORE, "prompt": "x"}, "prompt", "unsupported_parameter"),

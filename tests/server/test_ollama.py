@@ -174,7 +174,7 @@ async def test_options(front: Front, client: ollama.AsyncClient) -> None:
         ({"format": "xml"}, "format"),
         ({"think": True}, "think"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "no body", "content": "x"}]}, "messages[0].role"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"template": "{{ .Prompt }}", "prompt": "x"}, "template"),
