@@ -63,7 +63,7 @@ class Gun:
             return answer.status, answer.content_type, await answer.read()
 
     def _judged(self, shot: Shot, status: int, kind: str, content: bytes) -> Answer:
-        if status == 200:
+        if status in (200, 202):
             return self._kept(shot, kind, content)
         error = error_of(content)
         if error is None:

@@ -161,6 +161,9 @@ class FakeRecords:
         record.expires_at = None if ttl is None else time.time() + ttl
         return record.entry()
 
+    def prefetch(self, tenant: str, reference: str) -> RecordEntry:
+        return self.record(tenant, reference)
+
     def forget(self, tenant: str, reference: str) -> str:
         record = self.find(tenant, reference)
         self.found = {key: kept for key, kept in self.found.items() if kept is not record}
