@@ -80,6 +80,17 @@ BASICS = {
     "/detokenize": ("tokens",),
     "/v1/detokenize": ("tokens",),
 }
+# Of a route, what it needs: all of these.
+NEEDED = {
+    "/v1/messages": ("messages", "max_tokens"),
+    "/v1/messages/count_tokens": ("messages",),
+    "/api/chat": ("messages",),
+    "/api/embed": ("input",),
+    "/api/show": ("model",),
+    "/api/pull": ("model",),
+    **dict.fromkeys(("/score", "/v1/score"), ("text_1", "text_2")),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("query", "documents")),
+}
 ODD_HEADERS = [
     ("Authorization", "Bearer nobody's"),
     ("Authorization", "Basic Zg=="),
@@ -174,7 +185,7 @@ class Maker:
         assert operation.fields is not None
         path, fields = operation.path, operation.fields
         basics = BASICS.get(path)
-        wanted = [*operation.required, *([self.draw.choice(basics)] if basics else ())]
+        wanted = [*operation.required, *NEEDED.get(path, ()), *([self.draw.choice(basics)] if basics else ())]
         theme = THEMES[self.draw.choice(list(THEMES))]
         for name in self.draw.sample(list(fields), len(fields)):
             chance = self.chances.of(operation.name, name)
@@ -267,11 +278,14 @@ class Maker:
         return replace(shot, data=spoilt_bytes(self.draw, shot.data), body=None)
 
 
+_OFTEN_OFF = ("audio", "/files", "/batches", "/estate")  # where the server has no such model, folder or permission
+
+
 def _weight(operation: Operation) -> float:
     """Generation is where most can go wrong."""
     if operation.path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         return 8
-    if operation.path == "/v1/models/{id}" or "audio" in operation.path:
+    if operation.path == "/v1/models/{id}" or any(part in operation.path for part in _OFTEN_OFF):
         return 0.3
     return 3 if operation.fields is not None else 1
 

@@ -44,6 +44,10 @@ class Values:
             ("/v1/tokenize", "prompt"): self.text,
             ("/v1/audio", "response_format"): self._either("json", "text", "srt", "vtt", "verbose_json"),
             ("/v1/audio", "prompt"): self.text,
+            ("/api/", "prompt"): self.text,
+            ("/api/embed", "input"): self.text,
+            ("/v1/messages", "tools"): lambda: [{"name": "look_up", "input_schema": SCHEMA}],
+            ("/v1/messages", "tool_choice"): self._either({"type": "auto"}, {"type": "any"}, {"type": "none"}),
         }
 
     def of(self, path: str, name: str, schema: Schema) -> Any:
@@ -154,6 +158,10 @@ class Values:
             "input": self.texts,
             "messages": self.messages,
             "tokens": self.tokens,
+            "query": self.text,
+            "documents": lambda: [self.text() for _ in range(self.draw.randint(1, 3))],
+            "text_1": self.text,
+            "text_2": lambda: [self.text() for _ in range(self.draw.randint(1, 3))],
             "suffix": self.text,
             "stop": lambda: [self.text() for _ in range(self.draw.randint(1, 3))],
             "stop_token_ids": lambda: self.tokens()[:4],
@@ -233,6 +241,7 @@ def _words(draw: random.Random) -> dict[str, Callable[[], Any]]:
         "parallel_tool_calls": (True,),
         "prompt_cache_retention": ("in-memory", "24h"),
         "truncation": ("disabled", "auto"),
+        "truncation_side": ("left", "right"),
         "include": (["message.output_text.logprobs"], []),
         "encoding_format": ("float", "base64", "safetensors"),
         "dtype": ("float32", "float16", "bfloat16"),
