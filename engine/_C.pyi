@@ -351,9 +351,18 @@ class TokenList:  # token ids of a sequence, each in [0, 2^31)
 class NgramIndex:  # where runs of n tokens or more came before in a text that grows
     def __init__(self, n: int) -> None: ...
     def learn(self, tokens: TokenList) -> None: ...  # what it has beyond what is known; Error if it is shorter
-    # What followed the longest run that `tokens` ends with, the latest of equal ones; () if there is none
+    # Behind the longest run that `tokens` ends with, the latest of equal ones
     def follow(self, tokens: TokenList, most: int) -> tuple[int, ...]: ...
+    def run(self, tokens: TokenList) -> int: ...  # how long that run is; 0 if there is none
     def __len__(self) -> int: ...  # of the text
+
+class SuffixIndex:  # the same of the latest `most` tokens of many texts; `most` is a power of two above n
+    def __init__(self, n: int, most: int) -> None: ...
+    def learn(self, tokens: TokenList, begin: int = 0) -> tuple[int, int]: ...  # where its text begins and ends
+    def forget(self, begin: int, end: int) -> None: ...
+    def follow(self, tokens: TokenList, most: int) -> tuple[int, ...]: ...  # to the end of a text at most
+    def run(self, tokens: TokenList) -> int: ...
+    def __len__(self) -> int: ...  # tokens it keeps, and a mark behind each text
 
 class BlockPool:  # block 0, the null block, is never handed out; a freed one stays findable until it is reused
     # hash_bits below 32 make collisions in the prefix index likely, for tests

@@ -29,6 +29,7 @@ from bequest.engine.recording import Opened, Recorder, RecordingRunner
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.state.corpus import Corpus
 from bequest.engine.text import TextBundle, load_text, text_from_gguf
 from bequest.engine.types import Runner
 from bequest.engine.types.estate import NO_NOTES, Notes
@@ -80,6 +81,7 @@ def make_scheduler(
     wall: Callable[[], float] = time.time,
     kinds: Sequence[KindClass] = KINDS,
     drafter: Drafter | None = None,
+    corpus: Corpus | None = None,
 ) -> Scheduler:
     """A scheduler over empty pools. `lease_fraction` is what one tenant may hold of the budget of leases."""
     from bequest.engine._C import BlockPool
@@ -95,7 +97,7 @@ def make_scheduler(
     states = Stateless() if sizes.states is None else RecurrentStates(sizes.states, sizes.block_size)
     per_tenant = int(budget * lease_fraction)
     kept = RetentionLimits(budget, per_tenant, max_leases, max_records, sizes.states, sizes.num_file_blocks)
-    retention = Retention(kept, pool, wall, states)
+    retention = Retention(kept, pool, wall, states, corpus)
     cache = KvCache(
         pool,
         host,
@@ -119,6 +121,7 @@ async def build_engine(
     prepared = await asyncio.to_thread(_prepare, config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path)
     shelf = await asyncio.to_thread(_open_shelf, config)
+    drafter = make_drafter(config.speculative, samples_drafts=prepared.info.drafts)
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
@@ -155,7 +158,8 @@ async def build_engine(
             max_records=config.retained_tokens_records,
             max_leases=config.max_leases,
             lease_fraction=config.max_lease_fraction,
-            drafter=make_drafter(config.speculative, samples_drafts=prepared.info.drafts),
+            drafter=drafter,
+            corpus=None if drafter is None else drafter.texts,
         ),
         _recorded(config, prepared),
         text.tokenizer,

@@ -169,8 +169,9 @@ class EngineConfig:
     pipelined: bool = option(True, "plan a step while the one before it runs")
     speculative: str = option(
         "auto",
-        "drafts that steps check, which change no token: off, ngram (what followed the same tokens before), or ngram:K "
-        "with K tokens at most; auto: ngram on a CPU",
+        "drafts that steps check, which change no token: off, ngram (what followed the same tokens before in the "
+        "request), suffix (there, or in the tenant's records), ngram:K or suffix:K with K tokens at most; auto: ngram "
+        "on a CPU",
     )
     record: str | None = option(
         None,

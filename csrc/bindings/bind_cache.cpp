@@ -14,6 +14,7 @@
 #include "cache/block_pool.h"
 #include "cache/block_table.h"
 #include "cache/ngram_index.h"
+#include "cache/suffix_index.h"
 #include "cache/swap.h"
 #include "cache/token_list.h"
 
@@ -121,7 +122,31 @@ void bind_ngram_index(py::module_& m) {
             return py::tuple(py::cast(index.follow(tokens, most)));
           },
           py::arg("tokens"), py::arg("most"))
+      .def("run", &NgramIndex::run, py::arg("tokens"))
       .def("__len__", &NgramIndex::size);
+}
+
+void bind_suffix_index(py::module_& m) {
+  py::class_<SuffixIndex>(m, "SuffixIndex")
+      .def(py::init<int64_t, int64_t>(), py::arg("n"), py::arg("most"))
+      .def(
+          "learn",
+          [](SuffixIndex& index, const TokenList& tokens, size_t begin) {
+            const SuffixIndex::Span span = index.learn(tokens, begin);
+            return py::make_tuple(span.begin, span.end);
+          },
+          py::arg("tokens"), py::arg("begin") = 0)
+      .def(
+          "forget", [](SuffixIndex& index, uint64_t begin, uint64_t end) { index.forget({begin, end}); },
+          py::arg("begin"), py::arg("end"))
+      .def(
+          "follow",
+          [](const SuffixIndex& index, const TokenList& tokens, size_t most) {
+            return py::tuple(py::cast(index.follow(tokens, most)));
+          },
+          py::arg("tokens"), py::arg("most"))
+      .def("run", &SuffixIndex::run, py::arg("tokens"))
+      .def("__len__", &SuffixIndex::size);
 }
 
 // --- BlockPool
@@ -410,6 +435,7 @@ void bind_swap(py::module_& m) {
 void bind_cache(py::module_& m) {
   bind_token_list(m);
   bind_ngram_index(m);
+  bind_suffix_index(m);
   bind_block_pool(m);
   bind_block_epochs(m);
   bind_block_table(m);

@@ -23,20 +23,25 @@ void NgramIndex::learn(const TokenList& list) {
 }
 
 std::vector<int32_t> NgramIndex::follow(const TokenList& list, size_t most) const {
-  if (list.size() < n_ || most == 0) return {};
-  size_t best = 0, longest = 0;
+  const Place best = find(list);
+  std::vector<int32_t> found;
+  if (best.run == 0) return found;
+  found.reserve(most);
+  for (size_t i = best.end; found.size() < most; ++i)
+    found.push_back(i < text_.size() ? text_[i] : found[i - text_.size()]);
+  return found;
+}
+
+NgramIndex::Place NgramIndex::find(const TokenList& list) const {
+  Place best;
+  if (list.size() < n_) return best;
   int32_t end = latest_[hash(list.data() + list.size() - n_) & (latest_.size() - 1)];
   for (int i = 0; end != 0 && i < kMostPlaces; ++i, end = earlier_[end - 1]) {
     if (static_cast<size_t>(end) == text_.size()) continue;  // nothing is behind it
     const size_t length = run_length(list, end);
-    if (length >= n_ && length > longest) best = end, longest = length;
+    if (length >= n_ && length > best.run) best = {static_cast<size_t>(end), length};
   }
-  std::vector<int32_t> found;
-  if (longest == 0) return found;
-  found.reserve(most);
-  for (size_t i = best; found.size() < most; ++i)
-    found.push_back(i < text_.size() ? text_[i] : found[i - text_.size()]);
-  return found;
+  return best;
 }
 
 uint32_t NgramIndex::hash(const int32_t* tokens) const {

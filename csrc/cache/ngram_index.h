@@ -20,6 +20,9 @@ class NgramIndex {
   // Takes in what `list` has beyond what is known. REQUIRES: it begins with what is known
   void learn(const TokenList& list);
 
+  // Tokens that `list` ends with and that came before with something behind them; 0: fewer than n.
+  size_t run(const TokenList& list) const { return find(list).run; }
+
   // What followed the longest run that `list` ends with, up to `most` tokens; of equal ones the latest. Empty
   // if its last n tokens were not seen before, with something behind them. A text that repeats itself is
   // taken to go on so.
@@ -31,6 +34,12 @@ class NgramIndex {
   static constexpr int kMostPlaces = 32;     // that are looked at
   static constexpr size_t kLongestRun = 64;  // that is measured
 
+  struct Place {
+    size_t end = 0;  // behind a run
+    size_t run = 0;
+  };
+
+  Place find(const TokenList& list) const;
   uint32_t hash(const int32_t* tokens) const;
   void enter(size_t end);
   void rebuild();

@@ -11,10 +11,10 @@ def make_drafter(speculative: str, *, samples_drafts: bool) -> NgramDrafter | No
     """None: the device samples once for a sequence in a step, so nothing can be drafted. Raises ModelError."""
     name, most = parse_speculative(speculative)
     if not samples_drafts:
-        if name == "ngram":
+        if name in ("ngram", "suffix"):
             raise ModelError(
-                "speculative=ngram: neither a GPU nor this kind of model checks drafts yet; set speculative=auto"
+                f"speculative={name}: neither a GPU nor this kind of model checks drafts yet; set speculative=auto"
             )
         return None
-    method: DraftMethod = "off" if name == "off" else "ngram"
-    return NgramDrafter(method, most)
+    methods: dict[str, DraftMethod] = {"off": "off", "suffix": "suffix"}
+    return NgramDrafter(methods.get(name, "ngram"), most)

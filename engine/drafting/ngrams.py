@@ -1,4 +1,5 @@
-"""Drafts without a model: what followed the same tokens before, in the request itself or in the client's prediction.
+"""Drafts without a model: what followed the same tokens before, in the request itself, in the client's prediction, or
+in what the tenant's records say (suffixes.py).
 
 A prompt that holds the text to be edited, quoted or summed up is a good source, and so is an answer that repeats
 itself. A child's prompt begins with its parent's tokens, so it finds what its ancestors said.
@@ -6,8 +7,9 @@ itself. A child's prompt begins with its parent's tokens, so it finds what its a
 
 from __future__ import annotations
 
-from bequest.engine._C import NgramIndex, TokenList
+from bequest.engine._C import NgramIndex, SuffixIndex, TokenList
 from bequest.engine.drafting.pace import Pace, PaceTuning
+from bequest.engine.drafting.suffixes import RecordTexts
 from bequest.engine.state.guesses import Guesses
 from bequest.engine.state.sequence import Sequence
 from bequest.engine.types.speculation import MOST_DRAFTED, DraftMethod
@@ -21,6 +23,7 @@ class NgramDrafter:
 
     def __init__(self, method: DraftMethod, most: int | None = None, tuning: PaceTuning | None = None) -> None:
         """What a request leaves open."""
+        self.texts = RecordTexts()
         self._method = method
         self._most = most or MOST_DRAFTED
         self._tuning = tuning or PaceTuning()
@@ -31,18 +34,28 @@ class NgramDrafter:
         if method == "off":
             return None
         most = min(self._most, wish.most or MOST_DRAFTED)
-        return NgramGuesses(sequence.num_prompt, wish.prediction, most, Pace(self._tuning))
+        texts = self.texts.of(sequence.group.request) if method == "suffix" else None
+        return NgramGuesses(sequence.num_prompt, wish.prediction, most, Pace(self._tuning), texts)
 
 
 class NgramGuesses:
     """Guesses, of one sequence."""
 
-    def __init__(self, num_prompt: int, prediction: tuple[int, ...], most: int, pace: Pace) -> None:
+    def __init__(
+        self,
+        num_prompt: int,
+        prediction: tuple[int, ...],
+        most: int,
+        pace: Pace,
+        texts: SuffixIndex | None = None,
+    ) -> None:
+        """`texts`: of others, that it may go on as."""
         self.waits = False
         self.num_predicted = self.num_mispredicted = 0
         self._most = most
         self._pace = pace
         self._seen = NgramIndex(_SHORTEST_RUN)
+        self._texts = texts
         self._prediction = _Prediction(prediction, num_prompt) if prediction else None
         self._predicts = False  # the last draft was the client's
 
@@ -67,7 +80,11 @@ class NgramGuesses:
     def _find(self, tokens: TokenList, most: int) -> tuple[int, ...]:
         found = () if self._prediction is None else self._prediction.follow(tokens, most)
         self._predicts = bool(found)
-        return found or self._seen.follow(tokens, most)
+        if found:
+            return found
+        if self._texts is not None and self._texts.run(tokens) > self._seen.run(tokens):
+            return self._texts.follow(tokens, most)
+        return self._seen.follow(tokens, most)
 
 
 class _Prediction:

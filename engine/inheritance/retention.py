@@ -29,6 +29,7 @@ from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
 from bequest.engine.inheritance.state_leases import StateLeases
 from bequest.engine.inheritance.tallies import Tallies
+from bequest.engine.state.corpus import Corpus
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types import Grade, GradeLoad, Lineage, Retained
@@ -59,7 +60,12 @@ class Settlement:
 
 class Retention:
     def __init__(
-        self, limits: RetentionLimits, pool: BlockPool, wall: Callable[[], float], states: States | None = None
+        self,
+        limits: RetentionLimits,
+        pool: BlockPool,
+        wall: Callable[[], float],
+        states: States | None = None,
+        corpus: Corpus | None = None,
     ) -> None:
         budget = LeaseBudget(limits.budget_blocks, limits.budget_per_tenant, limits.max_leases)
         self.cross = CrossTables(pool)
@@ -69,6 +75,7 @@ class Retention:
         self.on_discard: Callable[[Record], None] = lambda record: None  # its lease in files is over
         self._limits = limits
         self._pool = pool
+        self._corpus = corpus
         self.wall = wall
         self._found: dict[tuple[str, str], Record] = {}  # by (tenant, id) and (tenant, name)
         self._others: OrderedDict[Record, None] = OrderedDict()  # without a lease, least recently used first
@@ -196,6 +203,8 @@ class Retention:
             self._add_other(record)
         if not record.gone:
             self._tallies.add(record)
+            if self._corpus is not None:
+                self._corpus.learn(record, group.ties.cached_tokens)
         for wake in record.waiters:
             wake()
         record.waiters.clear()
@@ -213,6 +222,8 @@ class Retention:
         self.check_new(record.tenant, record.identity.references)
         self.leases.grant_import(record, owned, num_blocks, ttl, now)
         self._list(record)
+        if self._corpus is not None:
+            self._corpus.learn(record, 0)
 
     def restore(self, manifest: Manifest, origin: object, *, lost: bool, now: float) -> None:
         """A lease of an earlier process is found again; its blocks are in files."""
@@ -388,6 +399,8 @@ class Retention:
     def _unlist(self, record: Record) -> None:
         record.gone = True
         self._tallies.drop(record)
+        if self._corpus is not None:
+            self._corpus.forget(record)
         for reference in record.identity.references:
             if self._found.get((record.tenant, reference)) is record:
                 del self._found[record.tenant, reference]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# off: nothing is drafted; ngram: what followed the same tokens before, in the request itself
-DraftMethod = Literal["off", "ngram"]
+# off: nothing is drafted; ngram: what followed the same tokens before, in the request itself; suffix: there, or in
+# what the tenant's records say
+DraftMethod = Literal["off", "ngram", "suffix"]
+_NUMBERED = ("ngram", "suffix")
 MOST_DRAFTED = 16  # tokens of one sequence in one step
 
 
@@ -23,12 +25,12 @@ class Speculation:
 
 
 def parse_speculative(value: str) -> tuple[str, int | None]:
-    """`auto`, `off`, `ngram` or `ngram:K`. Raises ValueError."""
+    """`auto`, `off`, or a method with or without a number of tokens: `ngram:4`. Raises ValueError."""
     name, colon, count = value.partition(":")
-    if name not in ("auto", "off", "ngram"):
-        raise ValueError(f"speculative must be auto, off, ngram or ngram:K, not {value!r}")
+    if name not in ("auto", "off", *_NUMBERED):
+        raise ValueError(f"speculative must be auto, off, ngram, ngram:K, suffix or suffix:K, not {value!r}")
     if not colon:
         return name, None
-    if name != "ngram" or not count.isdecimal() or not 1 <= int(count) <= MOST_DRAFTED:
-        raise ValueError(f"speculative: K of ngram:K is 1 to {MOST_DRAFTED} tokens, not {value!r}")
+    if name not in _NUMBERED or not count.isdecimal() or not 1 <= int(count) <= MOST_DRAFTED:
+        raise ValueError(f"speculative: K of ngram:K or suffix:K is 1 to {MOST_DRAFTED} tokens, not {value!r}")
     return name, int(count)

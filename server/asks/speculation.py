@@ -14,7 +14,7 @@ from bequest.server.context import Context
 from bequest.server.wire.bodies import ChatBody, SampledBody
 from bequest.server.wire.errors import invalid, unsupported
 
-_METHODS: dict[str, DraftMethod | None] = {"auto": None, "off": "off", "ngram": "ngram"}
+_METHODS: dict[str, DraftMethod | None] = {"auto": None, "off": "off", "ngram": "ngram", "suffix": "suffix"}
 _NOT_HERE = "This server's device checks no drafts; leave it out, answers are the same."
 
 
@@ -30,7 +30,7 @@ def speculation_of(body: SampledBody, info: ModelInfo, prediction: tuple[int, ..
     method = given.get("method", "auto")
     if method not in _METHODS:
         raise invalid(f"`speculation.method` must be one of {', '.join(_METHODS)}.", "speculation.method")
-    if method == "ngram" and not info.drafts:
+    if method in ("ngram", "suffix") and not info.drafts:
         raise unsupported("speculation.method", _NOT_HERE)
     most = given.get("max_tokens")
     if most is not None:

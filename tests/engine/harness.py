@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
+from bequest.engine.state.corpus import Corpus
 from bequest.engine.types import Inheritance, ModelInfo, OutputMode, Request, Retained, SamplingParams, Terms, Usage
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.estate import NO_NOTES, Notes
@@ -46,6 +47,7 @@ class Setup:
     encoder_len: int | None = None  # of the longest encoder input; None: a decoder-only model
     encoder_tokens: int = 1 << 30  # of a step
     drafter: Drafter | None = None
+    corpus: Corpus | None = None
     kinds: tuple[KindClass, ...] = KINDS
     states: StateSizes | None = None  # of a model with recurrent layers
     notes: Notes = NO_NOTES  # how what the server keeps with records leaves with estates
@@ -112,7 +114,15 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
     kinds, drafter = setup.kinds, setup.drafter
     engine = AsyncEngine(
         info,
-        make_scheduler(limits, sizes, setup.eos, max_records=setup.max_records, kinds=kinds, drafter=drafter),
+        make_scheduler(
+            limits,
+            sizes,
+            setup.eos,
+            max_records=setup.max_records,
+            kinds=kinds,
+            drafter=drafter,
+            corpus=setup.corpus,
+        ),
         runner,
         None,
         pipelined=setup.pipelined,

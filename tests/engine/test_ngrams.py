@@ -146,6 +146,7 @@ async def test_a_request_may_refuse_drafts() -> None:
 
 def test_words() -> None:
     assert parse_speculative("auto") == ("auto", None) and parse_speculative("ngram:4") == ("ngram", 4)
-    for wrong in ("", "ngrams", "ngram:", "ngram:0", "ngram:17", "off:2", "ngram:x"):
+    assert parse_speculative("suffix") == ("suffix", None) and parse_speculative("suffix:2") == ("suffix", 2)
+    for wrong in ("", "ngrams", "ngram:", "ngram:0", "ngram:17", "off:2", "ngram:x", "suffix:0"):
         with pytest.raises(ValueError, match="speculative"):
             parse_speculative(wrong)

@@ -28,6 +28,7 @@ def drafting(front: Front) -> Front:
         ({}, Speculation()),
         ({"method": "auto", "max_tokens": 3}, Speculation(most=3)),
         ({"method": "ngram"}, Speculation(method="ngram")),
+        ({"method": "suffix", "max_tokens": 2}, Speculation(method="suffix", most=2)),
         ({"method": "off"}, Speculation(method="off")),
     ],
 )
@@ -59,7 +60,8 @@ async def test_what_is_wrong_with_it(front: Front, given: Any, param: str) -> No
 
 
 async def test_a_device_that_checks_no_drafts(front: Front) -> None:
-    for field in ({"speculation": {"method": "ngram"}}, {"prediction": {"type": "content", "content": "x"}}):
+    asked: list[dict[str, Any]] = [{"speculation": {"method": name}} for name in ("ngram", "suffix")]
+    for field in (*asked, {"prediction": {"type": "content", "content": "x"}}):
         answer, content = await front.post(CHAT, {"messages": HELLO, **field})
         assert answer.status == 400 and content["error"]["code"] == "unsupported_parameter", content
         assert content["error"]["param"].startswith(next(iter(field)))
