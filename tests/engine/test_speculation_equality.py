@@ -12,4 +12,4 @@ async def test_drafts_change_nothing(tiny_model: Callable[[str], Path]) -> None:
     counts = await compare(str(tiny_model("llama")), 2500, 3, METHODS)
     assert counts["off"]["drafted"] == 0 and counts["off"]["preempted"] > 0
     for method in METHODS:
-        assert counts[method]["drafted"] > counts[method]["accepted"] > 100, method
+        assert counts[method]["drafted"] > counts[method]["accepted"] > 20, method
