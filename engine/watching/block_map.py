@@ -7,6 +7,7 @@ A block is of the last of these kinds that it is:
     in use    held by one running sequence
     shared    held by several tables
     leased    held by a lease
+    stored    held by a lease that is in files, too
 
 Owners are tenants. What only the prefix index knows has none: it divides by salts, which name nobody.
 """
@@ -25,7 +26,7 @@ from bequest.engine.cache.entries import Entries, device_blocks, host_blocks
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Group
 
-FREE, WARM, IN_USE, SHARED, LEASED = range(5)
+FREE, WARM, IN_USE, SHARED, LEASED, STORED = range(6)
 NOBODY = -1
 
 Kinds = npt.NDArray[np.uint8]
@@ -73,7 +74,7 @@ def map_blocks(scheduler: Scheduler, groups: Iterable[Group]) -> BlockMap:
             if claim.kind == WARM:
                 painter.warm(blocks, owner)
             else:
-                painter.hold(blocks, owner, leased=claim.kind == LEASED)
+                painter.hold(blocks, owner, claim.kind)
     return BlockMap(tenants, device.field(), host.field())
 
 
@@ -84,7 +85,8 @@ def _of_running(groups: Iterable[Group]) -> Iterator[_Claim]:
 
 def _of_leases(scheduler: Scheduler) -> Iterator[_Claim]:
     for record in scheduler.retention.leases.holders():
-        yield _Claim(record.tenant, _entries(record.tables()), LEASED)
+        kind = LEASED if record.stored is None else STORED
+        yield _Claim(record.tenant, _entries(record.tables()), kind)
 
 
 def _of_records(scheduler: Scheduler) -> Iterator[_Claim]:
@@ -114,11 +116,10 @@ class _Painter:
         if owner != NOBODY:
             self._owners[blocks] = owner
 
-    def hold(self, blocks: Entries, owner: int, *, leased: bool) -> None:
+    def hold(self, blocks: Entries, owner: int, kind: int) -> None:
         np.add.at(self._uses, blocks, 1)
         self._owners[blocks] = owner
-        if leased:
-            self._kinds[blocks] = LEASED
+        self._kinds[blocks] = np.maximum(self._kinds[blocks], kind)
 
     def field(self) -> BlockField:
         held = np.where(self._uses > 1, SHARED, np.where(self._uses == 1, IN_USE, FREE)).astype(np.uint8)

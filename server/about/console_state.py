@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, WARM, BlockField
+from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, STORED, WARM, BlockField
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
 from bequest.server.access.marks import CALLER
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.replies import json_response
 
-_NAMES = {FREE: "free", WARM: "warm", IN_USE: "running", SHARED: "shared", LEASED: "leased"}
+_NAMES = {FREE: "free", WARM: "warm", IN_USE: "running", SHARED: "shared", LEASED: "leased", STORED: "stored"}
 _DIGITS = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", np.uint8)
 _NO_DIGIT = ord(".")
 _MOST_CELLS = 4096

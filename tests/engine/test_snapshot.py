@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from bequest.engine.types import Retain, SamplingParams
-from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, WARM
+from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, STORED, WARM
 from tests.engine.harness import Setup, ask, request, running, until
+from tests.engine.test_vault import a_lease, vault
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
 
@@ -23,7 +26,7 @@ async def test_kinds_of_blocks() -> None:
         engine.submit(asked, lambda _: None)
         await until(lambda: engine.snapshot().requests[0].generated_tokens >= 2)
         snapshot = engine.snapshot()
-        counts = np.bincount(snapshot.map.device.kinds, minlength=5)
+        counts = np.bincount(snapshot.map.device.kinds, minlength=6)
         assert counts[SHARED] >= 4 and counts[IN_USE] >= 2 and counts[LEASED] == leased.retained.blocks
         assert counts[IN_USE] + counts[SHARED] + counts[LEASED] == engine.scheduler.pool.num_used
         for number, kind in enumerate(snapshot.map.device.kinds.tolist(), 1):
@@ -57,6 +60,14 @@ async def test_what_nobody_recorded_is_warm_by_the_index() -> None:
         blocks = engine.snapshot().map
         assert blocks.tenants == () and (blocks.device.owners == NOBODY).all()
         assert (blocks.device.kinds == WARM).sum() == engine.scheduler.pool.num_indexed >= 5
+
+
+async def test_a_lease_in_files_is_stored(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        _, answer = await a_lease(engine)
+        assert answer.retained is not None and answer.retained.durable
+        kinds = engine.snapshot().map.device.kinds
+        assert (kinds == STORED).sum() == answer.retained.blocks and not (kinds == LEASED).any()
 
 
 async def test_the_host_and_the_queue() -> None:

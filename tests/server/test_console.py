@@ -70,7 +70,7 @@ async def test_what_operators_see(start: Starter, tmp_path: Path) -> None:
     [shown] = state["requests"]
     assert shown["name"] == "mine" and shown["tenant"] == "guest" and shown["prompt_tokens"] == 4
     assert [error["code"] for error in state["errors"]] == ["invalid_api_key"]
-    counts = {"free": 3, "warm": 0, "running": 0, "shared": 0, "leased": 0}
+    counts = {"free": 3, "warm": 0, "running": 0, "shared": 0, "leased": 0, "stored": 0}
     assert state["blocks"] == {"total": 3, "counts": counts, "per_cell": 1, "cells": "000", "owners": "..."}
     assert len(state["figures"]["first_token"]["counts"]) == len(state["figures"]["first_token"]["bounds"]) + 1
     assert state["figures"]["draft_tokens"] == 0 and state["states"] is None
@@ -121,10 +121,10 @@ def field(kinds: Any, owners: Any = None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 10_000])
 def test_a_map_has_a_cell_for_every_block_or_for_several(size: int) -> None:
-    kinds = (np.arange(size) % 5).astype(np.uint8)
+    kinds = (np.arange(size) % 6).astype(np.uint8)
     shown = field(kinds)
     assert shown["total"] == size == sum(shown["counts"].values())
-    assert shown["counts"]["free"] == len(range(0, size, 5))
+    assert shown["counts"]["free"] == len(range(0, size, 6))
     assert len(shown["cells"]) == len(shown["owners"]) == -(-size // shown["per_cell"]) <= 4096
     if shown["per_cell"] == 1:
         assert shown["cells"] == "".join(map(str, kinds))

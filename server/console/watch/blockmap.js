@@ -11,6 +11,7 @@ export const KINDS = [
   { name: "running", help: "held by one sequence that runs" },
   { name: "shared", help: "held by several sequences at once" },
   { name: "leased", help: "kept for its tenant until the lease ends" },
+  { name: "stored", help: "leased, and kept in files too, which outlive the server" },
 ];
 const OWNERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"; // digits of tenants; "." is nobody
 const LEFT = 44, TALLEST = 190;
@@ -41,7 +42,7 @@ export class BlockMap {
     const unit = field.per_cell === 1 ? "a square is a block" : `a square is ${field.per_cell} blocks`;
     this.caption.textContent = ` ${plural(field.total, "block")} of ${blockSize} tokens; ${unit}`;
     const counted = KINDS.filter(({ name }) => field.counts[name]).map(({ name }) => `${count(field.counts[name])} ${name}`);
-    this.legend.replaceChildren(...KINDS.map(({ name, help }) => el("span.key", { title: help }, el(`i.block-${name}`), `${name} `, el("b", {}, count(field.counts[name])))));
+    this.legend.replaceChildren(...KINDS.filter(({ name }) => name !== "stored" || field.counts[name]).map(({ name, help }) => el("span.key", { title: help }, el(`i.block-${name}`), `${name} `, el("b", {}, count(field.counts[name])))));
     this.canvas.setAttribute("aria-label", `Blocks: ${counted.join(", ")}`);
     this.draw();
   }
