@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from bequest.cli.fetching import fetched
+from bequest.engine.errors import ModelError
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_SECONDS = 10.0
 _LAST_LINES = 15
@@ -34,8 +37,10 @@ class Connection:
 
     def models(self) -> list[str]:
         response = self._send("GET", "/v1/models", None)
-        data = json.loads(response.read())
-        return [str(model["id"]) for model in data.get("data", ())]
+        try:
+            return [str(model["id"]) for model in json.loads(response.read())["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise Failure(f"what answers at {self.url} does not speak OpenAI's API") from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The events of a streamed answer. Closing the iterator stops the server's work."""
@@ -56,17 +61,17 @@ class Connection:
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.netloc, timeout=_CONNECT_SECONDS)
         headers = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         )
         try:
+            connection = kind(parts.netloc, timeout=_CONNECT_SECONDS)
             connection.connect()
             connection.sock.settimeout(None)  # a long prompt may take its time
             connection.request(method, parts.path + path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Failure(f"no server answers at {self.url} ({reason}); start one with `bequest serve`") from None
         if response.status >= 400:
             raise Failure(f"{response.status}: {_message(response.read())}")
@@ -92,6 +97,10 @@ def connected(model: str | None, api_key: str | None) -> Iterator[Connection]:
         print(f"talking to {DEFAULT_URL}", file=sys.stderr)
         yield running
         return
+    try:
+        fetched(model)
+    except ModelError as error:
+        raise Failure(str(error)) from None
     server = _OwnServer(model)
     try:
         yield Connection(server.wait_ready(), None)
@@ -128,8 +137,6 @@ class _OwnServer:
             if match := re.search(r"ready on (http://\S+) in", line):
                 self._url = match[1]
                 self._known.set()
-            elif "fetching" in line:
-                print(line.rstrip(), file=sys.stderr)
         self._known.set()
 
     def wait_ready(self) -> str:

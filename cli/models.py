@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Sequence
 
+from bequest.cli.fetching import fetched
 from bequest.cli.parser import Parser
 from bequest.engine.errors import ModelError
-from bequest.engine.fetch import MODELS, directory_of, model_path
+from bequest.engine.fetch import MODELS, directory_of
 from bequest.engine.hub.client import Hub
 from bequest.engine.hub.kept import Kept, kept_models, remove, remove_directory, size_of
 from bequest.engine.hub.names import parse_name
@@ -23,10 +23,8 @@ def pull(arguments: Sequence[str]) -> int:
     parser = Parser("bequest pull", description="Fetches a model, and prints where it is.", spare=_ONE)
     parser.add_argument("model", metavar="MODEL", help=_NAMES)
     given = parser.read(arguments)
-    logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel("WARNING")
     try:
-        print(model_path(given.model))
+        print(fetched(given.model))
     except ModelError as error:
         return _fail("pull", error)
     return 0

@@ -23,6 +23,7 @@ class Echo(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[dict[str, Any]] = []
+        self.listed = json.dumps({"data": [{"id": "echo"}]}).encode()
         self.reason = "stop"
         self.interrupts = False  # a Ctrl-C comes while the answer does
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -39,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._send(200, json.dumps({"data": [{"id": "echo"}]}).encode())
+        self._send(200, self.server.listed)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -163,6 +164,9 @@ def test_run_reads_prompt_standard_input_and_schema(
     ("arguments", "said"),
     [
         (["http://127.0.0.1:1", "hi"], "no server answers at http://127.0.0.1:1"),
+        (["http://127.0.0.1:port", "hi"], "no server answers at http://127.0.0.1:port (nonnumeric port: 'port')"),
+        (["http://..", "hi"], "no server answers at http://.."),
+        (["nowhere", "hi"], "nowhere: no such file or directory; a model is"),
         (["{url}"], "there is no prompt"),
         (["{url}", "refuse"], "400: `messages` is wrong."),
         (["{url}", "break"], "the engine died"),
@@ -188,3 +192,9 @@ def test_an_answer_that_is_cut_off(
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     server.reason = "length"
     assert run.main([server.url, "hi"]) == 1 and "--max-tokens" in capsys.readouterr().err
+
+
+def test_a_url_where_something_else_answers(server: Echo, capsys: pytest.CaptureFixture[str]) -> None:
+    server.listed = b"<html>welcome</html>"
+    assert chat.main([server.url]) == 1
+    assert f"what answers at {server.url} does not speak OpenAI's API" in capsys.readouterr().err
