@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,21 +17,39 @@ from typing import Any
 
 import pytest
 
+from bequest.bench.options import parse as parse_bench
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import directory_of
+from bequest.server.__main__ import main
 from bequest.server.access.keys import KeyRing
-from bequest.server.process.options import options_of
+from bequest.server.process.options import options_of, parse
 from tests.test_end_to_end import Server
 from tests.test_real_checkpoints import needs
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ("tour.md", "continuation.md", "beams.md", "hidden_states.md", "structured_outputs.md")
+# Pages whose commands the embedded model on port 8000 answers, and those that need something else.
+PAGES = (
+    "tour.md",
+    "continuation.md",
+    "beams.md",
+    "hidden_states.md",
+    "ranking.md",
+    "speculation.md",
+    "structured_outputs.md",
+)
+ELSEWHERE = {
+    "encoder_decoder.md": "two other models: test_the_examples_of_encoder_decoder_models",
+    "batches.md": "a server with a folder of files, and a wait between the commands",
+    "estates.md": "two machines",
+}
+PROGRAMS = ("hidden_states.md", "messages.md", "structured_outputs.md", "responses.md")
 # Steps' shapes and the operator's own business, which no request can exceed.
 NO_BOUNDS = {"--max-num-encoder-tokens", "--drain-timeout"}
 SPEECH = "$HOME/.cache/bequest/speech"
 _PATIENCE = 500  # seconds of one program or command; a busy machine makes no example wrong
 pytestmark = pytest.mark.timeout(_PATIENCE + 60)
+SHELL = ("sh", "bash")
 SAMPLED = {"text", "content", "arguments"}  # left to chance, unless the request says otherwise
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -44,7 +65,7 @@ def examples(page: str) -> list[tuple[str, Any]]:
     for language, block in blocks(DOCS / page):
         if language == "json":
             found[-1] = (found[-1][0], json.loads(block))
-        elif language == "sh" and "curl" in block:
+        elif language in SHELL and "curl" in block:
             found.append((block, None))
     return found
 
@@ -181,7 +202,7 @@ def check_python(page: Path, server: Server | None) -> None:
         assert written is None or got.rstrip("\n") == written.rstrip("\n"), f"{program}\n{got}"
 
 
-@pytest.mark.parametrize("page", ["hidden_states.md", "structured_outputs.md", "responses.md", "messages.md"])
+@pytest.mark.parametrize("page", PROGRAMS)
 def test_the_clients_in_python(server: Server, page: str) -> None:
     assert scripts(DOCS / page)
     check_python(DOCS / page, server)
@@ -197,10 +218,42 @@ def test_the_programs_of_the_readme(server: Server) -> None:
 
 
 def test_every_program_is_run() -> None:
-    """A page with programs belongs to one of the tests above."""
-    served = {"hidden_states.md", "structured_outputs.md", "responses.md", "messages.md", "encoder_decoder.md"}
-    known = served | {"offline.md", "tour.md"}
+    """A page with programs or requests belongs to one of the tests above."""
+    known = {*PROGRAMS, "encoder_decoder.md", "offline.md", "tour.md"}
     assert {page.name for page in DOCS.glob("*.md") if scripts(page)} == known
+    asking = {page.name for page in DOCS.glob("*.md") if examples(page.name)}
+    assert asking == {*PAGES, *ELSEWHERE}
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """(page, line) for each line of the examples that calls one of our commands."""
+    found = []
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for language, block in blocks(page):
+            lines = block.replace("\\\n", " ").splitlines() if language in SHELL else []
+            found += [(page.name, line) for line in lines if re.match(r"(sudo )?(bequest|make) ", line)]
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_every_command_is_known(page: str, line: str) -> None:
+    """What would start a server, fetch a model or take minutes is not run, but every word and flag of it exists."""
+    words = [word for word in shlex.split(line, comments=True) if word not in ("sudo", "&")]
+    words = words[: words.index("<")] if "<" in words else words
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif words[1] == "serve":
+        parse(words[1:])
+    elif words[1] == "bench":
+        parse_bench(words[2:])
+    elif words[1] == "install-service":
+        parse(["serve", *words[2:]])
+    else:
+        with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()) as shown:
+            main([words[1], "--help"])
+        assert ended.value.code == 0
+        assert all(word in shown.getvalue() for word in words if word.startswith("--")), line
 
 
 def test_the_key_file(tmp_path: Path) -> None:
