@@ -30,7 +30,7 @@ from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.corpus import Corpus
-from bequest.engine.text import TextBundle, load_text, text_from_gguf
+from bequest.engine.text import TextBundle, load_text, template_from_file, text_from_gguf
 from bequest.engine.types import Runner
 from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.recurrent import StateSizes
@@ -209,6 +209,8 @@ def _read_text(config: EngineConfig, path: Path) -> TextBundle:
     # The linker runs beside this. No daemon: a process that ends in the middle of torch's constructors crashes.
     threading.Thread(target=load_torch_libraries, name="bequest-load-torch").start()
     text = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
+    if config.chat_template is not None:
+        text = replace(text, chat_template=template_from_file(config.chat_template, text.tokenizer))
     log.info("config and tokenizer: %.2f s", time.perf_counter() - started)
     return text
 

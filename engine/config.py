@@ -178,6 +178,7 @@ class EngineConfig:
         "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
         "reports of bugs; if it is there, the next is FILE.1. It holds the prompts and answers of all users",
     )
+    chat_template: str | None = option(None, "file with a Jinja chat template, in place of the model's own")
     generation_config: Literal["auto", "none"] = option(
         "auto", "what a request leaves open; auto: as the model's generation_config.json samples; none: as OpenAI does"
     )
@@ -247,7 +248,13 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it")
-    served_model_name: list[str] = option([], "names the API answers to; default: the model's own")
+    served_model_name: list[str] = option(
+        [], "names the API answers to, one or several, the first in its answers; default: the model's own"
+    )
+    ssl_certfile: str | None = option(
+        None, "PEM file with a certificate and its chain: serve HTTPS. Read again when it changes, and on SIGHUP"
+    )
+    ssl_keyfile: str | None = option(None, "PEM file with its private key; default: in the certificate's file")
     api_key: list[str] = option([], "a key that clients must send; may be repeated")
     api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
@@ -294,6 +301,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_finite(self)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile needs ssl_certfile, the certificate that the key belongs to")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must be from 0 to {2**16 - 1}, not {self.port}")
         for name in _OVER_ZERO:

@@ -2,7 +2,7 @@
 
 from bequest.engine.text.chat import ChatTemplate
 from bequest.engine.text.detokenizer import IncrementalDetokenizer
-from bequest.engine.text.load import TextBundle, load_text, text_from_gguf
+from bequest.engine.text.load import TextBundle, load_text, template_from_file, text_from_gguf
 from bequest.engine.text.stops import StopMatcher
 from bequest.engine.text.tokenizer import Tokenizer
 
@@ -13,5 +13,6 @@ __all__ = [
     "TextBundle",
     "Tokenizer",
     "load_text",
+    "template_from_file",
     "text_from_gguf",
 ]

@@ -49,6 +49,20 @@ def text_from_gguf(file: GGUFFile) -> TextBundle:
     return TextBundle(tokenizer, _chat_template(templates, tokenizer))
 
 
+def template_from_file(path: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """One that the operator chose. Raises ModelError."""
+    try:
+        found = _chat_template({"default": Path(path).read_text(encoding="utf-8")}, tokenizer)
+    except OSError as error:
+        raise ModelError(f"chat_template={path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ModelError(f"chat_template={path}: it is not UTF-8") from None
+    except ModelError as error:
+        raise ModelError(f"chat_template={path}: {error}") from None
+    assert found is not None
+    return found
+
+
 def _from_directory(directory: Path) -> TextBundle:
     tokenizer = tokenizer_from_directory(directory)
     return TextBundle(tokenizer, _chat_template(_directory_templates(directory), tokenizer))

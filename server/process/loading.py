@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,7 @@ from bequest.server.wire.names import header_id, new_id
 
 
 @asynccontextmanager
-async def loading_front(listener: socket.socket) -> AsyncIterator[None]:
+async def loading_front(listener: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
     """Listens on `listener` while the block runs. Connections that come in between wait in the socket's queue."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", _answer)
@@ -24,7 +25,7 @@ async def loading_front(listener: socket.socket) -> AsyncIterator[None]:
     await runner.setup()
     try:
         # A site closes its socket when it stops; the listener itself must outlive it.
-        await web.SockSite(runner, listener.dup()).start()
+        await web.SockSite(runner, listener.dup(), ssl_context=tls).start()
         yield
     finally:
         await runner.cleanup()

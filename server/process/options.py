@@ -54,6 +54,9 @@ _ELSEWHERE = {
     "--root-path": "the paths are fixed; let a proxy rewrite them",
 }
 
+# Flags that take several values at once, and may be repeated as well.
+_SEVERAL = ("served_model_name",)
+
 # Commands that read their own arguments: see __main__.
 _OTHERS = {
     "chat": "talk to a model in the terminal",
@@ -114,9 +117,20 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerC
     try:
         values = _read_toml(given.pop("config", None))
         values.update(given)
+        _check_model(values, given)
         return _build(EngineConfig, values), _build(ServerConfig, values)
     except ValueError as error:
         serve.error(str(error))
+
+
+def _check_model(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """A model behind several names would be taken for one of them."""
+    names = given.get("served_model_name", [])
+    if len(names) > 1 and values.get("model") is None:
+        raise ValueError(
+            f"is {names[-1]!r} the model? It is taken for a name: write the model before --served-model-name, or "
+            "behind another flag"
+        )
 
 
 def _parsers() -> tuple[Parser, Parser]:
@@ -152,11 +166,11 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     elif option.choices:
         group.add_argument(option.flag, dest=option.name, choices=option.choices, help=_help(option))
     else:
-        action = "append" if option.repeatable else "store"
         metavar = {int: "N", float: "X", str: option.name.rpartition("_")[2].upper()}[option.kind]
-        group.add_argument(
-            option.flag, dest=option.name, type=option.kind, action=action, metavar=metavar, help=_help(option)
-        )
+        more: dict[str, Any] = {"action": "append" if option.repeatable else "store"}
+        if option.name in _SEVERAL:
+            more = {"action": "extend", "nargs": "+"}
+        group.add_argument(option.flag, dest=option.name, type=option.kind, metavar=metavar, help=_help(option), **more)
 
 
 def _help(option: Option) -> str:

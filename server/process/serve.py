@@ -2,7 +2,7 @@
 
 SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once.
 While the model loads there is nothing to finish, and the first one ends the process as it would any other.
-SIGHUP reads the key file again, at any time.
+SIGHUP reads the key file and the certificate again, at any time.
 An engine that dies fails every open request, and then the process, with exit code 1: a supervisor starts it anew.
 """
 
@@ -31,6 +31,7 @@ from bequest.server.asks.reading import dialect_of
 from bequest.server.context import CONTEXT, Context
 from bequest.server.interfaces import EngineLike, TextLike
 from bequest.server.operation.metrics import Metrics
+from bequest.server.process.certificate import Certificate
 from bequest.server.process.loading import loading_front
 from bequest.server.process.memory import keep_trimmed
 from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
@@ -59,6 +60,8 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         keys = KeyRing(_all_keys(config), config.api_key_file)
         if config.files_dir is not None:
             check_directory(config.files_dir)
+        certificate = None if config.ssl_certfile is None else Certificate(config.ssl_certfile, config.ssl_keyfile)
+        tls = None if certificate is None else certificate.context
         listener = inherited_socket(os.environ) or _bind(config)
         config = replace(config, host=_host(listener))  # what systemd listens on, not what the flags say, is served
     except (ValueError, OSError) as error:
@@ -67,10 +70,10 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
     notifier = Notifier(os.environ)
     with listener:
         metrics = Metrics()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_keys_again, keys)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, keys, certificate)
         notifier.status("loading the model")
         try:
-            async with loading_front(listener):
+            async with loading_front(listener, tls):
                 engine, text = await load(metrics)
         except ModelError as error:
             _log.error("%s", with_flags(error))
@@ -85,15 +88,17 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         beside: list[asyncio.Future[None]] = []
         code = EXIT_FAILED
         try:
-            await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE).start()
+            await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE, ssl_context=tls).start()
             listener.listen(_BACKLOG)  # asyncio takes one number for both
             _log.info("%s", _dialect_line(app[CONTEXT]))
-            _log.info("%s", _ready_line(listener, app[CONTEXT].model_names, time.monotonic() - began))
+            _log.info("%s", _ready_line(listener, tls is not None, app[CONTEXT].model_names, time.monotonic() - began))
             notifier.ready(_status(engine))
             beside.append(asyncio.ensure_future(keep_informed(notifier, engine, lambda: _status(engine))))
             beside.append(asyncio.ensure_future(keep_trimmed()))
             beside.append(asyncio.ensure_future(keep_reporting(metrics, engine.load)))
-            code = await _until_end(engine, runner, keys, notifier, config.drain_timeout)
+            if certificate is not None:
+                beside.append(asyncio.ensure_future(certificate.keep_fresh()))
+            code = await _until_end(engine, runner, keys, certificate, notifier, config.drain_timeout)
             return code
         finally:
             for task in beside:
@@ -104,14 +109,19 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
 
 
 async def _until_end(
-    engine: EngineLike, runner: AppRunner, keys: KeyRing, notifier: Notifier, drain_timeout: float
+    engine: EngineLike,
+    runner: AppRunner,
+    keys: KeyRing,
+    certificate: Certificate | None,
+    notifier: Notifier,
+    drain_timeout: float,
 ) -> int:
     """Waits for a signal or the engine's death, and for what has to follow it."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload, keys, engine, notifier)
+    loop.add_signal_handler(signal.SIGHUP, _reload, keys, certificate, engine, notifier)
     death = asyncio.ensure_future(engine.wait_dead())
     called = asyncio.ensure_future(signals.get())
     draining: asyncio.Future[bool] | None = None
@@ -142,7 +152,7 @@ async def _until_end(
                     await task
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        loop.add_signal_handler(signal.SIGHUP, _read_keys_again, keys)  # it must not end what is about to end
+        loop.add_signal_handler(signal.SIGHUP, _read_again, keys, certificate)  # it must not end what is about to end
 
 
 async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:
@@ -169,9 +179,9 @@ def _dialect_line(context: Context) -> str:
     return f"reasoning parser: {dialect.reasoning or 'none'}; tool call parser: {dialect.calls.name}"
 
 
-def _ready_line(listener: socket.socket, names: Sequence[str], seconds: float) -> str:
+def _ready_line(listener: socket.socket, encrypted: bool, names: Sequence[str], seconds: float) -> str:
     """What a client needs: where, and by which name."""
-    address, model = _address(listener), " and ".join(names)
+    address, model = _address(listener, encrypted), " and ".join(names)
     if listener.family == socket.AF_UNIX:
         return f"ready on {address} in {seconds:.1f} s: {model}"
     return f"ready on {address} in {seconds:.1f} s: {model}; API {address}/v1, console {address}/"
@@ -183,19 +193,25 @@ def _status(engine: EngineLike) -> str:
     return f"{engine.state}: {load.running} sequences run, {load.waiting} wait, {used:.0f}% of the cache is in use"
 
 
-def _reload(keys: KeyRing, engine: EngineLike, notifier: Notifier) -> None:
+def _reload(keys: KeyRing, certificate: Certificate | None, engine: EngineLike, notifier: Notifier) -> None:
     notifier.reloading()
     try:
-        _read_keys_again(keys)
+        _read_again(keys, certificate)
         engine.expect_tenants(keys.num_tenants)
     finally:
         notifier.send("READY=1")
 
 
-def _read_keys_again(keys: KeyRing) -> None:
-    if keys.path is None:
+def _read_again(keys: KeyRing, certificate: Certificate | None) -> None:
+    if certificate is not None:
+        certificate.read_again()
+    if keys.path is not None:
+        _read_keys_again(keys)
+    elif certificate is None:
         _log.info("SIGHUP: there is no --api-key-file to read again")
-        return
+
+
+def _read_keys_again(keys: KeyRing) -> None:
     try:
         keys.reload()
     except (ValueError, OSError) as error:
@@ -235,12 +251,13 @@ def _host(listener: socket.socket) -> str:
     return os.fsdecode(name) if listener.family == socket.AF_UNIX else str(name[0])
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, encrypted: bool) -> str:
     host = _host(listener)
     if listener.family == socket.AF_UNIX:
         return f"unix:{host}"
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if encrypted else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _warn_if_open(listener: socket.socket, keys: KeyRing) -> None:

@@ -129,7 +129,15 @@ def quoted(word: str) -> str:
     return escaped if word and word.isascii() and not set(word) & set(" \t\"'\\;") else f'"{escaped}"'
 
 
-_PATH_FLAGS = ("--api-key-file", "--config", "--record")
+_PATH_FLAGS = (
+    "--api-key-file",
+    "--chat-template",
+    "--config",
+    "--files-dir",
+    "--record",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+)
 
 
 def main(arguments: Sequence[str]) -> int:

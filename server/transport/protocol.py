@@ -77,8 +77,8 @@ class JsonProtocol(RequestHandler):
         Both look the same until something is sent. So it is sent an interim answer, which every client of HTTP/1.1 must
         take; the system of one that has left resets the connection. True: the connection stays open for the answer.
         """
-        if self.transport is None or not self._awaits_answer:
-            return False
+        if self.transport is None or not self._awaits_answer or not self.transport.can_write_eof():
+            return False  # over TLS nobody can close one side alone
         self.transport.write(_INTERIM)
         self.close()  # behind the answer
         self._look(_FIRST_LOOK)
@@ -126,7 +126,8 @@ class JsonProtocol(RequestHandler):
             and transport is not None
             and not transport.is_closing()
         ):
-            transport.write_eof()
+            if transport.can_write_eof():
+                transport.write_eof()
             self._await_silence()
         return result
 

@@ -26,6 +26,17 @@ def test_flags() -> None:
     assert server == ServerConfig(port=0, api_key=["a", "b"], guard_metrics=True, max_body_mb=1.5)
 
 
+def test_several_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """At once or one by one. A model behind several is not taken for one of them."""
+    for line in ("m --served-model-name a b", "--served-model-name a --served-model-name b --port 1 m"):
+        engine, server = parse(["serve", *line.split()])
+        assert engine.model == "m" and server.served_model_name == ["a", "b"]
+    assert parse(["serve", "--served-model-name", "a"])[1].served_model_name == ["a"]
+    with pytest.raises(SystemExit):
+        parse(["serve", "--served-model-name", "a", "m"])
+    assert "is 'm' the model?" in capsys.readouterr().err
+
+
 def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["serve", "--help"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bequest.engine.errors import InvalidRequest
-from bequest.engine.text import ChatTemplate, TextBundle
+from bequest.engine.errors import InvalidRequest, ModelError
+from bequest.engine.text import ChatTemplate, TextBundle, Tokenizer, template_from_file
 
 CHATML = """\
 {%- for message in messages %}
@@ -283,3 +284,19 @@ def test_a_message_cannot_go_on_and_a_new_one_begin() -> None:
     with pytest.raises(InvalidRequest, match="add_generation_prompt: false") as caught:
         ChatTemplate(CHATML).render(ENDING_IN_ASSISTANT, continue_final_message=True, add_generation_prompt=True)
     assert caught.value.field == "continue_final_message"
+
+
+def test_a_template_of_the_operators_own(byte_level: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ eos_token }}{{ messages[0].content }}")
+    template = template_from_file(str(path), byte_level)
+    end = byte_level.token_string(byte_level.eos_token_id)
+    assert template.render([{"role": "user", "content": "hi"}]) == f"{end}hi"
+    path.write_text("{% if %}")
+    with pytest.raises(ModelError, match=r"chat_template=.*own.jinja: .*not valid Jinja: line 1"):
+        template_from_file(str(path), byte_level)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ModelError, match="not UTF-8"):
+        template_from_file(str(path), byte_level)
+    with pytest.raises(ModelError, match="No such file"):
+        template_from_file(str(tmp_path / "nothing"), byte_level)
