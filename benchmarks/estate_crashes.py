@@ -82,6 +82,7 @@ def _run(path: Path, seed: int, seconds: float | None) -> list[str]:
         process.wait()
         return [f"wrong: the server did not start ({told[0]!r})"]
     if seconds is not None:
+        told.append(process.stdout.readline().strip())  # it continues or promises: there is load
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
     told += process.stdout.read().splitlines()
@@ -165,6 +166,7 @@ async def _load(engine: AsyncEngine, draw: random.Random, path: Path) -> None:
         if answer.retained.durable:
             one: dict[str, object] = {"id": asked.id, "tokens": [*prompt, *answer.token_ids[0]]}
             _write_down(path / "promised", json.dumps(one))
+            print("promised", flush=True)
             mine.append(one)
 
 

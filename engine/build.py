@@ -144,16 +144,7 @@ async def build_engine(
                 prompt_pace=prepared.prompt_pace,
                 tuning=tuning,
             ),
-            CacheSizes(
-                config.block_size,
-                prepared.num_blocks,
-                prepared.num_host_blocks,
-                prepared.num_lease_blocks,
-                prepared.states,
-                prepared.windows,
-                config.state_interval or WINDOW_INTERVAL,
-                _file_blocks(config, prepared),
-            ),
+            _sizes(config, prepared),
             prepared.info.eos_token_ids,
             max_records=config.retained_tokens_records,
             max_leases=config.max_leases,
@@ -183,6 +174,19 @@ def _open_shelf(config: EngineConfig) -> Shelf | None:
         return Shelf(Path(config.estate_dir))
     except OSError as error:
         raise ModelError(f"estate_dir={config.estate_dir}: {error.strerror}") from None
+
+
+def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:
+    return CacheSizes(
+        config.block_size,
+        prepared.num_blocks,
+        prepared.num_host_blocks,
+        prepared.num_lease_blocks,
+        prepared.states,
+        prepared.windows,
+        config.state_interval or WINDOW_INTERVAL,
+        _file_blocks(config, prepared),
+    )
 
 
 def _file_blocks(config: EngineConfig, prepared: Prepared) -> int:

@@ -64,6 +64,9 @@ class Holders(Protocol):
     def on_device(self) -> list[Record]:
         """Those that hold some on the device, least recently used first."""
 
+    def let_stored_go(self) -> bool:
+        """One that is in files too does without memory; False: there is none."""
+
     def note_move(self, records: Iterable[Record], pairs: Iterable[tuple[int, int]]) -> None:
         """Blocks of these records have new numbers: (old, new) as in BlockTable.blocks."""
 
@@ -436,6 +439,8 @@ class KvCache:
             begin, count = begin + count, 4 * count
         if self.host.num_free > 0:
             self._move_out(records, num_blocks)  # blocks that several leases share move only together
+        while self.pool.num_free < num_blocks and self._leases.let_stored_go():
+            pass
         return self.pool.num_free >= num_blocks
 
     def try_swap_out(self, sequence: Sequence) -> bool:

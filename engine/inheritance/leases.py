@@ -11,7 +11,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.cache.cross import CrossTables
@@ -71,7 +73,8 @@ class Leases:
         cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount * self._pool.num_whole_strips - cross_discount
         num_states = self._states.check(group)
-        self.budget.open_lease(record.tenant, charge, whole, self._earliest_expiry)
+        with nullcontext() if creditor is None else creditor.pinned():  # what it pays for must not give way to this
+            self._open(record.tenant, charge, whole)
         self._states.promise(record, num_states)
         record.lease.charge, record.lease.ttl, record.lease.lost = charge, ttl, None
         record.lease.discount, record.lease.cross_discount = discount, cross_discount
@@ -87,7 +90,9 @@ class Leases:
         more = whole - before
         try:
             num_states = self._states.check(group, record)
-            self.budget.promise(record.tenant, more, whole, self._earliest_expiry)
+            self._with_room(
+                record.tenant, partial(self.budget.promise, record.tenant, more, whole, self._earliest_expiry)
+            )
         except EngineError as error:
             self.give_up(record, f"the answer outgrew what could be leased: {error.message}")
             return
@@ -204,7 +209,7 @@ class Leases:
 
     def open_import(self, tenant: str, num_blocks: int) -> None:
         """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
-        self.budget.open_lease(tenant, num_blocks, num_blocks, self._earliest_expiry)
+        self._open(tenant, num_blocks, num_blocks)
 
     def drop_import(self, tenant: str, num_blocks: int) -> None:
         """It does not come after all."""
@@ -236,6 +241,34 @@ class Leases:
         if record.lease.ttl is not None or record.pins > 0 or record not in self._holders:
             return
         self._holders.remove(record)
+        self._free_blocks(record)
+
+    def let_stored_go(self, tenant: str | None = None) -> bool:
+        """A lease that is in files, the tenant's or anybody's, does without memory: the one least recently used. False:
+        there is none."""
+        device = list(self._on_device)
+        elsewhere = sorted(self._holders - set(device), key=lambda record: record.identity.created_at)
+        for record in (*elsewhere, *device):
+            mine = tenant in (None, record.tenant)
+            if mine and record.stored is not None and record.pins == 0 and record.tables():
+                self._free_blocks(record)
+                return True
+        return False
+
+    def _open(self, tenant: str, charge: int, whole: int) -> None:
+        self._with_room(tenant, partial(self.budget.open_lease, tenant, charge, whole, self._earliest_expiry))
+
+    def _with_room(self, tenant: str, promise: Callable[[], None]) -> None:
+        """Leases in files give way to a promise that has no room beside them."""
+        while True:
+            try:
+                return promise()
+            except InsufficientRetention as error:
+                share = error.reason == "share_of_leases_full"
+                if error.reason == "too_many_leases" or not self.let_stored_go(tenant if share else None):
+                    raise
+
+    def _free_blocks(self, record: Record) -> None:
         self._states.release(record)
         self._on_device.pop(record, None)
         self.budget.let_go(record.tenant, record.tables())

@@ -267,6 +267,15 @@ class Record:
             if wake in self.waiters:
                 self.waiters.remove(wake)
 
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """It keeps its blocks meanwhile, as it does for an open child."""
+        self.pins += 1
+        try:
+            yield
+        finally:
+            self.pins -= 1
+
     def choice(self, index: int) -> Holding | None:
         """The holding of a choice; None where it has none. Before the choices part ways each is the first."""
         if self.failed:

@@ -193,6 +193,45 @@ async def test_a_drain_writes_what_is_leased(tmp_path: Path) -> None:
         await check_child(engine, parent.id, "file")
 
 
+async def test_leases_in_files_give_way_in_memory(tmp_path: Path) -> None:
+    """Far more are promised than memory holds; each is continued, from wherever it is."""
+    setup = replace(SETUP, num_blocks=40, num_host_blocks=11, num_lease_blocks=20, num_file_blocks=400)
+    async with vault(tmp_path, setup) as engine:
+        parents = [(await a_lease(engine, 20 + i))[0] for i in range(20)]
+        assert engine.load().retention_charged <= 30
+        assert {entry.grade for entry in engine.records("t")} == {"stored"}
+        sources = set()
+        for parent in parents:
+            child = child_of(engine, parent.id, [7, 8])
+            answer = await ask(engine, child)
+            assert answer.token_ids[0] == expected_tokens(child.prompt_token_ids, 6)
+            assert answer.inheritance is not None and answer.inheritance.computed_tokens == 3
+            sources.add(answer.inheritance.source)
+        assert "file" in sources and sources <= {"blocks", "host", "file"}
+
+
+async def test_a_child_does_not_push_out_what_its_parent_pays_for(tmp_path: Path) -> None:
+    async with vault(tmp_path, replace(SETUP, num_host_blocks=1, num_lease_blocks=13)) as engine:
+        parent, _ = await a_lease(engine, 30)
+        child = child_of(engine, parent.id, [7] * 8, retain=LASTING)
+        try:
+            answer = await ask(engine, child)
+        except InsufficientRetention:  # the parent is open, and stays
+            return
+        assert answer.token_ids[0] == expected_tokens(child.prompt_token_ids, 6)
+
+
+async def test_a_lease_of_memory_alone_does_not_give_way(tmp_path: Path) -> None:
+    async with vault(tmp_path, replace(SETUP, num_host_blocks=1, num_lease_blocks=16)) as engine:
+        held = request([2] * 20, params(), retain=Retain(600))
+        await ask(engine, held)
+        await a_lease(engine, 20)
+        await a_lease(engine, 21)
+        assert engine.record("t", held.id).choices[0].blocks == 7
+        await check_child(engine, held.id, "blocks")
+        engine.forget("t", held.id)
+
+
 # --- what is not promised ----------------------------------------------------------------------------------------
 
 
