@@ -56,6 +56,7 @@ _ELSEWHERE = {
 
 # Flags that take several values at once, and may be repeated as well.
 _SEVERAL = ("served_model_name",)
+_LAST = "last of several"  # in argparse's namespace
 
 # Commands that read their own arguments: see __main__.
 _OTHERS = {
@@ -115,21 +116,30 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerC
         parser.print_help()
         raise SystemExit(2)
     try:
+        doubtful = given.pop(_LAST, None)
         values = _read_toml(given.pop("config", None))
         values.update(given)
-        _check_model(values, given)
+        _check_model(values, doubtful)
         return _build(EngineConfig, values), _build(ServerConfig, values)
     except ValueError as error:
         serve.error(str(error))
 
 
-def _check_model(values: dict[str, Any], given: dict[str, Any]) -> None:
-    """A model behind several names would be taken for one of them."""
-    names = given.get("served_model_name", [])
-    if len(names) > 1 and values.get("model") is None:
+class _Several(argparse.Action):
+    """Takes one value or several, and may be repeated."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), *values])
+        if len(values) > 1:
+            setattr(namespace, _LAST, values[-1])
+
+
+def _check_model(values: dict[str, Any], doubtful: str | None) -> None:
+    """A model behind several names would be taken for one of them: `doubtful` is the last."""
+    if doubtful is not None and values.get("model") is None:
         raise ValueError(
-            f"is {names[-1]!r} the model? It is taken for a name: write the model before --served-model-name, or "
-            "behind another flag"
+            f"is {doubtful!r} the model? It is taken for a name: write the model before --served-model-name. For the "
+            "embedded one repeat the flag with each name"
         )
 
 
@@ -169,7 +179,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         metavar = {int: "N", float: "X", str: option.name.rpartition("_")[2].upper()}[option.kind]
         more: dict[str, Any] = {"action": "append" if option.repeatable else "store"}
         if option.name in _SEVERAL:
-            more = {"action": "extend", "nargs": "+"}
+            more = {"action": _Several, "nargs": "+"}
         group.add_argument(option.flag, dest=option.name, type=option.kind, metavar=metavar, help=_help(option), **more)
 
 

@@ -31,7 +31,9 @@ def test_several_names(capsys: pytest.CaptureFixture[str]) -> None:
     for line in ("m --served-model-name a b", "--served-model-name a --served-model-name b --port 1 m"):
         engine, server = parse(["serve", *line.split()])
         assert engine.model == "m" and server.served_model_name == ["a", "b"]
-    assert parse(["serve", "--served-model-name", "a"])[1].served_model_name == ["a"]
+    for names in (["a"], ["a", "b"]):
+        line = [word for name in names for word in ("--served-model-name", name)]
+        assert parse(["serve", *line])[1].served_model_name == names, "of the embedded model"
     with pytest.raises(SystemExit):
         parse(["serve", "--served-model-name", "a", "m"])
     assert "is 'm' the model?" in capsys.readouterr().err
