@@ -102,6 +102,7 @@ document.addEventListener("keydown", (event) => {
 await chat.load(sessionStorage.getItem(LAST));
 sidebar.draw();
 composer.draw();
+store.onfailure = (error) => toast(`The browser did not keep the conversation: ${error.message} Export it to keep it.`);
 if (!store.lasting) toast("This browser keeps nothing for this page: conversations are lost on reload. Export them to keep them.");
 if (innerWidth > 720) byId("text").focus();
 watch.start();

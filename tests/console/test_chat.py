@@ -139,6 +139,16 @@ async def test_a_file_with_markup_is_text(start: Starter, visit: Opener, expect:
     await expect(tab.page.locator("main img, main script, nav img, nav script")).to_have_count(0)
 
 
+async def test_a_browser_that_keeps_nothing_says_so(start: Starter, visit: Opener, expect: Any) -> None:
+    tab = await visit(await start())
+    await tab.page.evaluate("""() => {
+      IDBObjectStore.prototype.put = () => { throw new DOMException("The disk is full.", "QuotaExceededError"); };
+    }""")
+    await tab.say("Hello there")
+    await expect(tab.page.locator(".toast").first).to_contain_text("The disk is full.")
+    assert (await tab.texts(".answer > .text"))[0].split() == ANSWER.split()
+
+
 async def test_an_answer_that_was_cut_goes_on(start: Starter, visit: Opener, expect: Any) -> None:
     front = await start()
     tab = await visit(front)

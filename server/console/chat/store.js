@@ -54,6 +54,7 @@ export class Store {
     this.lasting = lasting; // whether a reload finds them again
     this.others = new BroadcastChannel("bequest");
     this.pending = new Map(); // id → timer
+    this.onfailure = null; // called with the error when a conversation could not be kept
   }
 
   // Called when another tab has changed a conversation or taken it away.
@@ -85,9 +86,14 @@ export class Store {
     return undefined;
   }
 
+  // The browser may refuse: its disk is full, or it was told to keep nothing.
   async write(conversation) {
-    await this.place.put("conversations", structuredClone(conversation));
-    this.others.postMessage(conversation.id);
+    try {
+      await this.place.put("conversations", structuredClone(conversation));
+      this.others.postMessage(conversation.id);
+    } catch (error) {
+      this.onfailure?.(error);
+    }
   }
 
   async remove(conversation) {

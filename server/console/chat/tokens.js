@@ -19,7 +19,8 @@ export class TokenView {
   }
 
   draw(exchange) {
-    const places = exchange.parts.flatMap(({ turn, pieces }) => pieces.map((piece, index) => ({ turn, piece, index })));
+    // Without those that show nothing: the end of the answer, or a part of a character.
+    const places = exchange.parts.flatMap(({ turn, pieces }) => pieces.map((piece, index) => ({ turn, piece, index }))).filter(({ piece }) => piece.text);
     const key = places.map(({ turn, index }) => `${turn.id}${index}`).join();
     if (key === this.drawnKey && this.container.contains(this.list)) return;
     this.drawnKey = key;
@@ -36,7 +37,7 @@ export class TokenView {
       role: "option", tabIndex: i === this.chosen ? 0 : -1, "aria-selected": "false", id: `token-${turn.id}-${i}`,
       onclick: () => this.pick(i), onmouseenter: () => this.explain(i), onmouseleave: () => this.explain(this.picked ?? null),
       onfocus: () => this.explain(i),
-    }, piece.text || "␣");
+    }, piece.text);
   }
 
   kept(i) {
