@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from bequest.cli.fetching import fetched
 from bequest.cli.parser import Parser
 from bequest.engine.errors import ModelError
-from bequest.engine.fetch import MODELS, directory_of
+from bequest.engine.fetch import EMBEDDED, MODELS, directory_of
 from bequest.engine.hub.client import Hub
 from bequest.engine.hub.kept import Kept, kept_models, remove, remove_directory, size_of
 from bequest.engine.hub.names import parse_name
@@ -73,14 +74,17 @@ def table(rows: Sequence[Kept], paths: bool) -> str:
 
 def _own() -> list[Kept]:
     """What is served without a name, and the names of our own that were fetched."""
-    found = []
+    found = [Kept(f"(embedded) {at.stem}", at.stat().st_size, at.stat().st_atime, at) for at in _embedded()]
+    named = {name: directory_of(name) for name in MODELS if directory_of(name).is_dir()}
+    return found + [Kept(name, size_of(at), at.stat().st_atime, at) for name, at in named.items()]
+
+
+def _embedded() -> list[Path]:
+    """Installed, or else fetched when it was first asked for."""
     try:
-        path = embedded_model_path()
-        found.append(Kept(f"(embedded) {path.stem}", path.stat().st_size, path.stat().st_atime, path))
+        return [embedded_model_path()]
     except ModelError:
-        pass
-    fetched = {name: directory_of(name) for name in MODELS if directory_of(name).is_dir()}
-    return found + [Kept(name, size_of(at), at.stat().st_atime, at) for name, at in fetched.items()]
+        return [*directory_of(EMBEDDED).glob("*.gguf")]
 
 
 def _remove_own(name: str) -> int:

@@ -110,6 +110,7 @@ NAMED: Mapping[str, Fetched] = {
     ),
 }
 MODELS = ("whisper", "t5")
+EMBEDDED = "smollm2"
 
 
 def model_path(model: str | None, impl: Implementation = AUTO) -> Path:
@@ -135,7 +136,7 @@ def _embedded() -> Path:
     """Where its distribution is installed, the file in it; else it is fetched as any name is."""
     if is_installed():
         return embedded_model_path()
-    [path] = fetch("smollm2").glob("*.gguf")
+    [path] = fetch(EMBEDDED).glob("*.gguf")
     return path
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bequest.cli.models import list_models
+from bequest.engine.fetch import EMBEDDED, directory_of
+from bequest.engine.models import embedded
 from tests import hub as local
 from tests.tiny_models import save_tiny_model
 
@@ -53,3 +56,15 @@ def test_names_that_cannot_be_pulled(server: local.Hub, tmp_path: Path) -> None:
     for name, said in (("acme/none", "no such model"), ("none", "no such file"), ("acme/gguf", "name one of them")):
         done = bequest(server, tmp_path, "pull", name)
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done
+
+
+def test_an_embedded_model_that_was_fetched_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(embedded, "DISTRIBUTIONS", ("no-such-distribution",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = directory_of(EMBEDDED)
+    folder.mkdir(parents=True)
+    (folder / "small.gguf").write_bytes(bytes(2_000_000))
+    assert list_models(["--paths"]) == 0
+    assert "(embedded) small  2.0 MB" in (shown := capsys.readouterr().out) and str(folder) in shown

@@ -84,7 +84,9 @@ def read_tables(path: str) -> list[tuple[Entry, KeyLimits]]:
         return [_entry(table, common, f"keys[{index}]") for index, table in enumerate(file.keys)]
     except OSError as error:
         raise OSError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from None
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 

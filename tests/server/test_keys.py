@@ -87,6 +87,7 @@ async def test_a_file_of_keys(start: Starter, tmp_path: Path) -> None:
         ("keys = []", "keys must be a list of tables, at least one: each begins with [[keys]], in two brackets"),
         ('[keys]\nname = "a"', "each begins with [[keys]], in two brackets"),
         ('[[key]]\nname = "a"', "unknown field 'key'; did you mean 'keys'?"),
+        ('{"keys": []}', "not a TOML file: "),
         ('[[keys]]\nname = "a"', "'a' needs either key or sha256"),
         ('[[keys]]\nname = "a"\nkey = "s3cret"\nsha256 = "' + "0" * 64 + '"', "'a' needs either key or sha256"),
         ('[[keys]]\nkey = "s3cret"', "keys[0].name is missing: 1 to 128 ASCII characters"),
