@@ -7,7 +7,7 @@ import secrets
 
 from bequest.server.wire.errors import invalid
 
-_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "hs-")
+_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_", "hs-")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _HEADER = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
