@@ -59,7 +59,7 @@ $(CONSOLE)/.installed: tests/console/package.json $(VENV)/.test
 	$(PIP) --no-build-isolation -e '.[console]'
 	mkdir -p $(CONSOLE) && cp tests/console/package.json $(CONSOLE)
 	npm install --silent --no-audit --no-fund --prefix $(CONSOLE)
-	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium
+	command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium
 	touch $@
 
 # Every access to memory and every operation of the core is watched; the first one that is wrong ends the process.

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,9 +23,14 @@ def missing() -> str | None:
     """Why the tests cannot run here; None: they can."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed: `make test-console` installs it"
-    if chromium() is None and not os.environ.get("PLAYWRIGHT_BROWSERS_PATH"):
+    if chromium() is None and not any(_fetched().glob("chromium*")):
         return "no chromium is on the path: install one, or run `make test-console`"
     return None
+
+
+def _fetched() -> Path:
+    """Where playwright keeps the browsers that it fetched."""
+    return Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright")
 
 
 def chromium() -> str | None:
