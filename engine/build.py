@@ -125,25 +125,7 @@ async def build_engine(
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
-            SchedulerLimits(
-                max_num_seqs=prepared.max_num_seqs,
-                max_num_batched_tokens=prepared.max_num_batched_tokens,
-                prefix_caching=config.enable_prefix_caching,
-                max_num_tokens_alone=prepared.max_num_tokens_alone,
-                extraction=ExtractionLimits(
-                    share=config.extraction_share,
-                    max_queued=config.max_queued_extractions,
-                    max_request_bytes=int(config.max_extraction_mb * 2**20),
-                    max_bytes=int(config.extraction_mb * 2**20),
-                    max_step_rows=prepared.states_rows,
-                    max_step_tokens=prepared.max_num_tokens_extracting,
-                    short_steps=prepared.short_extractions,
-                    queues_steps=prepared.max_num_tokens_extracting is None,
-                ),
-                max_num_encoder_tokens=prepared.max_num_encoder_tokens,
-                prompt_pace=prepared.prompt_pace,
-                tuning=tuning,
-            ),
+            _limits(config, prepared, tuning),
             _sizes(config, prepared),
             prepared.info.eos_token_ids,
             max_records=config.retained_tokens_records,
@@ -174,6 +156,28 @@ def _open_shelf(config: EngineConfig) -> Shelf | None:
         return Shelf(Path(config.estate_dir))
     except OSError as error:
         raise ModelError(f"estate_dir={config.estate_dir}: {error.strerror}") from None
+
+
+def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=prepared.max_num_seqs,
+        max_num_batched_tokens=prepared.max_num_batched_tokens,
+        prefix_caching=config.enable_prefix_caching,
+        max_num_tokens_alone=prepared.max_num_tokens_alone,
+        extraction=ExtractionLimits(
+            share=config.extraction_share,
+            max_queued=config.max_queued_extractions,
+            max_request_bytes=int(config.max_extraction_mb * 2**20),
+            max_bytes=int(config.extraction_mb * 2**20),
+            max_step_rows=prepared.states_rows,
+            max_step_tokens=prepared.max_num_tokens_extracting,
+            short_steps=prepared.short_extractions,
+            queues_steps=prepared.max_num_tokens_extracting is None,
+        ),
+        max_num_encoder_tokens=prepared.max_num_encoder_tokens,
+        prompt_pace=prepared.prompt_pace,
+        tuning=tuning,
+    )
 
 
 def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:
