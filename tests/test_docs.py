@@ -60,11 +60,14 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def examples(page: str) -> list[tuple[str, Any]]:
-    """The commands of a page that need a running server, each with the answer under it, if there is one."""
+    """The commands of a page that need a running server, each with the answer under it, if there is one. Those that
+    print a text are no examples of answers in JSON."""
     found: list[tuple[str, Any]] = []
     for language, block in blocks(DOCS / page):
         if language == "json":
             found[-1] = (found[-1][0], json.loads(block))
+        elif language == "text" and found and found[-1][1] is None and "srt" in found[-1][0]:
+            found.pop()
         elif language in SHELL and "curl" in block:
             found.append((block, None))
     return found
