@@ -75,21 +75,25 @@ def _run(path: Path, seed: int, seconds: float | None) -> list[str]:
     """A run that is killed so long after it is ready; None: it ends by itself, once it has looked at all leases."""
     command = [sys.executable, "-m", "benchmarks.estate_crashes", "--serve", str(path), "--seed", str(seed)]
     last = {"LAST": "1"} if seconds is None else {}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **last})
+    env = {**os.environ, **last}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        told = _told(process, seconds)
+    expected = 0 if seconds is None else -signal.SIGKILL
+    if process.returncode != expected:
+        told.append(f"wrong: the run ended with {process.returncode}, not {expected}")
+    return told
+
+
+def _told(process: subprocess.Popen[str], seconds: float | None) -> list[str]:
     assert process.stdout is not None
     told = [process.stdout.readline().strip()]
     if told[0] != "ready":
-        process.wait()
         return [f"wrong: the server did not start ({told[0]!r})"]
     if seconds is not None:
         told.append(process.stdout.readline().strip())  # it continues or promises: there is load
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
-    told += process.stdout.read().splitlines()
-    code = process.wait()
-    if seconds is None and code != 0:
-        told.append(f"wrong: the last run ended with {code}")
-    return told
+    return told + process.stdout.read().splitlines()
 
 
 # --- the process that is killed ------------------------------------------------------------------------------------

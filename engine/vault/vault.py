@@ -190,7 +190,7 @@ class Vault:
             return {}
         num_bytes = len(entries) * self._desk.block_bytes
         if not self._retention.books.fits(record, len(entries)):
-            raise _NoRoomError("files have no room for it (--estate-gb)")
+            raise _NoRoomError("files have no room for it")
         if self._backlog and self._backlog + num_bytes > _MOST_BACKLOG:
             raise _NoRoomError("the disk is too slow for what is written")
         self._backlog += num_bytes
