@@ -92,8 +92,9 @@ class Scoring(Reading):
         """Those that fit, once all that they share was computed by steps before this one."""
         shared, states = leader.num_prompt - 1, self._desk.states
         states.want(leader, shared)
+        reserved = sum(map(_blocks_to_end, self.group.sequences[1:]))
         while self._waiting and states.can_fork(leader, shared) and room.budget > 0 and room.chunks_left > 1:
-            if not self._has_room_beside_others():
+            if not self._has_room_beside(reserved):
                 return
             candidate = self._candidate(leader, self._waiting.popleft())
             self.group.sequences.append(candidate)
@@ -104,12 +105,12 @@ class Scoring(Reading):
                 if self._desk.is_alone(leader):
                     self._desk.preempt(leader)
                 return
+            reserved += _blocks_to_end(candidate)
 
-    def _has_room_beside_others(self) -> bool:
+    def _has_room_beside(self, reserved: int) -> bool:
         """For one more. If it took the blocks of those that run, it would begin in their place again and again."""
-        pool, others = self._desk.pool, self.group.sequences[1:]
-        reserved = sum(s.table.blocks_to_reach(s.num_computed, s.planned_len) for s in others)
-        return not others or pool.num_free >= reserved + candidate_blocks(self.group.request, pool)
+        pool, is_first = self._desk.pool, len(self.group.sequences) == 1
+        return is_first or pool.num_free >= reserved + candidate_blocks(self.group.request, pool)
 
     def _candidate(self, leader: Sequence, number: int) -> Sequence:
         shared = leader.num_prompt - 1
@@ -200,6 +201,10 @@ class Scoring(Reading):
             )
             for number, (text, suffix, scores) in enumerate(zip(texts, self._suffixes, self._scores, strict=True))
         )
+
+
+def _blocks_to_end(candidate: Sequence) -> int:
+    return candidate.table.blocks_to_reach(candidate.num_computed, candidate.planned_len)
 
 
 def candidate_blocks(request: Request, pool: BlockPool) -> int:
