@@ -1,11 +1,12 @@
 """Kills a server of durable leases at random moments, and starts it again on the same directory.
 
-    python -m benchmarks.estate_crashes --kills 1000
+    python -m benchmarks.estate_crashes --kills 1000 --folder build/crashes
 
 The server is the engine over a runner that stores tokens in its blocks and hashes what it reads back (tests/engine):
 wrong bytes give wrong tokens. It writes down a lease when the answer has said `durable`, as a client would. Each run
 first continues leases of the runs before: every one that was promised must be there, with the tokens that it would have
-had, for suffix + 1 computed tokens. Others are there or not, never wrong.
+had, for suffix + 1 computed tokens. Others are there or not, never wrong. With a folder the benchmark goes on where it
+was ended, over the same leases.
 """
 
 from __future__ import annotations
@@ -40,34 +41,40 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="writes the figures there")
+    parser.add_argument("--folder", type=Path, help="keeps leases and figures there, and goes on from them")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)  # the process that is killed
     given = parser.parse_args()
     if given.serve is not None:
         asyncio.run(_serve(given.serve, random.Random(given.seed)))
         return 0
-    figures = crashes(given.kills, given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = crashes(given.kills, given.seed, given.folder or Path(folder))
     print("\n".join(f"{name:<24}{value}" for name, value in figures.items()))
     if given.json is not None:
         given.json.write_text(json.dumps(figures))
     return 0 if figures["wrong"] == 0 else 1
 
 
-def crashes(kills: int, seed: int) -> dict[str, int]:
-    draw = random.Random(seed)
+def crashes(kills: int, seed: int, folder: Path) -> dict[str, int]:
+    """Until there were so many in this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "promised").touch()
+    kept = folder / "figures.json"
     figures = dict.fromkeys(("kills", "promised", "continued", "found unpromised", "wrong"), 0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        (path / "promised").touch()
-        for number in range(kills + 1):
-            told = _run(path, seed + number, None if number == kills else draw.uniform(0.0, 0.6))
-            figures["kills"] += number < kills
-            figures["continued"] += told.count("continued")
-            figures["found unpromised"] += told.count("unpromised")
-            wrong = [line for line in told if line.startswith("wrong")]
-            figures["wrong"] += len(wrong)
-            for line in wrong:
-                print(f"run {number}: {line}", file=sys.stderr)
-        figures["promised"] = len((path / "promised").read_text().splitlines())
+    if kept.exists():
+        figures |= json.loads(kept.read_text())
+    for number in range(figures["kills"], kills + 1):
+        draw = random.Random(seed + number)
+        told = _run(folder, seed + number, None if number == kills else draw.uniform(0.0, 0.6))
+        figures["kills"] += number < kills
+        figures["continued"] += told.count("continued")
+        figures["found unpromised"] += told.count("unpromised")
+        figures["promised"] = len((folder / "promised").read_text().splitlines())
+        wrong = [line for line in told if line.startswith("wrong")]
+        figures["wrong"] += len(wrong)
+        for line in wrong:
+            print(f"run {number}: {line}", file=sys.stderr)
+        kept.write_text(json.dumps(figures))
     return figures
 
 
