@@ -89,7 +89,12 @@ def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         built = await build_engine(engine_config, metrics, notes=ConversationNotes())
         return built.engine, built.text
 
-    leases = LeaseTimes(engine_config.default_ttl, engine_config.max_ttl, engine_config.durable_by_default)
+    leases = LeaseTimes(
+        engine_config.default_ttl,
+        engine_config.max_ttl,
+        engine_config.durable_by_default,
+        engine_config.estate_dir,
+    )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(server_config, leases, load))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -30,7 +31,7 @@ from bequest.server.keeping import catalogues, continuations, estates
 from bequest.server.middleware import common_headers, guard
 from bequest.server.operation.metrics import Metrics
 from bequest.server.operation.tracing import start_tracing
-from bequest.server.operation.version import system_fingerprint
+from bequest.server.operation.version import system_fingerprint, tokens_of
 from bequest.server.responses import responses, stored
 from bequest.server.states.embeddings import embeddings
 from bequest.server.states.hidden_states import hidden_states
@@ -39,6 +40,7 @@ from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.grammars import GrammarStore
 from bequest.server.stores.kept_grammars import KeptGrammars
 from bequest.server.stores.leases import LeaseTimes
+from bequest.server.stores.response_file import ResponseFile
 from bequest.server.stores.responses import ResponseStore
 from bequest.server.stores.room import Room
 from bequest.server.stores.speech import speech_of
@@ -124,6 +126,9 @@ def make_context(
         static_paths=console.STATIC_PATHS,
     )
     extraction = engine.extraction_limits
+    archive = None
+    if leases.directory is not None:
+        archive = ResponseFile(Path(leases.directory) / "responses.sqlite", tokens_of(engine.info))
     return Context(
         engine=engine,
         text=text,
@@ -135,7 +140,8 @@ def make_context(
         tracing=start_tracing(os.environ),
         metrics=metrics,
         model_names=names,
-        stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20)),
+        stored=ResponseStore(config.stored_responses, int(config.stored_mb * 2**20), archive),
+        archive=archive,
         catalogues=CatalogueStore(int(config.catalogues_mb * 2**20)),
         grammars=GrammarStore(
             text.tokenizer,
@@ -195,6 +201,8 @@ def make_app(
             resource.add_route(verb, handler, expect_handler=expecting.get(handler, expect))
     app.on_response_prepare.append(common_headers)
     app.cleanup_ctx.append(_worker_pool)
+    if context.archive is not None:
+        app.cleanup_ctx.append(_responses)
     if context.disk is not None:
         app[BATCH_RUNNER] = BatchRunner(context, context.disk)
         app.cleanup_ctx.append(_batches)
@@ -204,6 +212,15 @@ def make_app(
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:
     yield
     close_context(app[CONTEXT])
+
+
+async def _responses(app: web.Application) -> AsyncIterator[None]:
+    """Of earlier processes are here when the first request comes; the last ones are in their file at the end."""
+    context = app[CONTEXT]
+    assert context.archive is not None
+    context.stored.restore(await context.archive.load())
+    yield
+    await context.archive.close()
 
 
 async def _batches(app: web.Application) -> AsyncIterator[None]:

@@ -22,6 +22,7 @@ from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.coming import Coming
 from bequest.server.stores.grammars import GrammarStore
 from bequest.server.stores.leases import LeaseTimes
+from bequest.server.stores.response_file import ResponseFile
 from bequest.server.stores.responses import ResponseStore, RunningResponses
 from bequest.server.stores.room import Room
 from bequest.server.stores.speech import Speech
@@ -41,6 +42,7 @@ class Context:
     metrics: Metrics
     model_names: tuple[str, ...]
     stored: ResponseStore
+    archive: ResponseFile | None  # of these, where they outlive the process
     catalogues: CatalogueStore
     grammars: GrammarStore
     fingerprint: str  # of what answers: another one may answer otherwise to the same seed

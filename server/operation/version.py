@@ -19,3 +19,8 @@ def system_fingerprint(info: ModelInfo) -> str:
     """Of the version, the model and its number formats: where it is another, a seed may give another answer."""
     told = (installed_version(), info.name, info.architecture, info.dtype, info.kv_cache_dtype, info.num_parameters)
     return "fp_" + hashlib.blake2b("\n".join(map(str, told)).encode(), digest_size=5).hexdigest()
+
+
+def tokens_of(info: ModelInfo) -> str:
+    """Of what token ids mean: other weights, and another version, read them the same way."""
+    return "\n".join((info.name, info.architecture, str(info.vocab_size)))

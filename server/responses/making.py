@@ -78,7 +78,7 @@ class Making:
             name=request.terms.name,
             tenant=request.tenant,
             body=body,
-            turn=Turn(None if parent is None else parent.turn, items, len(prompt.items)),
+            turn=Turn(request.id, None if parent is None else parent.turn, items, len(prompt.items)),
             token_ids=array("i", (*request.prompt_token_ids, *self.answer.token_ids)),
             num_prompt=len(request.prompt_token_ids),
             prompt_text=prompt.text,

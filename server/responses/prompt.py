@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from bequest.engine.errors import EngineError, InvalidRequest
+from bequest.engine.errors import EngineError, InvalidRequest, ParentLost
 from bequest.engine.types import Lineage, ParentChoice
 from bequest.server.asks.chats import TemplateUse, check_converses, template_kwargs
 from bequest.server.asks.extension import Conversation, extend
@@ -63,10 +63,21 @@ async def response_prompt(
         raise at_field(error, "input") from error
     prompt = Prompt(built.token_ids, origin=built.conversation)
     if parent is not None:
-        same_cache = body.cache_salt in (None, "", parent.cache_salt)
+        same_cache = body.cache_salt in (None, "", parent.cache_salt) and not _is_lost(context, tenant, parent)
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
         prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
+
+
+def _is_lost(context: Context, tenant: str, parent: StoredResponse) -> bool:
+    """Whether the files of its lease are broken. Its items are here, so that it is computed again."""
+    try:
+        context.engine.parent(tenant, parent.id)
+    except ParentLost:
+        return True
+    except EngineError:
+        return False
+    return False
 
 
 def _history_chars(parent: StoredResponse | None) -> int:
@@ -169,7 +180,7 @@ class _Builder:
         text = conversation.prompt_text
         check_length(self._context, text)
         tokenizer, parent = self._context.text.tokenizer, self._parent
-        if parent is None:
+        if parent is None or not parent.token_ids:
             return _Built(conversation, tuple(tokenizer.encode(text, add_special_tokens=False)), 0)
         ids = tuple(parent.token_ids)
         choice = ParentChoice(ids, parent.num_prompt, len(ids))

@@ -1,4 +1,4 @@
-"""How long clients may keep what they computed."""
+"""How long clients may keep what they computed, and where it outlives the process."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ class LeaseTimes:
     default: float
     longest: float
     durable: bool = False  # whether one that does not say shall outlive the process
+    directory: str | None = None  # of what outlives the process

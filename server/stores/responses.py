@@ -10,10 +10,10 @@ import asyncio
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -26,6 +26,7 @@ _ENTRY_BYTES = 1024  # of an entry beyond its texts and tokens, about: objects, 
 class Turn:
     """What one response added to a conversation. Children link to it, so a long conversation is held once."""
 
+    id: str  # of the response
     parent: Turn | None
     items: bytes  # a JSON list: the input's items, then the output's
     num_input: int
@@ -65,6 +66,23 @@ class StoredResponse:
     def size(self) -> int:
         numbers = self.token_ids.itemsize * len(self.token_ids) + self.pieces.itemsize * len(self.pieces)
         return len(self.body) + sys.getsizeof(self.prompt_text) + numbers + _ENTRY_BYTES
+
+
+class Archive(Protocol):
+    """Where they outlive the process, if they do (server/stores/response_file.py)."""
+
+    def put(self, response: StoredResponse) -> None: ...
+
+    def drop(self, response: StoredResponse) -> None:
+        """Nobody fetches it any more. Its turn stays as long as others lead to it."""
+
+
+class _NoArchive:
+    def put(self, response: StoredResponse) -> None:
+        return
+
+    def drop(self, response: StoredResponse) -> None:
+        return
 
 
 class _Shelf:
@@ -119,7 +137,8 @@ class ResponseStore:
     """Finished responses by tenant and id. Where room is short, the tenant that has the most of it, and so at least an
     equal share, loses what it used least recently: nobody pushes out those who have less."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
+    def __init__(self, most: int, most_bytes: int, archive: Archive | None = None) -> None:
+        self._archive = archive or _NoArchive()
         self._most = most
         self._most_bytes = most_bytes
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()  # by tenant, the one not heard of for longest first
@@ -134,8 +153,16 @@ class ResponseStore:
 
     def put(self, response: StoredResponse) -> None:
         """Keeps it and, where room is short, drops others; one that would need all the room is not kept."""
-        if self._alone(response) > self._most_bytes:
-            return
+        if self._alone(response) <= self._most_bytes:
+            self._archive.put(response)
+            self._keep(response)
+
+    def restore(self, responses: Sequence[StoredResponse]) -> None:
+        """Those that the archive has, oldest first."""
+        for response in responses:
+            self._keep(response)
+
+    def _keep(self, response: StoredResponse) -> None:
         self._shelves.setdefault(response.tenant, _Shelf()).put(response)
         self._shelves.move_to_end(response.tenant)
         while len(self) > self._most:
@@ -161,6 +188,7 @@ class ResponseStore:
         self._drop(next(iter(self._shelves[tenant].entries.values())))
 
     def _drop(self, response: StoredResponse) -> None:
+        self._archive.drop(response)
         shelf = self._shelves[response.tenant]
         shelf.drop(response)
         if not shelf.entries:

@@ -28,11 +28,13 @@ async def start() -> AsyncIterator[Starter]:
     """Starts a server: `await start(**ServerConfig fields)`."""
     cleanups: list[Callable[[], Any]] = []
 
-    async def starter(engine: FakeEngine | None = None, text: FakeText | None = None, **config: Any) -> Front:
+    async def starter(
+        engine: FakeEngine | None = None, text: FakeText | None = None, leases: LeaseTimes = LEASES, **config: Any
+    ) -> Front:
         engine, text, metrics = engine or FakeEngine(), text or FakeText(), Metrics()
         settings = ServerConfig(**config)
         keys = KeyRing(settings.api_key, settings.api_key_file)
-        app = make_app(engine, text, settings, LEASES, keys, metrics)
+        app = make_app(engine, text, settings, leases, keys, metrics)
         runner = AppRunner(app, shutdown_timeout=0.1, client_timeout=settings.client_timeout)
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))

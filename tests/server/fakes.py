@@ -45,7 +45,7 @@ class ByteTokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else {BOS: b"<s>", EOS: b"</s>"}[token_id]
+        return bytes([token_id]) if token_id < 256 else {BOS: b"<s>", EOS: b"</s>"}.get(token_id, b"<%d>" % token_id)
 
 
 class PlainTemplate:

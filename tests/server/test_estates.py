@@ -20,8 +20,9 @@ from bequest.engine.types.estate import Estate
 from bequest.engine.vault.shelf import Shelf
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.notes import ConversationNotes
+from bequest.server.stores.leases import LeaseTimes
 from tests.engine.harness import Setup, running, until
-from tests.server.conftest import Starter
+from tests.server.conftest import LEASES, Starter
 from tests.server.front import Front
 
 SETUP = Setup(num_blocks=60, num_host_blocks=80, num_lease_blocks=40, notes=ConversationNotes())
@@ -221,10 +222,12 @@ LASTING = replace(SETUP, num_file_blocks=100)
 
 
 @asynccontextmanager
-async def lasting(start: Starter, keys: str, path: Path) -> AsyncIterator[tuple[AsyncEngine, Front]]:
+async def lasting(
+    start: Starter, keys: str, path: Path, leases: LeaseTimes = LEASES
+) -> AsyncIterator[tuple[AsyncEngine, Front]]:
     async with running(LASTING) as (engine, _):
         await engine.open_files(Shelf(path), 20.0)
-        yield engine, await start(engine, api_key_file=keys)
+        yield engine, await start(engine, leases=leases, api_key_file=keys)
         for record in engine.retention.leases.holders():
             engine.retention.leases.end(record)
     await until(lambda: is_free(path))

@@ -17,7 +17,7 @@ def response(
     number: int, parent: StoredResponse | None = None, tenant: str = "t", name: str | None = None, chars: int = 0
 ) -> StoredResponse:
     items = orjson.dumps([{"id": f"in{number}", "text": "x" * chars}, {"id": f"out{number}"}])
-    turn = Turn(None if parent is None else parent.turn, items, 1)
+    turn = Turn(f"resp_{number}", None if parent is None else parent.turn, items, 1)
     numbers = array("i", range(number))
     return StoredResponse(f"resp_{number}", name, tenant, b"{}", turn, numbers, 0, "", "", array("I"))
 
