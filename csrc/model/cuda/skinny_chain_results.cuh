@@ -11,9 +11,6 @@
 namespace bequest::cuda::chain {
 
 // Out of the way of the code that every step runs through.
-__device__ __noinline__ float rarely_gate(Activation activation, float x, float up) {
-  return gate(activation, x, up);
-}
 __device__ __noinline__ void rarely_tap(const HiddenTap& tap, int token, int hidden, int output,
                                         BFloat16 value) {
   if (BFloat16* row = tap_row<BFloat16>(tap, token, hidden)) row[output] = value;
@@ -69,8 +66,7 @@ class Element {
     float y = rounded<BFloat16>(total(part) * scale + widen(bias_));
     if (view.kind == Kind::kGate) {
       const float up = rounded<BFloat16>(total(part + kTile / 2) * scale + widen(other_));
-      const bool silu = activation == Activation::kSilu;
-      y = silu ? activate<Activation::kSilu>(y) * up : rarely_gate(activation, y, up);
+      y = gate(activation, y, up);
     } else {
       y += widen(other_);
     }

@@ -169,11 +169,6 @@ __device__ __forceinline__ void load(const TileArgs& a, const CUtensorMap& map, 
 
 // --- what is multiplied ---------------------------------------------------------------------------------
 
-// Out of the way of the code that is usual.
-[[maybe_unused]] __device__ __noinline__ float rarely_gate(Activation activation, float x, float up) {
-  return gate(activation, x, up);
-}
-
 // A thread of a multiplying warpgroup: its part of the sums of an item.
 template <class S, bool kGated>
 class Multiplier {

@@ -53,11 +53,6 @@ __device__ __forceinline__ float total(const Parts<Halves, R>& parts, int row, i
   return sum;
 }
 
-// Out of the way of the code that every step fetches.
-__device__ __noinline__ float rarely_gate(Activation activation, float x, float up) {
-  return gate(activation, x, up);
-}
-
 // What a thread's first result is added to: asked for early, because everything is there when it is needed.
 template <int R>
 __device__ __forceinline__ float first_addend(const SkinnyLinearParams& p) {
@@ -98,9 +93,7 @@ __device__ __forceinline__ void store_results(const Parts<Halves, R>& parts, con
     if (gated) {
       float up = total(parts, row, column + kTileOutputs / 2) * scale;
       if (bias != nullptr) up += widen(bias[output.stride + output.index]);
-      up = rounded<BFloat16>(up);
-      const bool silu = p.activation == Activation::kSilu;
-      value = silu ? activate<Activation::kSilu>(value) * up : rarely_gate(p.activation, value, up);
+      value = gate(p.activation, value, rounded<BFloat16>(up));
     }
     *to = narrow<BFloat16>(value + before);
   }

@@ -169,11 +169,6 @@ __device__ __forceinline__ void multiply_pair(uint32_t low, uint32_t high, bool 
   }
 }
 
-// Out of the way of the code that every step fetches.
-__device__ __noinline__ float rarely_activate(Activation activation, float x) {
-  return activate(activation, x);
-}
-
 // What becomes of a round's sums. A thread has the elements threadIdx.x + [0, kElements) * kConsumers of
 // [T, rows of W in a whole round]; what it needs for them is asked for when the round begins.
 template <int kTokenTiles>
@@ -205,9 +200,7 @@ class Results {
       float value = rounded<BFloat16>(total(part, warp_stride) + bias_[e]);
       if (p.result == SkinnyResult::kGate) {
         const float up = rounded<BFloat16>(total(part + kTileRows / 2, warp_stride) + other_[e]);
-        value = (p.activation == Activation::kSilu ? activate<Activation::kSilu>(value)
-                                                   : rarely_activate(p.activation, value)) *
-                up;
+        value = gate(p.activation, value, up);
       } else {
         value += other_[e];
       }
