@@ -4,7 +4,8 @@
                                     [--json FILE]
 
 Every figure comes with what it is compared to, measured in the same run: the floor of a decode step is the bytes of the
-weights and of the KV that it reads over the read bandwidth that this device shows.
+weights, of the KV and of the states that it must move (benchmarks/floors.py) over the read bandwidth that this device
+shows.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.floors import DecodeStep
 from benchmarks.model_shapes import GPU_SHAPES, SHAPES, write_model
 from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
+from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.types import OutputMode, Request, SamplingParams
 from bequest.engine.watching.observation import StepStats
 
@@ -146,11 +149,11 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
 async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
     """Steps of 1 and 32 sequences, and a single stream."""
     figures = await replay_times(built)
-    kv_per_token = SHAPES[trial.shape].kv_bytes_per_token // (1 if trial.kv_cache_dtype == "auto" else 2)
+    config = parse_hf_config(SHAPES[trial.shape].config, trial.shape)
     for batch in (1, 32):
         seconds = await decode_rate(built, batch, 1024, 64 if trial.quick else 256, f"decode{batch}")
-        weights = SHAPES[trial.shape].weight_bytes(built.engine.info.num_parameters, batch)
-        floor = (weights + batch * (1024 + 64) * kv_per_token) / trial.bandwidth
+        least = DecodeStep(batch, 1024 + 64, kv_itemsize=2 if trial.kv_cache_dtype == "auto" else 1)
+        floor = least.bytes(config) / trial.bandwidth
         figures[f"decode_{batch}_ms"] = seconds * 1e3
         figures[f"decode_{batch}_over_floor"] = seconds / floor
     seconds = await run_requests(built, [(512, 512)], "single")

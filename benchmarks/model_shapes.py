@@ -16,18 +16,10 @@ class Shape:
     load: tuple[int, int, int]  # requests, prompt tokens, output tokens
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return self.config["num_hidden_layers"] * 2 * self.config["num_key_value_heads"] * self.config["head_dim"] * 2
-
-    def weight_bytes(self, num_parameters: int, batch: int) -> float:
-        """What a decode step reads: of experts those that are used where each token takes any of them."""
-        config = self.config
-        experts = config.get("num_experts", config.get("num_local_experts", 0))
-        if experts == 0:
-            return 2 * num_parameters
-        inner = config.get("moe_intermediate_size", config["intermediate_size"])
-        all_experts = config["num_hidden_layers"] * experts * 3 * config["hidden_size"] * inner
-        return 2 * (num_parameters - all_experts * (1 - config["num_experts_per_tok"] / experts) ** batch)
+    def text(self) -> dict[str, Any]:
+        """Of the decoder, which lies deeper in the config of a model that sees pictures, too."""
+        deeper: dict[str, Any] = self.config.get("text_config", self.config)
+        return deeper
 
 
 SHAPES = {
@@ -173,6 +165,83 @@ SHAPES = {
         },
         load=(256, 512, 128),
     ),
+    # Published as Qwen3_5MoeForConditionalGeneration; what is left out here is of pictures and of drafts.
+    "qwen3.6-35b-a3b": Shape(
+        {
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "model_type": "qwen3_5_moe",
+            "tie_word_embeddings": False,
+            "eos_token_id": 0,
+            "text_config": {
+                "model_type": "qwen3_5_moe_text",
+                "hidden_size": 2048,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+                "num_experts": 256,
+                "num_experts_per_tok": 8,
+                "num_hidden_layers": 40,
+                "full_attention_interval": 4,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "head_dim": 256,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+                "linear_conv_kernel_dim": 4,
+                "vocab_size": 248320,
+                "max_position_embeddings": 262144,
+                "rms_norm_eps": 1e-6,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000000,
+                    "partial_rotary_factor": 0.25,
+                    "mrope_interleaved": True,
+                    "mrope_section": [11, 11, 10],
+                },
+                "hidden_act": "silu",
+                "attention_bias": False,
+                "dtype": "bfloat16",
+            },
+        },
+        load=(256, 512, 128),
+    ),
+    # Its experts in bfloat16, as they are once MXFP4 is read.
+    "gpt-oss-20b": Shape(
+        {
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "vocab_size": 201088,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "swiglu_limit": 7.0,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "dtype": "bfloat16",
+            "eos_token_id": 0,
+        },
+        load=(256, 1000, 1000),
+    ),
 }
 
 # What the benchmarks of a GPU run unless told otherwise.
@@ -188,7 +257,8 @@ def write_config(config: dict[str, Any], directory: Path) -> Path:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     # Every token of the vocabulary is a word of its own, so that text streams at its usual size.
-    vocabulary = {f"<{i}>" if i < 256 else f"Ġw{i}": i for i in range(config["vocab_size"])}
+    size = config.get("text_config", config)["vocab_size"]
+    vocabulary = {f"<{i}>" if i < 256 else f"Ġw{i}": i for i in range(size)}
     for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())):
         del vocabulary[f"<{i}>"]
         vocabulary[character] = i

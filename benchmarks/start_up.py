@@ -1,39 +1,99 @@
 """From process start to the first token of a server that loads real files: random weights on the local disk.
 
-python -m benchmarks.start_up [--shape qwen3-0.6b] [--rounds 2]
+    python -m benchmarks.start_up [--shape qwen3-0.6b] [--layers N] [--folder /tmp] [--rounds 2] [--cold]
+
+A checkpoint has the names and sizes of a published one, in files of about four gigabytes. `--layers` takes the first
+ones alone, for a disk that has no room for all. `--cold` drops the files from the page cache before each start.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
 
-from benchmarks.model_shapes import SHAPES, write_model
+from benchmarks.model_shapes import SHAPES, write_config
 from bequest.engine.models.families.dense import expected_tensors
 from bequest.engine.models.hf_config import parse_hf_config
 
 PORT = 8765
+FILE_BYTES = 4 << 30
+Sizes = dict[str, tuple[int, ...]]
 
 
-def write_checkpoint(shape: str, directory: Path) -> Path:
-    write_model(shape, directory)
-    config = parse_hf_config(SHAPES[shape].config, shape)
-    weights = {
-        name: torch.ones(size, dtype=torch.bfloat16) if "norm" in name else torch.randn(size).mul_(0.02).bfloat16()
-        for name, size in expected_tensors(config).items()
-    }
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+def write_checkpoint(shape: str, directory: Path, num_layers: int | None = None) -> Path:
+    config = copy.deepcopy(SHAPES[shape].config)
+    if num_layers is not None:
+        text = config.get("text_config", config)
+        text["num_hidden_layers"] = num_layers
+        if "layer_types" in text:
+            text["layer_types"] = text["layer_types"][:num_layers]
+    write_config(config, directory)
+    tensors = expected_tensors(parse_hf_config(config, shape))
+    # Written again and again from one buffer: to draw sixty gigabytes would take longer than to write them.
+    numbers = torch.randn(1 << 25).mul_(0.02).bfloat16().view(torch.uint8).numpy()
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [
+            pool.submit(_write_file, directory / f"model-{number:05}.safetensors", sizes, numbers)
+            for number, sizes in enumerate(_files(tensors))
+        ]
+        for job in jobs:
+            job.result()
     return directory
+
+
+def _files(tensors: Sizes) -> Iterator[Sizes]:
+    """Which tensors share a file."""
+    sizes: Sizes = {}
+    for name, size in tensors.items():
+        sizes[name] = size
+        if sum(map(_nbytes, sizes.values())) >= FILE_BYTES:
+            yield sizes
+            sizes = {}
+    if sizes:
+        yield sizes
+
+
+def _nbytes(size: tuple[int, ...]) -> int:
+    return 2 * math.prod(size)
+
+
+def _write_file(path: Path, tensors: Sizes, numbers: np.ndarray) -> None:
+    """A safetensors file: the length of its header, the header, the tensors."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, size in tensors.items():
+        begin, end = end, end + _nbytes(size)
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for size in tensors.values():
+            left = _nbytes(size)
+            while left:
+                left -= file.write(numbers[: min(left, numbers.nbytes)].data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def drop_from_cache(directory: Path) -> None:
+    for path in directory.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def seconds_to_first_token(directory: Path) -> float:
@@ -61,12 +121,21 @@ def seconds_to_first_token(directory: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--layers", type=int, help="of the model, from the first; all")
+    parser.add_argument("--folder", help="where the checkpoint is written; that of temporary files")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each start")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        directory = write_checkpoint(options.shape, Path(folder) / options.shape)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        began = time.perf_counter()
+        directory = write_checkpoint(options.shape, Path(folder) / options.shape, options.layers)
+        gigabytes = sum(path.stat().st_size for path in directory.glob("*.safetensors")) / 1e9
+        print(f"{options.shape}: {gigabytes:.1f} GB written in {time.perf_counter() - began:.1f} s", flush=True)
         for _ in range(options.rounds):
-            print(f"{options.shape}: first token after {seconds_to_first_token(directory):.2f} s", flush=True)
+            if options.cold:
+                drop_from_cache(directory)
+            seconds = seconds_to_first_token(directory)
+            print(f"{options.shape}: first token after {seconds:.2f} s, {gigabytes:.1f} GB", flush=True)
 
 
 if __name__ == "__main__":
