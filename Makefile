@@ -37,13 +37,14 @@ serve: setup
 test: setup $(VENV)/.test models
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-# Each of the two in an environment of its own: what they depend on is not what the server does.
+# Each in an environment of its own: what they depend on is not what the server does.
 CLIENTS := .venv-clients
-test-clients: setup $(VENV)/.test $(CLIENTS)/small/.installed $(CLIENTS)/vllm/.installed
+test-clients: setup $(VENV)/.test $(CLIENTS)/small/.installed $(CLIENTS)/vllm/.installed $(CLIENTS)/lm-eval/.installed
 	$(BIN)/python -m pytest tests/clients $(ARGS)
 
 $(CLIENTS)/small/.installed: tests/clients/requirements.txt
 $(CLIENTS)/vllm/.installed: tests/clients/requirements-vllm.txt
+$(CLIENTS)/lm-eval/.installed: tests/clients/requirements-lm-eval.txt
 $(CLIENTS)/%/.installed:
 	test -x $(CLIENTS)/$*/bin/python || $(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/pip install -q --disable-pip-version-check -r $<
