@@ -32,6 +32,14 @@ class QuantisedRows:
     def in_features(self) -> int:
         return self.rows.shape[1] // (20 if self.bits == 4 else 34) * GROUP
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Matrices of the same kind can be one weight."""
+        return (QuantisedRows, self.bits)
+
+    def take(self, rows: slice) -> QuantisedRows:
+        return QuantisedRows(self.bits, self.rows[rows])
+
 
 def multiplies_tiles() -> bool:
     """Whether the chip has matrix units, which then multiply bfloat16 weights and x rounded to bfloat16."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.program import Stack
@@ -31,8 +31,12 @@ class Backend(Protocol):
         """Matrices [N_i, K] stacked along N, and a bias [N] that `vector` made."""
         ...
 
-    def quantised_weight(self, matrices: Sequence[QuantisedRows], bias: Tensor | None) -> Weight | None:
-        """The same of matrices in codes of the same width; None where it multiplies none of these."""
+    def code_types(self, dtype: torch.dtype) -> tuple[type[Codes], ...]:
+        """The codes of checkpoints that it may keep, where weights are else in this dtype."""
+        ...
+
+    def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
+        """The same of matrices in codes of one kind; None where it does not multiply these."""
         ...
 
     def expert_weights(
@@ -43,9 +47,9 @@ class Backend(Protocol):
         ...
 
     def quantised_expert_weights(
-        self, matrices: Iterable[Sequence[QuantisedRows]], num_experts: int, bias: Tensor | None
+        self, matrices: Iterable[Sequence[Codes]], num_experts: int, bias: Tensor | None
     ) -> ExpertWeights | None:
-        """The same of matrices in codes of the same width; None where it multiplies none of these."""
+        """The same of matrices in codes of one kind; None where it does not multiply these."""
         ...
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:

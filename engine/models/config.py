@@ -10,6 +10,7 @@ from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.quantised.described import Quantisation
 from bequest.engine.models.strips import Place, Strips, divide
 from bequest.engine.models.style import LLAMA, LayerStyle
 from bequest.engine.types.activation import Activation as Activation
@@ -93,6 +94,7 @@ class DecoderConfig:
     unrotated_layers: frozenset[int] = frozenset()  # whose attention knows no positions
     attention_gate: bool = False  # what an attention gathers is multiplied by a gate
     recurrent: RecurrentConfig | None = None  # None: every layer has an attention
+    quantisation: Quantisation | None = None  # how matrices are stored in codes; None: in numbers
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 
 
 class DummySource:
@@ -36,5 +36,5 @@ class DummySource:
         values = torch.empty(shape, dtype=self.dtype, device=self._device)
         return values.normal_(0.0, 1.0 / math.sqrt(shape[-1]), generator=generator)
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None

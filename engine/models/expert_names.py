@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 _RENAMED = {
@@ -53,7 +53,7 @@ class ExpertNames(SourceOver):
         tensor = self._source.load(place.stored)
         return tensor if place.expert is None else tensor[place.expert, place.begin : place.end]
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         place = self._places[name]
         return self._source.load_codes(place.stored) if place.expert is None else None
 

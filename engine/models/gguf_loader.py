@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.dense import layer_prefix
 from bequest.engine.models.gguf_experts import expert_tensors
@@ -68,7 +69,7 @@ class GGUFSource:
     def load(self, name: str) -> Tensor:
         return self._in_our_order(name, torch.from_numpy(dequantise(self._tensors[name])))
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         tensor = self._tensors[name]
         bits = CODE_BITS.get(tensor.type)
         if bits is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats import mxfp4
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -58,7 +58,7 @@ class GptOssNames(SourceOver):
         own = tensor[place.expert]
         return (own if own.ndim == 1 else own.T)[place.first :: place.stride]
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None
 
 

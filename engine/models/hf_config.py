@@ -11,6 +11,7 @@ from bequest.engine.models.hf_experts import COUNT_NAMES, parse_hf_experts
 from bequest.engine.models.hf_layer_types import sliding_windows, unrotated_layers
 from bequest.engine.models.hf_recurrent import parse_recurrent, text_part
 from bequest.engine.models.hf_rope import parse_hf_ropes
+from bequest.engine.models.quantised.described import Quantisation, parse_quantisation
 from bequest.engine.models.registry import HFVariant, find_hf_variant
 
 # Fields that change what a model computes in ways this decoder does not, with the values that change nothing. A variant
@@ -100,6 +101,7 @@ def parse_hf_config(
         experts=None if variant.experts is None else parse_hf_experts(fields, variant.experts),
         attention_gate=variant.recurrent,
         recurrent=parse_recurrent(fields) if variant.recurrent else None,
+        quantisation=_quantisation(fields, variant),
     )
 
 
@@ -166,28 +168,21 @@ def _refuse_unsupported(fields: Fields, variant: HFVariant) -> None:
     if found:
         asked = "; ".join(found)
         raise ModelError(f"{fields.source} asks for what is not supported: {asked}. model_impl=transformers may run it")
-    described = fields.raw("quantization_config", None)
-    in_mxfp4 = variant.experts is not None and variant.experts.interleaved and _method(described) == "mxfp4"
-    if described and not in_mxfp4 and not _quantises_only_the_cache(described):
-        raise ModelError(
-            f"{fields.source}: the weights are quantised ({_method(described)}), which is not supported in this "
-            "format; take the model's original weights, or a .gguf file of it"
-        )
 
 
-def _method(described: object) -> str:
-    """What a `quantization_config` calls itself, and to how many bits."""
-    if not isinstance(described, Mapping):
-        return "by an unknown method"
-    name = described.get("quant_method") or described.get("quant_algo") or "by an unknown method"
-    bits = described.get("bits") or described.get("w_bit")
-    return f"{name}, {bits} bits" if isinstance(bits, int) else str(name)
+def _quantisation(fields: Fields, variant: HFVariant) -> Quantisation | None:
+    """How matrices are stored in codes; None: they are in numbers, or in MXFP4 as gpt-oss has it."""
+    described = fields.section("quantization_config")
+    in_mxfp4 = variant.experts is not None and variant.experts.interleaved
+    if in_mxfp4 and described.raw("quant_method") == "mxfp4":
+        return None
+    if not described.values or _quantises_only_the_cache(described.values):
+        return None
+    return parse_quantisation(described)
 
 
-def _quantises_only_the_cache(description: object) -> bool:
+def _quantises_only_the_cache(description: Mapping[str, object]) -> bool:
     """Whether a config.json's `quantization_config` leaves the weights alone and has an fp8 cache of static scales."""
-    if not isinstance(description, Mapping):
-        return False
     if description.get("config_groups") or description.get("quant_algo") not in (None, "", "NO_QUANT"):
         return False
     scheme = description.get("kv_cache_scheme")

@@ -17,7 +17,8 @@ def text_part(values: Mapping[str, object], source: str) -> Fields:
     """The description of the decoder, which lies deeper in a model that sees pictures, too."""
     deeper = values.get("text_config")
     if isinstance(deeper, Mapping):
-        outer = {name: values[name] for name in ("architectures", "tie_word_embeddings") if name in values}
+        shared = ("architectures", "tie_word_embeddings", "quantization_config")
+        outer = {name: values[name] for name in shared if name in values}
         values, source = {**deeper, **outer}, f"{source}: text_config"
     rope = values.get("rope_parameters")
     if isinstance(rope, Mapping):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.weights import SourceOver, WeightSource
 from bequest.engine.types.recurrent import DeltaSizes
@@ -65,7 +65,7 @@ class HybridNames(SourceOver):
         part = self._parts[name]
         return part.make(self._source.load(part.stored))
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None
 
 

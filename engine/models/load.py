@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.expert_weights import ExpertWeights
-from bequest.engine.layers.weight import Weight
+from bequest.engine.layers.weight import Stored, Weight
 from bequest.engine.models.any_config import OwnConfig, parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
@@ -40,6 +42,7 @@ from bequest.engine.models.impl import AUTO, Implementation
 from bequest.engine.models.loaded import LoadedModel as LoadedModel
 from bequest.engine.models.look import check_format, check_length
 from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.quantised.source import QuantisedSource, kinds_of
 from bequest.engine.models.reader import Loader
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.respelled import respelled, respelled_gguf
@@ -99,8 +102,15 @@ def load_model(
         kv_dtype=kv_dtype,
         max_model_len=length,
         num_parameters=num_parameters,
-        weight_bytes=sum(table.nbytes for table in loader.tables),
+        bytes_by_format=_bytes_by_format(loader.tables),
     )
+
+
+def _bytes_by_format(tables: Iterable[Stored]) -> dict[str, int]:
+    found = Counter[str]()
+    for table in tables:
+        found[table.format] += table.nbytes
+    return dict(sorted(found.items()))
 
 
 def _values_for_transformers(path: Path, impl: Implementation) -> dict[str, object] | None:
@@ -143,26 +153,29 @@ def _open_directory(directory: Path) -> Checkpoint:
     values, source = read_config(directory), str(directory / "config.json")
     config = parse_config(values, source)
     generation = hf_generation_defaults(directory, Fields(values, source))
-    files = SafetensorsSource(directory, codes=_codes_of(config))
     if not isinstance(config, DecoderConfig):
-        return Checkpoint(config, files, generation)
+        return Checkpoint(config, SafetensorsSource(directory), generation)
+    files = _open_files(directory, config)
     notes = () if config.recurrent is None else left_out(files.names())
     return Checkpoint(config, respelled(_with_experts(files, config), config), generation, notes)
 
 
-def _with_experts(files: SafetensorsSource, config: DecoderConfig) -> WeightSource:
+def _open_files(directory: Path, config: DecoderConfig) -> WeightSource:
+    if config.quantisation is not None:
+        files = SafetensorsSource(directory, codes=kinds_of(config.quantisation))
+        return QuantisedSource(files, config.quantisation)
+    experts = HF_ARCHITECTURES[config.architecture].experts
+    in_mxfp4 = experts is not None and experts.interleaved
+    return SafetensorsSource(directory, codes=dict.fromkeys((BLOCKS, SCALES), frozenset({"U8"})) if in_mxfp4 else {})
+
+
+def _with_experts(files: WeightSource, config: DecoderConfig) -> WeightSource:
     implied = HF_ARCHITECTURES[config.architecture].experts
     if config.experts is None or implied is None:
         return files
     if implied.interleaved:
         return GptOssNames(files)
     return ExpertNames(files, config.num_layers if implied.drafts else None)
-
-
-def _codes_of(config: OwnConfig) -> tuple[str, ...]:
-    """How names of tensors end that are codes of numbers."""
-    experts = HF_ARCHITECTURES[config.architecture].experts if isinstance(config, DecoderConfig) else None
-    return (BLOCKS, SCALES) if experts is not None and experts.interleaved else ()
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

@@ -51,16 +51,17 @@ def load_by_transformers(
             made.model.config.architecture,
             COST,
         )
+    kept_in = str(storage).removeprefix("torch.")
     return LoadedModel(
         model=made.model,
         config=made.model.config,
         generation=hf_generation_defaults(directory, Fields(values, str(directory / "config.json"))),
         dtype=storage,
-        formats=(str(storage).removeprefix("torch."),),
+        formats=(kept_in,),
         notes=made.model.notes,
         kv_dtype=kv_dtype,
         max_model_len=max_model_len or opened.max_position,
         num_parameters=made.num_parameters,
-        weight_bytes=made.weight_bytes,
+        bytes_by_format={kept_in: made.weight_bytes},
         without_graphs="transformers computes the model",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,12 @@ class LoadedModel:
     kv_dtype: torch.dtype  # of the cache
     max_model_len: int
     num_parameters: int
-    weight_bytes: int
+    bytes_by_format: Mapping[str, int]  # of all matrices and tables
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.bytes_by_format.values())
 
     @property
     def num_active_parameters(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.onnx_file import Array, OnnxFile
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 
 # A node's result, or a tensor: the part that is the parameter's path, from either file's root on.
@@ -70,7 +70,7 @@ class OnnxT5Source:
     def load(self, name: str) -> Tensor:
         return self._tensors[name].values()
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None
 
     def _read(self, file: OnnxFile, part: str) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.weights import SourceOver, WeightSource
@@ -80,7 +80,7 @@ class PaddedHeads(SourceOver):
             case _:
                 return tensor
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None
 
     def _pad(self, tensor: Tensor, dim: int) -> Tensor:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.kernels.kv_format import UNSCALED, KvScales
 from bequest.engine.layers.backend import Backend
+from bequest.engine.layers.codes import Codes
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Norm
 from bequest.engine.layers.weight import Stored, Table, Weight
@@ -235,17 +235,18 @@ class Loader(Reader):
         return self._backend.weight([self._load(f"{name}.weight") for name in names], bias, self._dtype)
 
     def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
-        """A float32 matrix stays in the codes of a quantised file, which are its values."""
+        """A matrix stays in the codes of a checkpoint where the backend multiplies these."""
         codes = self._codes(names)
         return None if codes is None else self._backend.quantised_weight(codes, bias)
 
-    def _codes(self, names: Sequence[str]) -> list[QuantisedRows] | None:
-        """Of matrices that are one weight; None where they are not all in codes of one width."""
-        if self._dtype is not torch.float32:
+    def _codes(self, names: Sequence[str]) -> list[Codes] | None:
+        """Of matrices that are one weight; None where they are not all in codes of one kind that may stay."""
+        types = self._backend.code_types(self._dtype)
+        if not types:
             return None
         codes = [self._source.load_codes(f"{self._prefix}{name}.weight") for name in names]
-        parts = [part for part in codes if part is not None]
-        return parts if len(parts) == len(names) and len({part.bits for part in parts}) == 1 else None
+        parts = [part for part in codes if isinstance(part, types)]
+        return parts if len(parts) == len(names) and len({part.kind for part in parts}) == 1 else None
 
     def experts(
         self, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int, *, has_bias: bool = False
@@ -269,9 +270,9 @@ class Loader(Reader):
         if first is None:
             return None
 
-        def of_expert(number: int) -> list[QuantisedRows]:
+        def of_expert(number: int) -> list[Codes]:
             codes = self._codes([f"{number}.{name}" for name in names])
-            if codes is None or codes[0].bits != first[0].bits:
+            if codes is None or codes[0].kind != first[0].kind:
                 described = f"{self._source.description}: {self._prefix}{number}.{names[0]}"
                 raise ModelError(f"{described} is stored otherwise than expert 0; convert the file again")
             return codes

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.hybrid_names import HybridNames
 from bequest.engine.models.registry import HF_ARCHITECTURES, find_gguf_variant
@@ -77,10 +77,10 @@ class RespelledSource(SourceOver):
         heads = self._turned.get(name.rsplit(".", 2)[-2]) if "." in name else None
         return part if heads is None else pair_halves(part, heads, self._rotary_dim)
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         stored, rows = self._places[name]
         codes = None if self._turned else self._source.load_codes(stored)
-        return codes if codes is None or rows is None else QuantisedRows(codes.bits, codes.rows[rows])
+        return codes if codes is None or rows is None else codes.take(rows)
 
 
 def _parts_of(stored: str, joined: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[str, slice | None]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.safetensors_files import find_safetensors
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -20,8 +21,8 @@ FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 class SafetensorsSource:
     """A WeightSource."""
 
-    def __init__(self, directory: Path, codes: tuple[str, ...] = ()) -> None:
-        """`codes`: how names of tensors end that hold codes, not numbers."""
+    def __init__(self, directory: Path, codes: Mapping[str, frozenset[str]] = MappingProxyType({})) -> None:
+        """`codes`: how names of tensors end that hold codes, not numbers, and the types that these may have."""
         self._directory = directory
         self._codes = codes
         self._file_of: dict[str, Any] = {}  # tensor name → open file
@@ -49,11 +50,15 @@ class SafetensorsSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slices[name].get_shape())
 
+    def kind(self, name: str) -> str:
+        """What its numbers are, as safetensors files call it."""
+        return str(self._slices[name].get_dtype())
+
     def load(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None
 
     def _refuse_non_float(self) -> None:
@@ -65,4 +70,4 @@ class SafetensorsSource:
             raise ModelError(f"{self._directory}: only float tensors are supported, not {', '.join(odd[:10])}")
 
     def _is_code(self, name: str) -> bool:
-        return name.endswith(self._codes) and self._slices[name].get_dtype() == "U8"
+        return any(name.endswith(ending) and self.kind(name) in kinds for ending, kinds in self._codes.items())

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 # How names of the text model begin, before transformers 5 and since, and how they do here.
@@ -47,5 +47,5 @@ class RenamedSource(SourceOver):
     def load(self, name: str) -> Tensor:
         return self._source.load(self._stored[name])
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return self._source.load_codes(self._stored[name])

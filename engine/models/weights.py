@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 
 MOST_NAMED = 10  # tensors that an error lists
 
@@ -35,7 +35,7 @@ class WeightSource(Protocol):
         """The tensor, in any float type; may be a view of the file."""
         ...
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         """A matrix in the codes of the file, where it is quantised in a way that kernels read; else None."""
         ...
 
@@ -72,7 +72,7 @@ class PrefixedSource(SourceOver):
     def load(self, name: str) -> Tensor:
         return self._source.load(self._own(name))
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return self._source.load_codes(self._own(name))
 
     def _own(self, name: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.torch_zip import StoredTensor, TorchZip
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 from bequest.engine.text.hf_tokenizer import tokenizer_from_directory
 from bequest.engine.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ class WhisperPtSource:
     def load(self, name: str) -> Tensor:
         return self._file.load(self._tensors[name])
 
-    def load_codes(self, name: str) -> QuantisedRows | None:
+    def load_codes(self, name: str) -> Codes | None:
         return None
 
 

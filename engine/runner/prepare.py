@@ -141,7 +141,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         )
     with phase("cache"):
         available = host_memory()
-        shares = [Share("weights", loaded.weight_bytes), Share("free before the cache", available)]
+        shares = [*_weight_shares(loaded), Share("free before the cache", available)]
         wish = _wish(config, loaded)
         most = min(int(available * _CPU_SHARE), _CPU_MOST)
         states = plan_states(state_wish(config, loaded, wish), most)
@@ -329,11 +329,15 @@ def _cuda_shares(
     return [
         Share("total", total),
         Share("others", others),
-        Share("weights", loaded.weight_bytes),
+        *_weight_shares(loaded),
         Share("activations", activations),
         Share("graphs", graphs),
         Share("left for the cache", max(0, available)),
     ]
+
+
+def _weight_shares(loaded: LoadedModel) -> list[Share]:
+    return [Share(f"weights in {name}", count) for name, count in loaded.bytes_by_format.items()]
 
 
 def _takes_graphs(config: EngineConfig, loaded: LoadedModel) -> bool:

@@ -95,8 +95,8 @@ def test_limits_of_another_architecture_are_refused(tiny_model: Callable[[str], 
 
 def test_other_quantised_weights_are_refused(tiny_model: Callable[[str], Path]) -> None:
     values = json.loads((tiny_model("gpt-oss") / "config.json").read_text())
-    with pytest.raises(ModelError, match="awq"):
-        parse_config(values | {"quantization_config": {"quant_method": "awq"}}, "config.json")
+    with pytest.raises(ModelError, match="quant_method 'quark' is not supported"):
+        parse_config(values | {"quantization_config": {"quant_method": "quark"}}, "config.json")
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cpu.codes import packable
 from bequest.engine.backends.cpu.experts import CpuExperts
 from bequest.engine.backends.cpu.ops import CpuOps
 from bequest.engine.backends.cpu.stack import StackCompiler
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cpu_experts
+from bequest.engine.layers.codes import Codes, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
@@ -33,8 +36,13 @@ class CpuBackend:
     def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
         return CpuWeight(kernels.pack_weights(matrices, dtype), bias, self.ops)
 
-    def quantised_weight(self, matrices: Sequence[kernels.QuantisedRows], bias: Tensor | None) -> Weight | None:
-        return CpuWeight(kernels.pack_quantised(matrices), bias, self.ops)
+    def code_types(self, dtype: torch.dtype) -> tuple[type[Codes], ...]:
+        """Codes are float32 values in less memory; products in bfloat16 have kernels of their own."""
+        return (kernels.QuantisedRows, IntegerRows) if dtype is torch.float32 else ()
+
+    def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
+        rows = packable(matrices)
+        return None if rows is None else CpuWeight(kernels.pack_quantised(rows), bias, self.ops)
 
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
@@ -42,9 +50,14 @@ class CpuBackend:
         return CpuExperts(cpu_experts.pack_experts(matrices, num_experts, bias, dtype))
 
     def quantised_expert_weights(
-        self, matrices: Iterable[Sequence[kernels.QuantisedRows]], num_experts: int, bias: Tensor | None
+        self, matrices: Iterable[Sequence[Codes]], num_experts: int, bias: Tensor | None
     ) -> ExpertWeights | None:
-        return CpuExperts(cpu_experts.pack_quantised_experts(matrices, num_experts, bias))
+        each = map(packable, matrices)
+        first = next(each)
+        if first is None:
+            return None
+        rest = (rows for rows in each if rows is not None)  # of the same kind all are, or none
+        return CpuExperts(cpu_experts.pack_quantised_experts(chain([first], rest), num_experts, bias))
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return CpuRows(rows, dtype)

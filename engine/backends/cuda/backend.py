@@ -11,7 +11,7 @@ from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.backends.cuda.weights import DenseWeight
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.layers.codes import Codes
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
@@ -39,7 +39,10 @@ class CudaBackend:
             begin += matrix.shape[0]
         return DenseWeight(stacked, bias, self.ops)
 
-    def quantised_weight(self, matrices: Sequence[QuantisedRows], bias: Tensor | None) -> Weight | None:
+    def code_types(self, dtype: torch.dtype) -> tuple[type[Codes], ...]:
+        return ()
+
+    def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
         return None
 
     def expert_weights(
@@ -49,7 +52,7 @@ class CudaBackend:
         return DenseExperts(placed, None if bias is None else bias.to(self.device))
 
     def quantised_expert_weights(
-        self, matrices: Iterable[Sequence[QuantisedRows]], num_experts: int, bias: Tensor | None
+        self, matrices: Iterable[Sequence[Codes]], num_experts: int, bias: Tensor | None
     ) -> ExpertWeights | None:
         return None
 
