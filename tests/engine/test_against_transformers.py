@@ -7,7 +7,7 @@ cache so small that it preempts. All in float32, where our own results must not 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What transformers generates: tokens, and at each step the log-probabilities of all tokens."""
+    """What transformers says behind each prefix of an answer: the best token, and the log-probabilities of all."""
 
     tokens: list[int]
     logprobs: torch.Tensor  # [NUM_TOKENS, V]
@@ -48,24 +48,28 @@ def prompts() -> list[list[int]]:
     return [common[: n // 2] + [draw.randrange(3, VOCAB_SIZE) for _ in range(n - n // 2)] for n in LENGTHS]
 
 
-@torch.no_grad()
-def expect(model: torch.nn.Module, prompt: list[int]) -> Expected:
-    tokens = list(prompt)
-    rows = []
-    for _ in range(NUM_TOKENS):
-        logits = model(torch.tensor([tokens])).logits[0, -1].double()
-        rows.append(logits.log_softmax(-1))
-        tokens.append(int(logits.argmax()))
-    return Expected(tokens[len(prompt) :], torch.stack(rows))
+class Judge:
+    """What a model of transformers says of answers to the prompts, one pass over each that it has not seen.
 
+    If each token of an answer is the best one behind those before, then it is what the model generates."""
 
-@torch.no_grad()
-def judge(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> Expected:
-    """One pass over an answer that may be wrong: if each of its tokens is the best one behind those before, then it is
-    what the model generates. Up to the first one that is not, what is expected is right as well."""
-    assert len(answer) == NUM_TOKENS
-    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].double()
-    return Expected(logits.argmax(-1).tolist(), logits.log_softmax(-1))
+    def __init__(self, model: torch.nn.Module, prompts: list[list[int]]) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._seen: dict[tuple[int, ...], Expected] = {}
+
+    def __call__(self, answers: Sequence[Completion]) -> list[Expected]:
+        pairs = zip(self._prompts, answers, strict=True)
+        return [self._expect(prompt, answer.choices[0].token_ids) for prompt, answer in pairs]
+
+    @torch.no_grad()
+    def _expect(self, prompt: list[int], answer: Sequence[int]) -> Expected:
+        assert len(answer) == NUM_TOKENS
+        whole = (*prompt, *answer)
+        if whole not in self._seen:
+            logits = self._model(torch.tensor([whole])).logits[0, len(prompt) - 1 : -1].double()
+            self._seen[whole] = Expected(logits.argmax(-1).tolist(), logits.log_softmax(-1))
+        return self._seen[whole]
 
 
 def check(completion: Completion, expected: Expected) -> None:
@@ -90,9 +94,8 @@ def check(completion: Completion, expected: Expected) -> None:
 )
 def test_tokens_and_logprobs_equal_transformers(name: str, tiny_model: Callable[[str], Path]) -> None:
     directory = tiny_model(name)
-    reference = make_reference(name)
     asked = prompts()
-    expected: list[Expected] = []
+    judge = Judge(make_reference(name), asked)
     seen: list[tuple[object, ...]] = []
     for scenario, config in SCENARIOS.items():
         config = EngineConfig(
@@ -108,15 +111,11 @@ def test_tokens_and_logprobs_equal_transformers(name: str, tiny_model: Callable[
             (alone,) = llm.generate([asked[-1]], PARAMS, progress=False)
             for round_number in range(2):  # the second round finds its prompts in the prefix cache
                 answers = llm.generate(asked, PARAMS, progress=False)
-                expected = expected or [
-                    judge(reference, prompt, list(answer.choices[0].token_ids))
-                    for prompt, answer in zip(asked, answers, strict=True)
-                ]
-                for answer, one in zip(answers, expected, strict=True):
+                for answer, one in zip(answers, judge(answers), strict=True):
                     check(answer, one)
                 hits = sum(answer.usage.cached_tokens for answer in answers)
                 assert hits > 0 or round_number == 0 or scenario == "preempting"
-            check(alone, expected[-1])
+            assert alone.choices[0].token_ids == answers[-1].choices[0].token_ids
         seen.append(tuple(answer.choices[0].logprobs for answer in (alone, *answers)))
     assert all(one == seen[0] for one in seen), "the same request, cut another way, must give the same bits"
 

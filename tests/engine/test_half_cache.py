@@ -18,7 +18,7 @@ from bequest.engine.models.dtype import resolve_kv_dtype
 from tests.engine.direct import LLM
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches
-from tests.engine.test_against_transformers import PARAMS, expect, prompts
+from tests.engine.test_against_transformers import PARAMS, Judge, prompts
 from tests.engine.test_beams_against_transformers import check_searches
 from tests.engine.test_encoder_decoder_models import save_model
 from tests.engine.test_fp8_cache import check_rounded
@@ -41,21 +41,22 @@ def test_tokens_equal_those_of_a_rounded_cache(
     name: str, dtype: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, reference = prompts(), make_reference(name)
-    plain = [expect(reference, prompt) for prompt in asked]
-    round_caches(monkeypatch, dtype=DTYPES[dtype])
-    expected = [expect(reference, prompt) for prompt in asked]
+    exact, rounding = Judge(reference, asked), Judge(reference, asked)
     seen = []
     for fields in ({"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 7, "num_blocks": 30}):
         with LLM(config(tiny_model(name), kv_cache_dtype=dtype, **fields)) as llm:
             answers = llm.generate(asked, PARAMS, progress=False)
-            check_rounded(answers, expected, tolerance=TOLERANCES[dtype], equal=16)
             again = llm.generate(asked, PARAMS, progress=False)  # finds its prompts in the prefix cache
         seen += [[answer.choices[0].logprobs for answer in answers], [answer.choices[0].logprobs for answer in again]]
     assert all(one == seen[0] for one in seen), "the same request, cut another way, must give the same bits"
+    plain = exact(answers)
+    round_caches(monkeypatch, dtype=DTYPES[dtype])
+    expected = rounding(answers)
+    check_rounded(answers, expected, tolerance=TOLERANCES[dtype], equal=16)
     told = [one[0].logprob for one in seen[0] if one is not None]
-    rounded, exact = (torch.tensor([float(one.logprobs[0].max()) for one in side]) for side in (expected, plain))
+    rounded, unrounded = (torch.tensor([float(one.logprobs[0].max()) for one in side]) for side in (expected, plain))
     distance = (torch.tensor(told) - rounded).abs().mean()
-    assert distance < (torch.tensor(told) - exact).abs().mean() / 2, "rounding must show"
+    assert distance < (torch.tensor(told) - unrounded).abs().mean() / 2, "rounding must show"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

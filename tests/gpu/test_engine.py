@@ -13,7 +13,7 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.types import BeamParams, SamplingParams
 from tests.engine.direct import LLM, Completion
 from tests.engine.model_leases import check_leases_survive
-from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
+from tests.engine.test_against_transformers import PARAMS, Judge, check, prompts
 from tests.engine.test_beams_against_transformers import check_searches
 from tests.engine.test_nan import check_nan_fails_its_request_alone, poisoned_model
 from tests.tiny_models import make_reference
@@ -55,14 +55,14 @@ def config(directory: Path, **fields: object) -> EngineConfig:
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm", "glm4", *OTHERS])
 @pytest.mark.parametrize("chunk", [7, 256])
 def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable[[str], Path]) -> None:
-    reference = make_reference(name)
     asked = prompts()
-    expected = [expect(reference, prompt) for prompt in asked]
+    judge = Judge(make_reference(name), asked)
     settings = {"dtype": "float32", "max_num_batched_tokens": chunk}
     for fields in ({}, {"num_blocks": 20}, {"enforce_eager": True}, {"pipelined": False}):
         with LLM(config(tiny_model(name), **(settings | fields))) as llm:
             for _ in range(2):  # the second round finds its prompts in the prefix cache
-                for answer, one in zip(llm.generate(asked, PARAMS, progress=False), expected, strict=True):
+                answers = llm.generate(asked, PARAMS, progress=False)
+                for answer, one in zip(answers, judge(answers), strict=True):
                     check(answer, one)
 
 
@@ -83,13 +83,12 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
     ],
 )
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
-    reference = make_reference(name)
     asked = prompts()
-    expected = [expect(reference, prompt) for prompt in asked]
+    judge = Judge(make_reference(name), asked)
     with LLM(config(tiny_model(name), dtype="bfloat16")) as llm:
         answers = llm.generate(asked, PARAMS, progress=False)
     equal = 0
-    for answer, one in zip(answers, expected, strict=True):
+    for answer, one in zip(answers, judge(answers), strict=True):
         tokens = list(answer.choices[0].token_ids)
         first = next((i for i, (a, b) in enumerate(zip(tokens, one.tokens, strict=True)) if a != b), None)
         if first is None:

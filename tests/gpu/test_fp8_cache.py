@@ -18,7 +18,7 @@ from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
 from tests.engine.direct import LLM
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.rounded_reference import round_caches, rounded
-from tests.engine.test_against_transformers import PARAMS, expect, prompts
+from tests.engine.test_against_transformers import PARAMS, Judge, prompts
 from tests.engine.test_beams_against_transformers import check_searches
 from tests.engine.test_encoder_decoder_models import save_model
 from tests.engine.test_fp8_cache import check_rounded
@@ -306,23 +306,24 @@ def test_float32_equals_transformers_with_a_rounded_cache(
     name: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round_caches(monkeypatch)
-    asked, reference = prompts(), make_reference(name)
-    expected = [expect(reference, prompt) for prompt in asked]
+    asked = prompts()
+    judge = Judge(make_reference(name), asked)
     with LLM(config(tiny_model(name), dtype="float32", max_num_seqs=32)) as llm:
         for _ in range(2):  # the second round finds its prompts in the prefix cache
+            answers = llm.generate(asked, PARAMS, progress=False)
             # Sums in other orders than transformers': more keys are rounded the other way than on a CPU.
-            check_rounded(llm.generate(asked, PARAMS, progress=False), expected, tolerance=0.1, equal=12)
+            check_rounded(answers, judge(answers), tolerance=0.1, equal=12)
 
 
 @pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "llama-odd-head"])  # the last one padded
 def test_bfloat16_is_near_it(name: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     round_caches(monkeypatch)
-    asked, reference = prompts(), make_reference(name)
-    expected = [expect(reference, prompt) for prompt in asked]
+    asked = prompts()
+    judge = Judge(make_reference(name), asked)
     with LLM(config(tiny_model(name), dtype="bfloat16", max_num_seqs=32)) as llm:
         answers = llm.generate(asked, PARAMS, progress=False)
     equal = 0
-    for answer, one in zip(answers, expected, strict=True):
+    for answer, one in zip(answers, judge(answers), strict=True):
         tokens = list(answer.choices[0].token_ids)
         first = next((i for i, (a, b) in enumerate(zip(tokens, one.tokens, strict=True)) if a != b), None)
         equal += first is None

@@ -11,7 +11,7 @@ from bequest.engine.config import EngineConfig
 from tests.engine.direct import LLM
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.model_states import Trial, check_states, reference_of
-from tests.engine.test_against_transformers import PARAMS, check, expect, prompts
+from tests.engine.test_against_transformers import PARAMS, Judge, check, prompts
 from tests.engine.test_beams_against_transformers import check_searches
 from tests.gpu.test_engine import BF16_GAP
 from tests.tiny_models import VOCAB_SIZE
@@ -34,13 +34,14 @@ def config(directory: Path, **fields: object) -> EngineConfig:
 @pytest.mark.parametrize("name", TINY_OTHERS)
 @pytest.mark.parametrize("chunk", [7, 256])
 def test_float32_equals_transformers(name: str, chunk: int, tiny_other: Callable[[str], Path]) -> None:
-    reference, asked = make_other(name), prompts()
-    expected = [expect(reference, prompt) for prompt in asked]
+    asked = prompts()
+    judge = Judge(make_other(name), asked)
     for fields in ({}, {"num_blocks": 20}, {"pipelined": False}):
         settings = {"dtype": "float32", "max_num_batched_tokens": chunk}
         with LLM(config(tiny_other(name), **(settings | fields))) as llm:
             for _ in range(2):  # the second round finds its prompts in the prefix cache
-                for answer, one in zip(llm.generate(asked, PARAMS, progress=False), expected, strict=True):
+                answers = llm.generate(asked, PARAMS, progress=False)
+                for answer, one in zip(answers, judge(answers), strict=True):
                     check(answer, one)
 
 
@@ -50,12 +51,12 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_other: Callable
 def test_bfloat16_differs_only_where_two_logits_are_near(
     name: str, cache: str, tiny_other: Callable[[str], Path]
 ) -> None:
-    reference, asked = make_other(name), prompts()
-    expected = [expect(reference, prompt) for prompt in asked]
+    asked = prompts()
+    judge = Judge(make_other(name), asked)
     gap = BF16_GAP if cache == "auto" else 4 * BF16_GAP
     with LLM(config(tiny_other(name), dtype="bfloat16", kv_cache_dtype=cache)) as llm:
         answers = llm.generate(asked, PARAMS, progress=False)
-    for answer, one in zip(answers, expected, strict=True):
+    for answer, one in zip(answers, judge(answers), strict=True):
         tokens = list(answer.choices[0].token_ids)
         first = next((i for i, (a, b) in enumerate(zip(tokens, one.tokens, strict=True)) if a != b), None)
         if first is not None:
