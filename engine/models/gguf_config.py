@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
@@ -46,8 +48,9 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
     context_length = fields.integer("context_length")
-    rope = _parse_rope(file, fields, head_dim, context_length)
+    rope = _parse_rope(file, fields, head_dim, context_length, variant)
     windows = _windows(fields, variant, num_layers)
+    window_rope = _window_rope(rope, variant)
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -58,10 +61,10 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else None),
         experts=experts,
         vocab_size=_vocab_size(file),
-        max_position=context_length if variant.window_theta else extended_max_position(context_length, rope),
+        max_position=context_length if window_rope is not None else extended_max_position(context_length, rope),
         rms_norm_eps=fields.number(f"attention.layer_norm_{'' if variant.style.centred else 'rms_'}epsilon"),
         rope=rope,
-        window_rope=RopeConfig(variant.window_theta) if variant.window_theta else None,
+        window_rope=window_rope,
         sliding_windows=windows,
         activation=variant.activation,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
@@ -76,6 +79,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         residual_factor=fields.number("residual_scale", 1.0),
         logits_divisor=_logits_divisor(fields, variant),
         score_scale=_score_scale(fields, variant, hidden_size / num_heads),
+        sinks=variant.sinks,
         unrotated_layers=_unrotated_layers(variant, windows),
         tie_word_embeddings="output.weight" not in file.tensors,
     )
@@ -85,7 +89,21 @@ def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int
     if not variant.full_every:
         return (fields.integer("attention.sliding_window", 0),) * num_layers
     window = fields.integer("attention.sliding_window")
-    return tuple(window if layer % variant.full_every else 0 for layer in range(1, num_layers + 1))
+    if not fields.has("attention.sliding_window_pattern"):
+        return tuple(window if layer % variant.full_every else 0 for layer in range(1, num_layers + 1))
+    pattern = np.asarray(fields.raw("attention.sliding_window_pattern"))
+    if pattern.shape != (num_layers,) or not set(pattern.tolist()) <= {0, 1}:
+        raise ModelError(f"{fields.source}: attention.sliding_window_pattern must have true or false for each layer")
+    return tuple(window if has_window else 0 for has_window in pattern.tolist())
+
+
+def _window_rope(rope: RopeConfig, variant: GGUFVariant) -> RopeConfig | None:
+    """None: layers with a window turn as the others do."""
+    if variant.window_theta:
+        return RopeConfig(variant.window_theta)
+    if variant.unscaled_windows and rope.kind != "default":
+        return RopeConfig(rope.theta, partial_factor=rope.partial_factor)
+    return None
 
 
 def _unrotated_layers(variant: GGUFVariant, windows: tuple[int, ...]) -> frozenset[int]:
@@ -121,7 +139,7 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: int) -> RopeConfig:
+def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: int, variant: GGUFVariant) -> RopeConfig:
     theta = fields.number("rope.freq_base", 10000.0)
     partial_factor = fields.integer("rope.dimension_count", head_dim) / head_dim
     divisors: tuple[float, ...] = ()
@@ -141,8 +159,6 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
         return RopeConfig(theta, kind, partial_factor, factor=factor, frequency_divisors=divisors)
     if kind != "yarn":
         raise ModelError(f"{fields.source}: rope.scaling.type {kind!r} is not known in a GGUF file")
-    magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    attention_factor = fields.number("rope.scaling.yarn_attn_factor", fields.number("rope.scaling.attn_factor", 1.0))
     return RopeConfig(
         theta,
         kind,
@@ -151,9 +167,19 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
         original_max_position=fields.integer("rope.scaling.original_context_length", context_length),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=attention_factor * magnitude,
+        truncate=variant.truncates_yarn,
+        attention_factor=_yarn_attention_factor(fields, factor, variant),
         frequency_divisors=divisors,
     )
+
+
+def _yarn_attention_factor(fields: Fields, factor: float, variant: GGUFVariant) -> float:
+    magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    names = ("rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor")
+    given = next((fields.number(name) for name in names if fields.has(name)), None)
+    if given is None:
+        return magnitude
+    return given if variant.whole_yarn_factor else given * magnitude
 
 
 def _parse_longrope(file: GGUFFile, fields: Fields, rope: RopeConfig) -> RopeConfig:

@@ -49,6 +49,8 @@ def parse_gguf_experts(file: GGUFFile, fields: Fields, variant: GGUFVariant) -> 
             factor=fields.number("expert_weights_scale", 0.0) or 1.0,  # 0: there is none
             shared_size=shared,
             shared_gate=f"blk.{min(layers)}.ffn_gate_inp_shexp.weight" in file.tensors,
+            router_bias=f"blk.{min(layers)}.ffn_gate_inp.bias" in file.tensors,
+            bias=f"blk.{min(layers)}.ffn_down_exps.bias" in file.tensors,
         )
     except ModelError as error:
         raise ModelError(f"{fields.source}: {error}") from None
@@ -65,19 +67,19 @@ def _rows_of(file: GGUFFile, name: str, dim: int) -> int:
     return 0 if tensor is None or len(tensor.shape) <= dim else tensor.shape[dim]
 
 
-def expert_tensors(layer_prefix: str, part: str, tensor: GGUFTensor) -> Iterator[tuple[str, GGUFTensor]]:
-    """The names of one tensor of a layer, blk.N.PART.weight, and what each name stands for; none if it is not one of
-    experts."""
+def expert_tensors(layer_prefix: str, part: str, kind: str, tensor: GGUFTensor) -> Iterator[tuple[str, GGUFTensor]]:
+    """The names of one tensor of a layer, blk.N.PART.KIND, and what each name stands for; none if it is not one of
+    experts. A kind is weight or bias."""
     stem, _, number = part.partition(".")
     if stem in LAYER_NAMES:
         # The gate of a shared expert is one row, which is stored as a vector.
         row = stem == "ffn_gate_inp_shexp" and len(tensor.shape) == 1
-        yield f"{layer_prefix}{LAYER_NAMES[stem]}.weight", replace(tensor, shape=(1, *tensor.shape)) if row else tensor
+        yield f"{layer_prefix}{LAYER_NAMES[stem]}.{kind}", replace(tensor, shape=(1, *tensor.shape)) if row else tensor
     elif stem in _MATRICES and number.isdigit():
-        yield f"{layer_prefix}mlp.experts.{number}.{_MATRICES[stem]}.weight", tensor
-    elif (matrix := _MATRICES.get(stem.removesuffix("_exps"))) and stem.endswith("_exps") and len(tensor.shape) == 3:
+        yield f"{layer_prefix}mlp.experts.{number}.{_MATRICES[stem]}.{kind}", tensor
+    elif (matrix := _MATRICES.get(stem.removesuffix("_exps"))) and stem.endswith("_exps") and len(tensor.shape) > 1:
         num_experts, *shape = tensor.shape
         rows = tensor.data.reshape(num_experts, -1)
         for expert in range(num_experts):
-            name = f"{layer_prefix}mlp.experts.{expert}.{matrix}.weight"
+            name = f"{layer_prefix}mlp.experts.{expert}.{matrix}.{kind}"
             yield name, replace(tensor, shape=tuple(shape), data=rows[expert])

@@ -18,7 +18,7 @@ from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.dense import layer_prefix
 from bequest.engine.models.gguf_experts import expert_tensors
-from bequest.engine.models.registry import find_gguf_variant
+from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.style import LayerStyle
 
@@ -49,7 +49,7 @@ class GGUFSource:
     def __init__(self, file: GGUFFile, config: DecoderConfig) -> None:
         self.description = str(file.path)
         variant = find_gguf_variant(file.architecture)
-        names = layer_names(config.style, variant.joined)
+        names = layer_names(config.style, variant)
         read = {name: tensor for name, tensor in file.tensors.items() if name not in READ_ELSEWHERE}
         self._tensors = {ours: part for name, whole in read.items() for ours, part in _named(name, whole, names)}
         self._config = config
@@ -84,24 +84,27 @@ class GGUFSource:
         return rows
 
 
-def layer_names(style: LayerStyle, joined: Collection[str] = ()) -> dict[str, str]:
-    """Parts of a layer as GGUF files call them, and as a style's checkpoints do, with these matrices joined."""
+def layer_names(style: LayerStyle, variant: GGUFVariant) -> dict[str, str]:
+    """Parts of a layer as GGUF files of an architecture call them, and as a style's checkpoints do."""
     norms = {
         "attn_norm": style.before_attention,
         "post_attention_norm": style.behind_attention,
-        "ffn_norm": style.before_mlp,
+        variant.norm_before_mlp: style.before_mlp,
         "post_ffw_norm": style.behind_mlp,
     }
-    matrices = {"attn_qkv": "self_attn.qkv_proj"} if "qkv_proj" in joined else {}
-    matrices |= {"ffn_up": "mlp.gate_up_proj"} if "gate_up_proj" in joined else {}
+    matrices = {"attn_qkv": "self_attn.qkv_proj"} if "qkv_proj" in variant.joined else {}
+    matrices |= {"ffn_up": "mlp.gate_up_proj"} if "gate_up_proj" in variant.joined else {}
     return LAYER_NAMES | matrices | {theirs: ours for theirs, ours in norms.items() if ours is not None}
 
 
 def _named(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tuple[str, GGUFTensor]]:
     """What a stored tensor is by our names: itself, or one matrix of each expert."""
-    match name.removesuffix(".weight").split(".", 2):
-        case ["blk", layer, part] if layer.isdigit() and name.endswith(".weight"):
-            if found := list(expert_tensors(layer_prefix(int(layer)), part, tensor)):
+    stem, _, kind = name.rpartition(".")
+    match stem.split(".", 2):
+        case ["blk", layer, "attn_sinks"] if layer.isdigit() and kind == "weight":
+            return [(f"{layer_prefix(int(layer))}self_attn.sinks", tensor)]
+        case ["blk", layer, part] if layer.isdigit() and kind in ("weight", "bias"):
+            if found := list(expert_tensors(layer_prefix(int(layer)), part, kind, tensor)):
                 return found
     return [(hf_name(name, names), tensor)]
 

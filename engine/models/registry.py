@@ -82,6 +82,11 @@ class GGUFVariant:
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that others may not have
     renormalises_experts: bool | None = None  # None: it has no experts
+    norm_before_mlp: str = "ffn_norm"  # its name; some files call it after the attention that it follows
+    sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
+    truncates_yarn: bool = True  # to whole dimensions, at the ends of its ramp
+    whole_yarn_factor: bool = False  # the factor of a file is all that cos and sin are multiplied by
+    unscaled_windows: bool = False  # layers with a window turn as if positions were not scaled
 
 
 MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
@@ -324,7 +329,23 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
     "phi3": GGUFVariant(qk_norm=False, interleaved_rope=False, joined=("qkv_proj", "gate_up_proj")),  # Phi-4's too
     "glm4": GGUFVariant(qk_norm=False, interleaved_rope=True, style=GLM4, joined=("gate_up_proj",)),
-    "olmo2": GGUFVariant(qk_norm=True, interleaved_rope=False, style=OLMO2),
+    # OLMo 3's too, which has windows
+    "olmo2": GGUFVariant(
+        qk_norm=True,
+        interleaved_rope=False,
+        style=OLMO2,
+        full_every=4,
+        whole_yarn_factor=True,
+        unscaled_windows=True,
+        defaults={"attention.sliding_window": 0, "attention.sliding_window_pattern": None},
+    ),
+    "gemma": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=False,
+        style=replace(GEMMA, norm_offset=0.0),
+        activation="gelu_tanh",
+        scales_embedding=True,
+    ),
     "gemma2": GGUFVariant(
         qk_norm=False,
         interleaved_rope=False,
@@ -360,6 +381,16 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         full_every=4,
         skipped_rope="full",
         defaults={"logit_scale": 1.0},
+    ),
+    "gpt-oss": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=False,
+        activation="clamped_swish",
+        full_every=2,
+        renormalises_experts=True,
+        norm_before_mlp="post_attention_norm",
+        sinks=True,
+        truncates_yarn=False,
     ),
     "qwen2moe": GGUFVariant(qk_norm=False, interleaved_rope=False, renormalises_experts=False),
     "olmoe": GGUFVariant(qk_norm=True, interleaved_rope=False, renormalises_experts=False, style=OLMOE),

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.models.gguf_loader import hf_name, layer_names
+from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from bequest.engine.models.style import LLAMA
 
 
@@ -31,7 +32,7 @@ def embedded_reference() -> LlamaForCausalLM:
         if "attn_q" in name or "attn_k" in name:
             # The converter of llama.cpp splits heads of 64 into halves and interleaves them.
             values = values.reshape(-1, 32, 2, 576).transpose(1, 2).reshape(-1, 576)
-        weights[hf_name(name, layer_names(LLAMA))] = values
+        weights[hf_name(name, layer_names(LLAMA, GGUF_ARCHITECTURES["llama"]))] = values
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True)

@@ -46,7 +46,7 @@ def test_older_files_name_experts_one_by_one(tmp_path: Path) -> None:
     source = GGUFSource(file, parse_gguf_config(file))
     whole = file.tensors["blk.1.ffn_up_exps.weight"]
     alone = GGUFTensor("blk.1.ffn_up.2.weight", whole.shape[1:], whole.type, whole.data.reshape(4, -1)[2])
-    ((name, tensor),) = expert_tensors("model.layers.1.", "ffn_up.2", alone)
+    ((name, tensor),) = expert_tensors("model.layers.1.", "ffn_up.2", "weight", alone)
     assert name == "model.layers.1.mlp.experts.2.up_proj.weight"
     assert torch.equal(source.load(name), torch.from_numpy(tensor.load()))
     codes = source.load_codes(name)

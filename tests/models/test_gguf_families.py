@@ -14,6 +14,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     PreTrainedModel,
     SmolLM3Config,
     SmolLM3ForCausalLM,
@@ -27,12 +29,13 @@ from bequest.engine.models.load import open_checkpoint
 from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.models.test_gguf_loader import assert_same_logits
 from tests.models.tiny_gguf import write_tiny_gguf
-from tests.tiny_models import SHAPE, make_reference, randomised
+from tests.tiny_models import SHAPE, YARN, make_reference, randomised
 
 FOUR, SIX = SHAPE | {"num_hidden_layers": 4}, SHAPE | {"num_hidden_layers": 6}
 F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
 
 NAMES = ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere", "cohere2", "phi3", "phi3-long", "glm4"]
+NAMES += ["gemma", "olmo3", "gpt-oss"]
 
 
 def make(name: str) -> PreTrainedModel:
@@ -49,6 +52,12 @@ def make(name: str) -> PreTrainedModel:
             }
             config = Gemma3TextConfig(**SIX, **heads, sliding_window=7, rope_parameters=rope)
             return randomised(Gemma3ForCausalLM(config), name)
+        case "olmo3":  # files have one theta for all layers
+            plain = {"rope_type": "default", "rope_theta": YARN["rope_theta"]}
+            kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+            rope = {"full_attention": YARN, "sliding_attention": plain}
+            config = Olmo3Config(**FOUR, sliding_window=7, layer_types=kinds, rope_parameters=rope)
+            return randomised(Olmo3ForCausalLM(config), name)
         case "smollm3":
             return randomised(SmolLM3ForCausalLM(SmolLM3Config(**FOUR, pad_token_id=1)), name)
         case "cohere2":
@@ -62,6 +71,27 @@ def make(name: str) -> PreTrainedModel:
 def test_logits_are_those_of_transformers(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
     reference = write_tiny_gguf(make(name), tmp_path / "model.gguf", kind)
     assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    """As its files have it: experts in codes of four bits."""
+    reference = write_tiny_gguf(make("gpt-oss"), tmp_path / "model.gguf", GGMLQuantizationType.MXFP4)
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_windows_of_olmo_without_a_pattern(tmp_path: Path) -> None:
+    write_tiny_gguf("olmo2", tmp_path / "model.gguf", metadata={"attention.sliding_window": 5})
+    assert parse_gguf_config(GGUFFile(tmp_path / "model.gguf")).sliding_windows == (5, 5, 5)
+    write_tiny_gguf("olmo2", tmp_path / "model.gguf")
+    assert parse_gguf_config(GGUFFile(tmp_path / "model.gguf")).sliding_windows == (0, 0, 0)
+
+
+def test_a_pattern_that_does_not_fit_the_layers(tmp_path: Path) -> None:
+    reference = make("olmo3")
+    reference.config.layer_types = reference.config.layer_types[1:]  # in the description alone
+    write_tiny_gguf(reference, tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"sliding_window_pattern must have true or false for each layer"):
+        open_checkpoint(tmp_path / "model.gguf")
 
 
 def test_the_largest_gemma_scales_scores_by_its_hidden_size(tmp_path: Path) -> None:
@@ -81,8 +111,9 @@ def test_scales_of_other_families_are_refused(tmp_path: Path) -> None:
 def test_names_are_those_of_the_gguf_package() -> None:
     """Every tensor that we read is one that the package lists for the architecture."""
     kinds = {gguf.MODEL_ARCH_NAMES[arch]: tensors for arch, tensors in gguf.MODEL_TENSORS.items()}
-    for name in ("phi3", "glm4", "olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere2"):
+    for name in ("phi3", "glm4", "olmo2", "gemma", "gemma2", "gemma3", "granite", "smollm3", "cohere2", "gpt-oss"):
         listed = {gguf.TENSOR_NAMES[kind].format(bid=0) for kind in kinds[name]}
-        read = [part for part in layer_names(GGUF_ARCHITECTURES[name].style) if part.endswith("norm")]
+        variant = GGUF_ARCHITECTURES[name]
+        read = [part for part in layer_names(variant.style, variant) if part.endswith("norm")]
         norms = {part for part in read if part not in ("attn_q_norm", "attn_k_norm")}
         assert {f"blk.0.{part}" for part in norms} <= listed, name

@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "granite": "granite",
@@ -31,6 +33,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "phi3": "phi3",
     "glm4": "glm4",
+    "gpt_oss": "gpt-oss",
     "mixtral": "llama",
     "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe",
@@ -38,7 +41,7 @@ ARCHITECTURES = {
 }
 PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
 WITHOUT_WINDOWS = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # files have no key for them
-SHIFTED = ("gemma2", "gemma3")  # norms: by the 1 that transformers adds to them
+SHIFTED = ("gemma", "gemma2", "gemma3")  # norms: by the 1 that transformers adds to them
 EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_LAYER_NAMES.items()}
 
 
@@ -59,10 +62,13 @@ def write_tiny_gguf(
         add(f"{architecture}.{key}", value)
     for tensor_name, parameter in reference.named_parameters():
         values = parameter.detach().numpy()
-        is_matrix = values.ndim > 1 and "shared_expert_gate" not in tensor_name
+        is_matrix = values.ndim > 1 and not tensor_name.endswith(("shared_expert_gate.weight", "_bias"))
         if is_matrix:
+            # Files have rows of what is summed, gpt-oss' parameters columns.
+            turned = architecture == "gpt-oss" and ".experts." in tensor_name
+            values = np.ascontiguousarray(values.swapaxes(-1, -2) if turned else values)
             values = gguf.dequantize(gguf.quantize(values, kind), kind)
-            parameter.data.copy_(parameter.new_tensor(values))
+            parameter.data.copy_(parameter.new_tensor(values.swapaxes(-1, -2) if turned else values))
         if architecture in PERMUTED and (".q_proj." in tensor_name or ".k_proj." in tensor_name):
             values = _interleave(values, head_dim_of(reference))
         if architecture in SHIFTED and tensor_name.endswith("norm.weight"):
@@ -82,12 +88,26 @@ def write_tiny_gguf(
 def _stored(name: str, values: np.ndarray, architecture: str) -> list[tuple[str, np.ndarray]]:
     """What a parameter becomes in the file: experts have a tensor of all gates and one of all ups."""
     layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+    if architecture == "gpt-oss" and ("experts" in name or name.endswith((".sinks", "router.weight", "router.bias"))):
+        return [(f"blk.{layer}.{part}", part_values) for part, part_values in _stored_by_gpt_oss(name, values)]
     if name.endswith("experts.gate_up_proj"):
         gates, ups = np.split(values, 2, axis=1)
         return [(f"blk.{layer}.ffn_gate_exps.weight", gates), (f"blk.{layer}.ffn_up_exps.weight", ups)]
     if name.endswith("experts.down_proj"):
         return [(f"blk.{layer}.ffn_down_exps.weight", values)]
     return [(gguf_name(name, architecture), values.reshape(-1) if "shared_expert_gate" in name else values)]
+
+
+def _stored_by_gpt_oss(name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Gates and ups are in turns in its parameters, matrices of all experts in one."""
+    stem, kind = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
+    if stem.endswith("gate_up_proj"):
+        return [(f"ffn_{part}_exps.{kind}", values[:, first::2]) for first, part in enumerate(("gate", "up"))]
+    if stem.endswith("down_proj"):
+        return [(f"ffn_down_exps.{kind}", values)]
+    if name.endswith(".sinks"):
+        return [("attn_sinks.weight", values)]
+    return [(f"ffn_gate_inp.{name.rsplit('.', 1)[1]}", values)]
 
 
 def gguf_name(name: str, architecture: str) -> str:
@@ -98,7 +118,7 @@ def gguf_name(name: str, architecture: str) -> str:
             return f"{ours}.{kind}"
     _, _, layer, part = stem.split(".", 3)
     variant = GGUF_ARCHITECTURES[architecture]
-    names = layer_names(variant.style, variant.joined)
+    names = layer_names(variant.style, variant)
     ours = EXPERT_NAMES.get(part) or next(ours for ours, theirs in names.items() if theirs == part)
     return f"blk.{layer}.{ours}.{kind}"
 
@@ -128,6 +148,8 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     writer.add_rope_dimension_count(int(head_dim * partial))
     if config.model_type not in (*WITHOUT_WINDOWS, "mistral") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if hasattr(config, "num_experts_per_tok"):
         _add_experts(writer, config)
 
@@ -165,6 +187,12 @@ def _add_rope(writer: GGUFWriter, config: Any) -> None:
         for name in ("short", "long"):
             factors = np.array(rope[f"{name}_factor"], dtype=np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "attention_factor" in rope:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
