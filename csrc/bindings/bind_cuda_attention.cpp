@@ -155,6 +155,7 @@ void attend(const StepWork& step, const Heads& q, Address out, const LayerCache&
   CudaAttentionParams params = params_of(step, of);
   const Scratch& scratch = step.work->scratch;
   params.q = q.data;
+  params.num_tokens = q.num_tokens;
   params.q_stride = q.stride;
   params.out = pointer<void>(out);
   params.scale = static_cast<float>(scores.scale);
@@ -179,6 +180,7 @@ void attend_one(const StepWork& step, Address qkv, Address out, const ScoreRule&
   auto* const q = pointer<uint16_t>(qkv);
   CudaAttentionParams params = params_of(step, of);
   params.q = q;
+  params.num_tokens = 1;
   params.q_stride = width;
   params.out = pointer<void>(out);
   params.scale = static_cast<float>(scores.scale);

@@ -80,11 +80,11 @@ void launch_prefill_any(const CudaAttentionParams& p, AttentionArgs a, Scores sc
   if constexpr (D <= 128) {
     if (scores != Scores::kBias && takes_wgmma(D, p.kv_dtype)) {
       const int blocks = p.lists.blocks / attention_blocks_per_sm(D);
-      const CUtensorMap map = kv_tensor_map(a.keys, p.kv_dtype, p.layout);
+      const PrefillMaps maps = prefill_maps(p, a.keys);
       if constexpr (std::is_same_v<Cache, Bf16Cache>)
-        return launch_prefill_wgmma<D>(a, map, blocks, scores, stream);
+        return launch_prefill_wgmma<D>(a, maps, blocks, scores, stream);
       else
-        return launch_prefill_wgmma_fp8<D>(a, map, blocks, scores, stream);
+        return launch_prefill_wgmma_fp8<D>(a, maps, blocks, scores, stream);
     }
   }
   launch_prefill<D, Cache>(a, p.lists.blocks, scores, stream);

@@ -25,6 +25,7 @@ struct AttentionLaunches {
 
 struct CudaAttentionParams {
   const void* q;         // [T, NQ, D], rows q_stride apart, 16-byte aligned
+  int64_t num_tokens;    // T
   int64_t q_stride;      // elements
   void* out;             // [T, NQ, D], contiguous; rows no item covers (padding) stay as they are
   DType dtype;           // of q and out, bf16 or f32

@@ -187,6 +187,8 @@ class Tickets {
   const int total_;
 };
 
+struct PrefillMaps;  // tensor_map.cuh
+
 // What the cache holds beside queries in bf16: kv_formats.cuh.
 struct Bf16Cache;
 struct Fp8Cache;
@@ -195,13 +197,13 @@ template <int D, class Cache>
 void launch_decode(const AttentionArgs& a, int workers, Scores scores, Stream stream);
 template <int D, class Cache>
 void launch_prefill(const AttentionArgs& a, int blocks, Scores scores, Stream stream);
-// On Hopper, without a bias; `map` as of kv_tensor_map() for the cache's type.
+// On Hopper, without a bias; `maps` for the cache's type.
 template <int D>
-void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+void launch_prefill_wgmma(const AttentionArgs& a, const PrefillMaps& maps, int blocks, Scores scores,
                           Stream stream);
 // The same over an fp8 cache.
 template <int D>
-void launch_prefill_wgmma_fp8(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+void launch_prefill_wgmma_fp8(const AttentionArgs& a, const PrefillMaps& maps, int blocks, Scores scores,
                               Stream stream);
 template <int D, class Cache>
 void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream);

@@ -215,13 +215,14 @@ class Multiplier {
 // `Buffers`: those of the cache's format; load_all() of the format fills them.
 template <int D, class Cache, class Buffers, Scores kScores>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    prefill_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap map) {
+    prefill_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ PrefillMaps maps) {
   if constexpr (kIsHopper) {
     extern __shared__ __align__(1024) uint8_t shared[];
     auto& buffers = *reinterpret_cast<Buffers*>(shared);
     if (threadIdx.x == 0) {
-      prefetch_map(map);
-      buffers.init();
+      prefetch_map(maps.cache);
+      if (has_query_boxes(a.group)) prefetch_map(maps.queries);
+      buffers.init(a.group);
     }
     wait_for_previous();
     // Not before: decode counts on it that all before this grid has ended.
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
       shrink_registers<Buffers::kLoaderRegisters>();
-      load_all(a, map, buffers);
+      load_all(a, maps, buffers);
     } else {
       grow_registers<Buffers::kMultiplierRegisters>();
       Multiplier<D, Cache, kScores>(a, buffers, warpgroup - 1).run();
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 }
 
 template <int D, class Cache, class Buffers>
-void launch_prefill_wgmma_over(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+void launch_prefill_wgmma_over(const AttentionArgs& a, const PrefillMaps& maps, int blocks, Scores scores,
                                Stream stream) {
   const auto kernel = scores == Scores::kPlain ? prefill_wgmma_kernel<D, Cache, Buffers, Scores::kPlain>
                                                : prefill_wgmma_kernel<D, Cache, Buffers, Scores::kSoftCap>;
@@ -247,13 +248,13 @@ void launch_prefill_wgmma_over(const AttentionArgs& a, const CUtensorMap& map, i
                           .block = kWgmmaThreads,
                           .shared_bytes = sizeof(Buffers),
                           .overlaps_previous = true};
-  launch(kernel, shape, stream, a, map);
+  launch(kernel, shape, stream, a, maps);
 }
 
 template <int D>
-void launch_prefill_wgmma(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+void launch_prefill_wgmma(const AttentionArgs& a, const PrefillMaps& maps, int blocks, Scores scores,
                           Stream stream) {
-  launch_prefill_wgmma_over<D, Bf16Cache, PrefillBuffers<D>>(a, map, blocks, scores, stream);
+  launch_prefill_wgmma_over<D, Bf16Cache, PrefillBuffers<D>>(a, maps, blocks, scores, stream);
 }
 
 }  // namespace bequest::cuda

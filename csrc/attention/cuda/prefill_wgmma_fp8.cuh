@@ -11,9 +11,9 @@
 namespace bequest::cuda {
 
 template <int D>
-void launch_prefill_wgmma_fp8(const AttentionArgs& a, const CUtensorMap& map, int blocks, Scores scores,
+void launch_prefill_wgmma_fp8(const AttentionArgs& a, const PrefillMaps& maps, int blocks, Scores scores,
                               Stream stream) {
-  launch_prefill_wgmma_over<D, Fp8Cache, Fp8PrefillBuffers<D>>(a, map, blocks, scores, stream);
+  launch_prefill_wgmma_over<D, Fp8Cache, Fp8PrefillBuffers<D>>(a, maps, blocks, scores, stream);
 }
 
 }  // namespace bequest::cuda

@@ -67,10 +67,10 @@ struct Fp8PrefillBuffers : PrefillBuffers<D> {
   Ring stored_keys;
   Ring stored_values;
 
-  __device__ void init() {
+  __device__ void init(int group) {
     stored_keys.init();
     stored_values.init();
-    this->control.init(32);  // last, as it publishes all
+    this->control.init(has_query_boxes(group) ? 1 : 32);  // last, as it publishes all
   }
 };
 static_assert(sizeof(Fp8PrefillBuffers<64>) <= 227 * 1024);
@@ -287,10 +287,10 @@ __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
 // Warp 2. An item's queries come before its values: these wait for products, which wait for the queries.
 // Nobody waits here until they land, as values would come late to short items.
 template <int D>
-__device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMap& map,
+__device__ void load_queries_and_values(const AttentionArgs& a, const PrefillMaps& maps,
                                         Fp8PrefillBuffers<D>& buffers) {
-  QueryLoader<D> queries(a, buffers);
-  UnitLoader<D> values(a, map, buffers.stored_values, a.num_kv_heads * a.block_size);
+  QueryLoader<D> queries(a, maps.queries, buffers);
+  UnitLoader<D> values(a, maps.cache, buffers.stored_values, a.num_kv_heads * a.block_size);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     queries.ask(task);
@@ -300,14 +300,14 @@ __device__ void load_queries_and_values(const AttentionArgs& a, const CUtensorMa
 
 // A launch of Tickets' blocks; by the whole warpgroup.
 template <int D>
-__device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, Fp8PrefillBuffers<D>& buffers) {
+__device__ void load_all(const AttentionArgs& a, const PrefillMaps& maps, Fp8PrefillBuffers<D>& buffers) {
   switch (threadIdx.x / 32) {
     case 0:
-      return load_stored_keys<D>(a, map, buffers);
+      return load_stored_keys<D>(a, maps.cache, buffers);
     case 1:
       return widen_tiles<D, false>(buffers);
     case 2:
-      return load_queries_and_values<D>(a, map, buffers);
+      return load_queries_and_values<D>(a, maps, buffers);
     default:
       return widen_tiles<D, true>(buffers);
   }

@@ -4,7 +4,7 @@
 //
 //   warp 0  draws tickets, publishes them as tasks, asks the copy engine for keys, block by block
 //   warp 1  asks for values
-//   warp 2  copies queries
+//   warp 2  asks for queries, or copies them
 //   warp 3  zeroes the rows of values that hold no key of the item: what lies there may be NaN, and a weight
 //           of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
@@ -18,6 +18,7 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
+#include "attention/cuda/tensor_map.cuh"
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
 #include "device/pairs.cuh"
@@ -27,8 +28,8 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kMultipliers = 2;      // warpgroups that multiply
-inline constexpr int kMultiplierRows = 64;  // of one of them
+inline constexpr int kMultipliers = 2;                 // warpgroups that multiply
+inline constexpr int kMultiplierRows = kQueryBoxRows;  // of one of them
 inline constexpr int kTileKeys = 128;
 inline constexpr int kLog2UnitKeys = std::bit_width(static_cast<uint32_t>(kUnitKeys)) - 1;
 inline constexpr int kTasks = 2;                           // that are published, with their queries
@@ -100,7 +101,7 @@ struct PrefillBuffers {
   alignas(1024) uint8_t values[kValueStages][kTileBytes];
   Control control;
 
-  __device__ void init() { control.init(1); }
+  __device__ void init(int group) { control.init(1); }
 };
 
 // The tasks in the order in which they are published. By a whole warp.
@@ -257,17 +258,27 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
                 [] {});
 }
 
-// Brings an item's queries, zeros below its last row. By a whole warp.
+// Brings an item's queries. What lies below its last row is any number: such rows are not stored. By a whole
+// warp.
+//
+// The copy engine does it where the rows of a multiplier are whole tokens of a group (has_query_boxes); it
+// takes a warp longer than a short item leaves it. Else the warp does.
 template <int D>
 class QueryLoader {
  public:
   using B = PrefillBuffers<D>;
 
-  __device__ QueryLoader(const AttentionArgs& a, B& buffers)
-      : a_(a), buffers_(buffers), lane_(threadIdx.x % 32), chunk_(lane_ % kChunks), divider_(a.group) {}
+  __device__ QueryLoader(const AttentionArgs& a, const CUtensorMap& map, B& buffers)
+      : a_(a),
+        map_(map),
+        buffers_(buffers),
+        lane_(threadIdx.x % 32),
+        chunk_(lane_ % kChunks),
+        divider_(a.group) {}
 
   // They are full when they can be multiplied.
   __device__ __forceinline__ void load(const PrefillTask& task) {
+    if (has_query_boxes(a_.group)) return ask_engine(task);
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       copy(task, multiplier);
       commit_copies();
@@ -284,9 +295,10 @@ class QueryLoader {
     slot_.advance();
   }
 
-  // They are full when they have landed, which nobody here waits for: 32 arrivals. Products do not see them
-  // before a fence.
+  // They are full when they have landed, which nobody here waits for: 32 arrivals, or one of the engine.
+  // Products do not see them before a fence.
   __device__ __forceinline__ void ask(const PrefillTask& task) {
+    if (has_query_boxes(a_.group)) return ask_engine(task);
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       copy(task, multiplier);
       full(multiplier).arrive_behind_copies();
@@ -296,6 +308,24 @@ class QueryLoader {
 
  private:
   static constexpr int kChunks = D / 8;
+
+  __device__ __forceinline__ void ask_engine(const PrefillTask& task) {
+    const int head = task.kv_head() * a_.group, tokens = kMultiplierRows / a_.group;
+#pragma unroll 1
+    for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+      buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+      const uint32_t target = shared_address(buffers_.queries[slot_.index][multiplier]);
+      if (is_elected()) {
+        full(multiplier).arrive_expecting(B::kPanels * B::kQueryPanelBytes);
+#pragma unroll
+        for (int panel = 0; panel < B::kPanels; ++panel)
+          copy_box(map_, target + panel * B::kQueryPanelBytes, full(multiplier), panel * kPanelColumns, head,
+                   task.item.first_token + multiplier * tokens);
+      }
+      __syncwarp();
+    }
+    slot_.advance();
+  }
 
   __device__ __forceinline__ void copy(const PrefillTask& task, int multiplier) const {
     const bf16* source = static_cast<const bf16*>(a_.q) + task.item.first_token * a_.q_stride +
@@ -317,6 +347,7 @@ class QueryLoader {
   }
 
   const AttentionArgs& a_;
+  const CUtensorMap& map_;
   B& buffers_;
   const int lane_, chunk_;
   const GroupDivider divider_;
@@ -325,8 +356,8 @@ class QueryLoader {
 
 // Warp 2.
 template <int D>
-__device__ void load_queries(const AttentionArgs& a, PrefillBuffers<D>& buffers) {
-  QueryLoader<D> loader(a, buffers);
+__device__ void load_queries(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+  QueryLoader<D> loader(a, map, buffers);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) loader.load(task);
 }
@@ -361,14 +392,14 @@ __device__ void clear_edges(PrefillBuffers<D>& buffers) {
 
 // A launch of Tickets' blocks; by the whole warpgroup.
 template <int D>
-__device__ void load_all(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
+__device__ void load_all(const AttentionArgs& a, const PrefillMaps& maps, PrefillBuffers<D>& buffers) {
   switch (threadIdx.x / 32) {
     case 0:
-      return load_keys<D>(a, map, buffers);
+      return load_keys<D>(a, maps.cache, buffers);
     case 1:
-      return load_values<D>(a, map, buffers);
+      return load_values<D>(a, maps.cache, buffers);
     case 2:
-      return load_queries<D>(a, buffers);
+      return load_queries<D>(a, maps.queries, buffers);
     default:
       return clear_edges<D>(buffers);
   }

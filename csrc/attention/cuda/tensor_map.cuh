@@ -1,17 +1,28 @@
-// The cache as the copy engine sees it.
+// The cache and the queries as the copy engine sees them.
 #pragma once
 
 #include <cuda.h>
 
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
+#include "attention/cuda/attention.h"
 
 namespace bequest::cuda {
 
-// Keys and values of one layer as a tensor [NB, 2 * NKV * BS, D], in boxes of the rows of one block (64 at
-// most). bf16: by 64 columns, which arrive in shared memory as rows of panels (device/warpgroup.cuh); fp8: by
-// all columns, which arrive as they lie. `keys`: of the layer's head 0 in block 0, 16-byte aligned. Throws if
-// the driver refuses.
-CUtensorMap kv_tensor_map(const void* keys, DType dtype, const KvLayout& layout);
+// Rows of queries that a multiplying warpgroup has.
+inline constexpr int kQueryBoxRows = 64;
+// Whether they are whole tokens of `group` heads, which the copy engine brings in one box.
+constexpr bool has_query_boxes(int group) { return kQueryBoxRows % group == 0; }
+
+struct PrefillMaps {
+  // Keys and values of one layer as a tensor [NB, 2 * NKV * BS, D], in boxes of the rows of one block (64 at
+  // most). bf16: by 64 columns, which arrive in shared memory as rows of panels (device/warpgroup.cuh); fp8:
+  // by all columns, which arrive as they lie.
+  CUtensorMap cache;
+  // Queries as a tensor [T, NQ, D], in boxes of the rows of a warpgroup by 64 columns: the heads of a group,
+  // token by token. Only where has_query_boxes().
+  CUtensorMap queries;
+};
+
+// `keys`: of the layer's head 0 in block 0, 16-byte aligned. Throws if the driver refuses.
+PrefillMaps prefill_maps(const CudaAttentionParams& p, const void* keys);
 
 }  // namespace bequest::cuda
