@@ -175,9 +175,16 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
             queues_steps=prepared.max_num_tokens_extracting is None,
         ),
         max_num_encoder_tokens=prepared.max_num_encoder_tokens,
+        max_image_rows=_image_rows(config, prepared),
         prompt_pace=prepared.prompt_pace,
         tuning=tuning,
     )
+
+
+def _image_rows(config: EngineConfig, prepared: Prepared) -> int:
+    """Rows of images in the memory for them: as hidden states are."""
+    info = prepared.info
+    return int(config.image_cache_mb * 2**20) // max(1, info.hidden_size * (4 if info.states_dtype == "float32" else 2))
 
 
 def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:

@@ -123,6 +123,9 @@ class EngineConfig:
     max_encoder_len: int | None = option(
         None, "longest input of an encoder-decoder model's encoder, in positions; default: the model's own"
     )
+    image_cache_mb: float = option(
+        512, "memory in MiB on the device for what the vision tower made of images; they are looked at again later"
+    )
     max_num_encoder_tokens: int | None = option(
         None,
         "most positions of encoder inputs in one step, a longer input has a step to itself; "
@@ -205,6 +208,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")
+        if self.image_cache_mb <= 0:
+            raise ValueError(f"image_cache_mb must be over 0, not {self.image_cache_mb:g}")
         if self.estate_gb <= 0:
             raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
         if self.durable_wait < 0:
@@ -230,6 +235,9 @@ _OVER_ZERO = (
     "max_in_flight_mb",
     "max_audio_mb",
     "max_audio_minutes",
+    "max_images",
+    "max_image_mb",
+    "max_image_megapixels",
     "max_catalogue_mb",
     "max_estate_mb",
     "grammars_mb",
@@ -265,6 +273,14 @@ class ServerConfig:
     max_in_flight_mb: float = option(2048, "memory in MiB of bodies and answers on their way, all together")
     max_audio_mb: float = option(256, "largest upload of audio in MiB")
     max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")
+    max_images: int = option(32, "most images in one request")
+    max_image_mb: float = option(20, "largest image that is fetched or read, in MiB")
+    max_image_megapixels: float = option(50, "largest image in millions of pixels; no larger one is decoded")
+    images_mb: float = option(256, "memory in MiB for images that may come again")
+    image_dir: str | None = option(None, "directory whose files requests may name as file: URLs; default: none")
+    allow_image_hosts: list[str] = option(
+        [], "hosts that images are fetched from, *.name for all below one, * for any; default: none"
+    )
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     max_estate_mb: float = option(4096, "largest estate that is taken in, in MiB")
     catalogues_mb: float = option(2048, "memory in MiB for all catalogues")
@@ -309,6 +325,6 @@ class ServerConfig:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")
         from_zero = ("catalogues_mb", "drain_timeout", "stored_responses", "stored_mb", "sse_keep_alive_interval")
-        for name in (*from_zero, "chat_template_seconds"):
+        for name in (*from_zero, "chat_template_seconds", "images_mb"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name):g}")

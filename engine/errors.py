@@ -6,6 +6,7 @@ EngineError
 │   ├── ContextLengthExceeded
 │   ├── GrammarTooLarge       more work for each token than the others can wait for
 │   ├── InvalidAudio          no audio, a format that is not read, or too long
+│   ├── InvalidImage          no image, a format that is not read, broken, or too large
 │   ├── RetentionTooLarge     more than the whole budget
 │   ├── InvalidEstate         cut short, changed on its way, or never one
 │   ├── EstateMismatch        of another model, cache or tenant
@@ -81,6 +82,12 @@ class InvalidAudio(InvalidRequest):
     """details: limit, seconds (of audio that is too long)"""
 
     code = "invalid_audio"
+
+
+class InvalidImage(InvalidRequest):
+    """details: width, height, max_pixels (of an image that is too large)"""
+
+    code = "invalid_image"
 
 
 class QueueFull(EngineError):

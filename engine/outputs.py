@@ -28,7 +28,7 @@ class ChoiceOutput:
         self._mode = request.output
         self._params = params
         self._decoder = (
-            IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+            IncrementalDetokenizer(tokenizer, request.said_token_ids, params.skip_special_tokens)
             if tokenizer is not None
             else None
         )

@@ -16,6 +16,9 @@ _DESCRIPTIONS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "additional_chat_templates/tool_use.jinja",
     "model.safetensors.index.json",
 )

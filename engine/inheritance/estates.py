@@ -175,6 +175,9 @@ class Estates:
         if record.failed or not record.kept:
             message = f"The request '{reference}' ended before anything was computed."
             raise ParentFailed(message, reason="parent_failed", reference=reference)
+        if record.identity.images:
+            message = "Ids of images mean something in this process alone."
+            raise InvalidRequest(message, reason="estates_without_images", reference=reference)
         return Leaving(record, self._retention.leases.borrow(record))
 
     def come(self, estate: Estate, origin: object) -> Coming:

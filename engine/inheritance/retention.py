@@ -306,6 +306,7 @@ class Retention:
             lineage=request.terms.lineage,
             num_choices=request.params.n,
             encoder=request.encoder,
+            images=request.images,
         )
 
     def _give_parent_more(self, sequence: Sequence) -> None:
@@ -353,7 +354,7 @@ class Retention:
 
     def _promise_files(self, record: Record, group: Group) -> None:
         try:
-            if not self.can_last(group.request.encoder):
+            if group.request.images or not self.can_last(group.request.encoder):
                 message = "Leases of this model cannot be kept in files."
                 raise InvalidRequest(message, reason="not_for_files", field="retain.durable")
             self.books.promise(record, self.leases.most_blocks(group))

@@ -12,6 +12,14 @@ from bequest.engine.layers.weight import Table
 
 
 @dataclass(frozen=True, slots=True)
+class Overlay:
+    """Rows that some tokens begin with in place of the table's: those of images."""
+
+    tokens: Tensor  # [M] int64 in [0, T)
+    rows: Tensor  # [M, H]
+
+
+@dataclass(frozen=True, slots=True)
 class StartRows:
     """Rows of a table by token, and rows of another one by position that are added to them."""
 
@@ -21,11 +29,14 @@ class StartRows:
     positions: Tensor | None = None  # [T] int32, where there is a table for them
     position_table: Table | None = None  # [P, H]
     factor: float = 1.0  # of the rows by token
+    overlay: Overlay | None = None
 
     def stream(self, ops: Ops) -> Stream:
         rows = self.table.rows(self.ids, self.last_tokens)
         if self.factor != 1.0:
             rows = rows.mul_(self.factor)
+        if self.overlay is not None:
+            rows[self.overlay.tokens] = self.overlay.rows.to(rows.dtype)
         if self.positions is not None and self.position_table is not None:
             rows = rows.add_(self.position_table.rows(self.positions))
         return Stream(ops, rows)

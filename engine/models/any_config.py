@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bequest.engine.errors import ModelError
@@ -12,6 +13,7 @@ from bequest.engine.models.fields import Fields
 from bequest.engine.models.generation import read_json
 from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.models.hf_encoder_decoder import PARSERS
+from bequest.engine.models.towers.hf_towers import SEEING, parse_vision, text_values
 from bequest.engine.models.transformers_impl.shape import TransformersConfig
 
 OwnConfig = DecoderConfig | EncoderDecoderConfig  # of our own families
@@ -49,15 +51,23 @@ def _no_model(directory: Path) -> ModelError:
 
 def parse_config(values: Mapping[str, object], source: str) -> OwnConfig:
     """Raises ModelError for an architecture that is not supported, or for a field that is wrong."""
-    architecture = _encoder_decoder(values.get("architectures"))
+    names = _names(values.get("architectures"))
+    if (seeing := next((name for name in names if name in SEEING), None)) is not None:
+        text = parse_hf_config(text_values(values, source), f"{source}: text_config")
+        return replace(text, vision=parse_vision(values, source, seeing, text.hidden_size))
+    architecture = _encoder_decoder(names)
     if architecture is None:
-        return parse_hf_config(values, source, others=PARSERS)
+        return parse_hf_config(values, source, others=(*PARSERS, *SEEING))
     return PARSERS[architecture](Fields(values, source), architecture)
 
 
-def _encoder_decoder(architectures: object) -> str | None:
-    """The first encoder-decoder architecture of config.json's list. Raises ModelError for one without a decoder."""
-    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+def _names(architectures: object) -> list[str]:
+    """config.json's list."""
+    return [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+
+
+def _encoder_decoder(names: Sequence[str]) -> str | None:
+    """The first encoder-decoder architecture. Raises ModelError for one without a decoder."""
     if alone := next((name for name in names if name.endswith("EncoderModel")), None):
         raise ModelError(
             f"architecture {alone} is an encoder without a decoder, which is not supported; "

@@ -13,6 +13,7 @@ from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.models.quantised.described import Quantisation
 from bequest.engine.models.strips import Place, Strips, divide
 from bequest.engine.models.style import LLAMA, LayerStyle
+from bequest.engine.models.towers.config import VisionConfig
 from bequest.engine.types.activation import Activation as Activation
 from bequest.engine.types.recurrent import DeltaSizes
 
@@ -95,6 +96,7 @@ class DecoderConfig:
     attention_gate: bool = False  # what an attention gathers is multiplied by a gate
     recurrent: RecurrentConfig | None = None  # None: every layer has an attention
     quantisation: Quantisation | None = None  # how matrices are stored in codes; None: in numbers
+    vision: VisionConfig | None = None  # of a model that sees
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
 
     def __post_init__(self) -> None:

@@ -44,7 +44,8 @@ class Decoder:
         Writes K and V of every token to the cache, and hidden states to where `batch.tap` says.
         """
         parts = self._parts
-        start = StartRows(batch.input_ids, parts.table, batch.last_tokens, factor=parts.start_factor)
+        ids, factor = batch.input_ids, parts.start_factor
+        start = StartRows(ids, parts.table, batch.last_tokens, factor=factor, overlay=batch.overlay)
         stream = self._stack.run_from(start, batch)
         if batch.read is not None:
             stream.narrow(batch.read.rows)

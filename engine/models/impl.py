@@ -9,6 +9,7 @@ from typing import Literal
 from bequest.engine.config import EngineConfig
 from bequest.engine.models.hf_encoder_decoder import PARSERS
 from bequest.engine.models.registry import HF_ARCHITECTURES
+from bequest.engine.models.towers.hf_towers import SEEING
 
 ModelImpl = Literal["auto", "bequest", "transformers"]
 
@@ -37,4 +38,5 @@ AUTO = Implementation()
 def _is_own(values: Mapping[str, object]) -> bool:
     named = values.get("architectures")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    return any(name in HF_ARCHITECTURES or name in PARSERS or name.endswith("EncoderModel") for name in names)
+    known = HF_ARCHITECTURES.keys() | PARSERS.keys() | SEEING.keys()
+    return any(name in known or name.endswith("EncoderModel") for name in names)

@@ -47,6 +47,7 @@ from bequest.engine.models.reader import Loader
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.respelled import respelled, respelled_gguf
 from bequest.engine.models.safetensors_loader import SafetensorsSource
+from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.weights import WeightSource
 
 
@@ -58,6 +59,7 @@ class Checkpoint:
     source: WeightSource
     generation: GenerationDefaults
     notes: tuple[str, ...] = ()  # what is not loaded of it
+    whole: WeightSource | None = None  # of a model that has a tower beside its text model
 
 
 def load_model(
@@ -92,25 +94,39 @@ def load_model(
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
     loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)
     model = _build(config, loader, backend, length)
+    sight, blind = _sight(path, checkpoint, backend, storage)
     return LoadedModel(
         model=model,
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
         formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)})),
-        notes=(*checkpoint.notes, *model.notes),
+        notes=(*checkpoint.notes, *blind, *model.notes),
         kv_dtype=kv_dtype,
         max_model_len=length,
-        num_parameters=num_parameters,
-        bytes_by_format=_bytes_by_format(loader.tables),
+        num_parameters=num_parameters + (0 if sight is None else sight.num_parameters),
+        bytes_by_format=_bytes_by_format(loader.tables, sight),
+        sight=sight,
     )
 
 
-def _bytes_by_format(tables: Iterable[Stored]) -> dict[str, int]:
-    found = Counter[str]()
+def _bytes_by_format(tables: Iterable[Stored], sight: Sight | None) -> dict[str, int]:
+    found = Counter[str]() if sight is None else Counter({"float32": sight.num_bytes})
     for table in tables:
         found[table.format] += table.nbytes
     return dict(sorted(found.items()))
+
+
+def _sight(
+    path: Path, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype
+) -> tuple[Sight | None, tuple[str, ...]]:
+    """What the model sees with, and a note if it is left out."""
+    config = checkpoint.config
+    if not isinstance(config, DecoderConfig) or config.vision is None:
+        return None, ()
+    if backend.device.type != "cpu":
+        return None, ("the vision tower is left out: images are taken with device=cpu alone",)
+    return load_sight(path, config.vision, checkpoint.whole, backend, dtype), ()
 
 
 def _values_for_transformers(path: Path, impl: Implementation) -> dict[str, object] | None:
@@ -157,7 +173,8 @@ def _open_directory(directory: Path) -> Checkpoint:
         return Checkpoint(config, SafetensorsSource(directory), generation)
     files = _open_files(directory, config)
     notes = () if config.recurrent is None else left_out(files.names())
-    return Checkpoint(config, respelled(_with_experts(files, config), config), generation, notes)
+    text = respelled(_with_experts(files, config), config)
+    return Checkpoint(config, text, generation, notes, None if config.vision is None else files)
 
 
 def _open_files(directory: Path, config: DecoderConfig) -> WeightSource:

@@ -11,6 +11,7 @@ from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.generation import GenerationDefaults
+from bequest.engine.models.towers.load import Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,17 @@ class LoadedModel:
     max_model_len: int
     num_parameters: int
     bytes_by_format: Mapping[str, int]  # of all matrices and tables
+    sight: Sight | None = None  # of a model that sees
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
 
     @property
     def weight_bytes(self) -> int:
         return sum(self.bytes_by_format.values())
+
+    @property
+    def architecture(self) -> str:
+        vision = self.config.vision if isinstance(self.config, DecoderConfig) else None
+        return self.config.architecture if vision is None else vision.architecture
 
     @property
     def num_active_parameters(self) -> int:

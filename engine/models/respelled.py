@@ -22,7 +22,7 @@ def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
         return HybridNames(source, config)
     joined = {name: _JOINED[name](config) for name in variant.joined}
     turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.rope.interleaved else {}
-    text = text_part(source) if variant.is_part else source
+    text = text_part(source) if variant.is_part or config.vision is not None else source
     return RespelledSource(text, joined, turned, config.rotary_dim) if joined or turned else text
 
 

@@ -14,8 +14,10 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
 }
-_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_PARTS = ("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
+_OTHER_PARTS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 
 
 def text_part(source: WeightSource) -> WeightSource:

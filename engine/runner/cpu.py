@@ -11,13 +11,16 @@ import torch
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap
+from bequest.engine.layers.start import Overlay
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.beams import CpuBeams
 from bequest.engine.runner.block_bytes import bytes_of, layout_of
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.encoders import encode_on_cpu
+from bequest.engine.runner.images import SeenImages
 from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.read_rows import ReadTokens, read_tokens, samples_each
 from bequest.engine.runner.sampling import RowSampler
@@ -52,8 +55,10 @@ class CpuRunner:
         max_rows: int,
         dtype: torch.dtype,
         states: torch.Tensor | None = None,
+        tower: Tower | None = None,
     ) -> None:
         self._model = model
+        self._images = SeenImages(tower)
         self._states = states  # [NS, LR, E] float32 of a model with recurrent layers
         self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
@@ -87,10 +92,13 @@ class CpuRunner:
             assert isinstance(self._model, EncoderDecoder)
             taps, ring = ((), None) if plan.taps is None or tap is None else (plan.taps.encoders, tap.ring)
             encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16)
+        if plan.images is not None:
+            self._images.look(plan.images)
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
-        hidden = self._model.forward(self._batch(plan.batch, read, tap))  # [R, H]
+        overlay = None if plan.images is None else self._images.overlay(plan.images)
+        hidden = self._model.forward(self._batch(plan.batch, read, tap, overlay))  # [R, H]
         prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         seconds = time.perf_counter() - started
@@ -145,7 +153,9 @@ class CpuRunner:
         ring = torch.empty(taps.num_rows, self._model.config.hidden_size)
         return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
 
-    def _batch(self, batch: StepBatch, read: ReadTokens | None, tap: HiddenTap | None) -> ModelInput:
+    def _batch(
+        self, batch: StepBatch, read: ReadTokens | None, tap: HiddenTap | None, overlay: Overlay | None
+    ) -> ModelInput:
         input_ids = self._sampler.resolve(batch)
         return ModelInput(
             input_ids=torch.from_numpy(input_ids),
@@ -159,6 +169,7 @@ class CpuRunner:
             cross=self._cross(batch),
             recurrent=self._recurrent(batch),
             tap=tap,
+            overlay=overlay,
         )
 
     def _recurrent(self, batch: StepBatch) -> RecurrentStep | None:

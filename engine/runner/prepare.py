@@ -159,7 +159,9 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
     _log_notes(loaded)
-    runner = CpuRunner(loaded.model, kv_cache, host_cache, states.max_num_seqs, loaded.dtype, states.allocate())
+    tower = None if loaded.sight is None else loaded.sight.tower
+    seqs = states.max_num_seqs
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, states.allocate(), tower)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     info = _info(config, path, loaded, plan, torch.float32, drafts=_may_draft(loaded.config))
@@ -423,7 +425,7 @@ def _info(
 ) -> ModelInfo:
     return ModelInfo(
         name=served_name(config.model, path),
-        architecture=loaded.config.architecture,
+        architecture=loaded.architecture,
         max_model_len=plan.max_model_len,
         vocab_size=loaded.config.vocab_size,
         # Files name ends that their model cannot say: tokens of another tokenizer.
@@ -437,6 +439,7 @@ def _info(
         encoder=_encoder_info(config, loaded),
         kv_cache_dtype=_name(loaded.kv_dtype),
         drafts=drafts,
+        vision=None if loaded.sight is None else loaded.sight.info,
     )
 
 

@@ -12,6 +12,7 @@ from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Lane
 from bequest.engine.types import ModelInfo, Request
 from bequest.engine.types.encoder import check_encoder
+from bequest.engine.types.image import image_spans, without_images
 
 
 def check_admissible(
@@ -19,6 +20,7 @@ def check_admissible(
 ) -> None:
     """Raises the EngineError that says why not. `paces`: how fast who waits moves on."""
     check_encoder(request.encoder, info.encoder)
+    check_images(request, info)
     _check_tokens(request, info)
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
     more = request.params.max_tokens + max(map(len, request.suffixes), default=0)
@@ -29,10 +31,24 @@ def check_admissible(
     check_room(request.tenant, kind.lane, scheduler, max_queued, paces[kind.lane], now)
 
 
+def check_images(request: Request, info: ModelInfo) -> None:
+    """Whether the model sees, and what is asked for can be told of images."""
+    if not request.images:
+        return
+    if info.vision is None:
+        raise InvalidRequest("This model does not see images.", reason="no_vision", field="images")
+    if request.params.prompt_logprobs is not None:
+        message = "Tokens of images have no log-probabilities."
+        raise InvalidRequest(message, reason="images_without_logprobs", field="prompt_logprobs")
+    image_spans(request.prompt_token_ids, request.images)
+
+
 def _check_tokens(request: Request, info: ModelInfo) -> None:
     """A tokenizer may know tokens that its model has no row for: computing one would be the end of everybody's step.
     Those of a parent were looked at when it came, or were sampled."""
     new = request.prompt_token_ids[0 if request.terms.lineage is None else request.terms.lineage.at :]
+    if request.images:
+        new = without_images(new)
     encoded = () if request.encoder is None else request.encoder.token_ids
     wrong = max(max(part, default=0) for part in (new, encoded, *request.suffixes))
     if wrong >= info.vocab_size:

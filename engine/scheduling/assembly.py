@@ -24,6 +24,7 @@ from bequest.engine.types import (
     StepSamples,
 )
 from bequest.engine.types.hidden import NOT_TAPPED, EncoderTap, StepTaps, TapSpec
+from bequest.engine.types.image import Image, StepImages
 
 BlockPairs = list[tuple[int, int]]
 
@@ -47,8 +48,12 @@ def assemble(
     closing: tuple[int, ...],
     outcome: StepOutcome,
     states: StatePlan | None,
+    images: tuple[tuple[int, ...], tuple[Image, ...]],
 ) -> StepPlan:
-    """REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar"""
+    """`images`: what the device drops, and what its tower looks at.
+
+    REQUIRES: runs without slots are the last ones; so are samples of rows with a grammar
+    """
     tapped = bool(outcome.tapped) or any(run.tapped is not None for run in runs)
     return StepPlan(
         step=step,
@@ -60,6 +65,7 @@ def assemble(
         beams=_beam_specs(outcome),
         taps=_taps(outcome, len(batch.input_ids), runs) if tapped else None,
         encoders=tuple(run.spec for run in runs),
+        images=_images(outcome, *images),
     )
 
 
@@ -78,6 +84,12 @@ def _batch(batch: Batch, chunks: list[Chunk], states: StatePlan | None) -> StepB
         state_starts=None if states is None else states.starts,
         state_slots=None if states is None else states.slots,
     )
+
+
+def _images(outcome: StepOutcome, dropped: tuple[int, ...], looked_at: tuple[Image, ...]) -> StepImages | None:
+    if not outcome.image_rows and not dropped and not looked_at:
+        return None
+    return StepImages(dropped=dropped, looked_at=looked_at, gathered=tuple(outcome.image_rows))
 
 
 def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:

@@ -33,6 +33,7 @@ class SchedulerLimits:
     max_num_tokens_alone: int | None = None  # of a step that no running stream waits for; None: as of the others
     extraction: ExtractionLimits = ExtractionLimits()
     max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
+    max_image_rows: int = 1 << 30  # rows of images that the device keeps
     # How fast prompts are computed while requests wait for slots, by how fast slots become free: the faster, the fewer
     # slots hold a prompt that is not done, and the longer are the steps that streams wait for. Below 1 it is the part
     # of the slots that stream.

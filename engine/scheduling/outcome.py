@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from bequest.engine.scheduling.results import PromptLogprobsOf
 from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.state.draft import Chunk
 from bequest.engine.state.sequence import Expectation, Sequence
 from bequest.engine.types import NO_DRAFT, NO_ROW, BeamSpec, IntArray, PromptLogprobSpec, RowSpec
 from bequest.engine.types.hidden import Indices
+from bequest.engine.types.image import FIRST_ID, ImageRows
 
 
 @dataclass(slots=True)
@@ -30,6 +33,7 @@ class StepOutcome:
     tapped: list[tuple[Sequence, Indices, Indices]] = field(default_factory=list)  # positions, tokens of the step
     expected: list[Expectation] = field(default_factory=list)
     num_prompt_tokens: int = 0
+    image_rows: list[ImageRows] = field(default_factory=list)
 
     # --- for kinds of work ---------------------------------------------------------------------------------------
 
@@ -73,6 +77,18 @@ class StepOutcome:
         if told:
             first, targets = start + told.start - chunk.begin, wanted.targets(told)
             self.expect(PromptLogprobsOf(group, self.score(group.request.id, first, targets, wanted.top)))
+
+    def gather_images(self, chunk: Chunk, start: int, input_ids: IntArray) -> None:
+        """Tokens of the chunk that are rows of images. Their ids mean nothing to a table: they become 0."""
+        first, end = chunk.begin, chunk.begin + chunk.count
+        for span in chunk.sequence.group.images:
+            places = range(start + max(span.begin, first) - first, start + min(span.end, end) - first)
+            tokens = np.asarray(places, np.int32)
+            tokens = tokens[input_ids[tokens] >= FIRST_ID]
+            if len(tokens):
+                image = span.image.first_id
+                self.image_rows.append(ImageRows(image=image, tokens=tokens, rows=input_ids[tokens] - np.int32(image)))
+                input_ids[tokens] = 0
 
     def _sample_drafts(self, sequence: Sequence, token: int, drafts: tuple[int, ...]) -> None:
         if not self.drafts:

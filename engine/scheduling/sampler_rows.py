@@ -83,7 +83,7 @@ class SamplerRows:
             params,
             seed=sequence.group.seed,
             choice=sequence.choice,
-            prompt=request.prompt_token_ids if remembers_prompt else (),
+            prompt=request.said_token_ids if remembers_prompt else (),
             outputs=tuple(sequence.tokens[sequence.num_prompt :]),
             end_token_ids=self._eos,
             catalogue=None if catalogue is None else self.catalogues.handle_of(catalogue),

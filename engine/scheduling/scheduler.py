@@ -24,6 +24,7 @@ from collections.abc import Sequence as Kinds
 from functools import partial
 
 from bequest.engine._C import BlockPool
+from bequest.engine.cache.images import DeviceImages
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.salt import salt_of
@@ -77,6 +78,7 @@ class Scheduler:
         self._step_limits = limits.step
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self._rows, self, cache.states, prefix_caching=limits.prefix_caching)
+        self.images = DeviceImages(limits.max_image_rows, limits.max_num_encoder_tokens)
         self.clock = StepClock(limits.extraction_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
@@ -165,6 +167,7 @@ class Scheduler:
         draft = Draft(now, self._step_limits, StepQuota(), most, self.limits.extraction.max_step_rows)
         self._entered.clear()
         self.cache.begin_plan()
+        self.images.begin_plan()
         due = self._divide(draft, ready)
         extract = partial(self._extract, draft, ready)
         extracted = self.extractions.take_share(draft, extract)
@@ -183,7 +186,7 @@ class Scheduler:
 
     def apply(self, launch: Launch, result: StepResult, now: float) -> Applied:
         """The result of a launched step, in the order of the launches."""
-        if not launch.plan.encoders:
+        if not launch.plan.encoders and launch.plan.images is None:
             self.clock.ran(launch.nature, launch.plan.num_tokens, result.device_seconds)
         return apply_result(launch, result, now)
 
@@ -339,7 +342,9 @@ class Scheduler:
             draft.used.add(sequence)  # it keeps what it lends
             self.run(wish.sequence)
             return self._schedule_work(draft, wish.sequence)
-        if wish.read_only:
+        if (cut := self.images.within(sequence.group.images, wish)) is None:
+            return False
+        if (wish := cut).read_only:
             draft.add(sequence, wish)
             return True
         work = sequence.work
@@ -487,8 +492,8 @@ class Scheduler:
             sequence.group.times.admitted = now
 
     def _seal(self, draft: Draft, ready: Ready) -> Launch | None:
-        if not draft.chunks and not draft.encoders:
+        if not draft.chunks and not draft.encoders and not self.images.planned:
             return None
         self._flow.planned(len(ready.decoding))
         moves = BlockMoves(*self.cache.take_swaps(), draft.copies, draft.copies_of_beams)
-        return self._steps.make(draft, moves)
+        return self._steps.make(draft, moves, self.images)

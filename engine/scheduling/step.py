@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bequest.engine._C import prepare_batch
+from bequest.engine.cache.images import DeviceImages
 from bequest.engine.cache.recurrent import States
 from bequest.engine.scheduling.assembly import BlockMoves, assemble
 from bequest.engine.scheduling.outcome import StepOutcome
@@ -29,7 +30,7 @@ class StepMaker:
         self._prefix_caching = prefix_caching
         self._step = 0
 
-    def make(self, draft: Draft, moves: BlockMoves) -> Launch:
+    def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
         chunks = draft.chunks
         batch = prepare_batch(
             [c.tables for c in chunks],
@@ -49,12 +50,14 @@ class StepMaker:
                 continue
             if chunk.read_only:
                 batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
+            if chunk.sequence.group.images:
+                outcome.gather_images(chunk, start, batch.input_ids)
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         masked = _masked_last(outcome)
         self._step += 1
         runs = sorted(draft.encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
-        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome, states)
+        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome, states, images.take())
         samples = Samples(tuple(outcome.sampled), tuple(outcome.drafts) if outcome.drafts else None)
         return Launch(
             plan=plan,

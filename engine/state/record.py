@@ -26,6 +26,7 @@ from bequest.engine.state.recurrent import State
 from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Manifest
+from bequest.engine.types.image import Image
 
 
 class Holding(Protocol):
@@ -171,6 +172,7 @@ class Identity:
     lineage: Lineage | None = None
     num_choices: int = 1
     encoder: EncoderInput | None = None
+    images: tuple[Image, ...] = ()
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -325,6 +327,7 @@ class Record:
             choices=_Choices(holdings) if self.group is None else tuple(map(_as_choice, holdings)),
             origin=self.identity.origin,
             encoder=self.encoder,
+            images=self.identity.images,
         )
 
     def as_entry(self, pool: BlockPool) -> RecordEntry:

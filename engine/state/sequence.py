@@ -49,6 +49,7 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
+from bequest.engine.types.image import ImageSpan, image_spans
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -442,6 +443,7 @@ class Group:
     ties: Ties = field(default_factory=Ties)
     states: StatesCharge = field(default_factory=StatesCharge)
     prompt_logprobs: PromptLogprobs | None = field(init=False)  # if they are wanted
+    images: tuple[ImageSpan, ...] = field(init=False)  # of the prompt
     cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     closed: bool = False  # finished, failed or aborted: owns nothing any more
     delivered: bool = False  # the first Delta is out
@@ -449,6 +451,7 @@ class Group:
     def __post_init__(self) -> None:
         top, prompt = self.request.params.prompt_logprobs, self.request.prompt_token_ids
         self.prompt_logprobs = None if top is None else PromptLogprobs(prompt, top)
+        self.images = image_spans(prompt, self.request.images) if self.request.images else ()
 
     @property
     def num_prompt(self) -> int:

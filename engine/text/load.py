@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,16 +70,29 @@ def _from_directory(directory: Path) -> TextBundle:
 
 
 def _directory_templates(directory: Path) -> dict[str, Any]:
-    """Templates by name. chat_template.jinja wins over tokenizer_config.json, which holds one or a list with names."""
+    """Templates by name. chat_template.jinja wins over chat_template.json, which models that see had before, and that
+    over tokenizer_config.json, which holds one or a list with names."""
     file = directory / "chat_template.jinja"
     if file.is_file():
         named = {"default": file.read_text(encoding="utf-8")}
         tool_file = directory / "additional_chat_templates" / "tool_use.jinja"
         return named | ({"tool_use": tool_file.read_text(encoding="utf-8")} if tool_file.is_file() else {})
-    value = read_tokenizer_config(directory).get("chat_template")
+    old = directory / "chat_template.json"
+    config = read_tokenizer_config(directory) | (_json(old) if old.is_file() else {})
+    value = config.get("chat_template")
     if isinstance(value, list):
         return {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
     return {"default": value}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    return content
 
 
 def _chat_template(templates: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:

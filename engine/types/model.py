@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.hidden import Stack, StatesDType
+from bequest.engine.types.image import VisionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ModelInfo:
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
     kv_cache_dtype: str = ""
     drafts: bool = False  # whether the device can check drafted tokens
+    vision: VisionInfo | None = None  # of a model that sees
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

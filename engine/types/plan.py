@@ -18,6 +18,7 @@ from bequest.engine.types.arrays import FloatArray, IntArray
 from bequest.engine.types.data import Data
 from bequest.engine.types.encoder import EncoderSpec
 from bequest.engine.types.hidden import StepTaps
+from bequest.engine.types.image import StepImages
 from bequest.engine.types.row import CatalogueSpec, RowSpec
 
 NO_ROW = -1  # no sampler row: of an input token, that its id is known; of a sample, that it is a beam's
@@ -31,7 +32,7 @@ NO_DRAFT = -1  # nothing was drafted to follow a sample
 class StepBatch(Data):
     """The tokens of a step, sequence by sequence, and where their keys and values lie."""
 
-    input_ids: IntArray  # [T]; 0 where a sampler row has the token
+    input_ids: IntArray  # [T]; 0 where a sampler row has the token, or an image has
     input_rows: IntArray  # [T] the row whose last token it is, which the device knows before others do; or NO_ROW
     positions: IntArray  # [T]
     slot_mapping: npt.NDArray[np.int64]  # [G, T], or NO_SLOT
@@ -132,6 +133,7 @@ class StepPlan(Data):
     beams: tuple[BeamSpec, ...] = ()
     taps: StepTaps | None = None  # None: nobody wants hidden states of this step
     encoders: tuple[EncoderSpec, ...] = ()
+    images: StepImages | None = None  # None: the step has nothing to do with any
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.image import Image
 
 Grade = Literal["running", "leased", "stored", "warm", "tokens"]
 
@@ -30,6 +31,7 @@ class Parent:
     choices: Sequence[ParentChoice]
     origin: object
     encoder: EncoderInput | None = None  # a child has the same one
+    images: tuple[Image, ...] = ()  # of its prompt: a child has those that it inherits
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import HiddenStatesParams, most_positions
+from bequest.engine.types.image import Image, without_images
 from bequest.engine.types.sampling import SamplingParams
 from bequest.engine.types.speculation import Speculation
 
@@ -69,6 +70,7 @@ class Request:
     output: OutputMode = OutputMode.DELTA
     terms: Terms = Terms()
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is prompt_token_ids
+    images: tuple[Image, ...] = ()  # whose ids are among prompt_token_ids, in any order
     hidden_states: HiddenStatesParams | None = None
     speculation: Speculation = Speculation()
     suffixes: tuple[tuple[int, ...], ...] = ()  # each is scored behind the prompt, alone; nothing is sampled
@@ -81,6 +83,11 @@ class Request:
         assert self.terms.retain is None or not self.encodes_only, "it leaves nothing that could be leased"
         assert all(self.suffixes), "a suffix has at least one token"
         assert not self.suffixes or self._scores_alone, "scores are told as log-probabilities, and of nothing else"
+
+    @property
+    def said_token_ids(self) -> tuple[int, ...]:
+        """The prompt without its images."""
+        return without_images(self.prompt_token_ids) if self.images else self.prompt_token_ids
 
     @property
     def _scores_alone(self) -> bool:

@@ -121,7 +121,8 @@ class Vault:
     async def flush(self, end: float) -> None:
         """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
         for record in self._retention.leases.holders():
-            if record.leased and record.stored is None and self._retention.can_last(record.encoder):
+            lasts = not record.identity.images and self._retention.can_last(record.encoder)
+            if record.leased and record.stored is None and lasts:
                 self._store_soon(record)
         while (waiting := {*self._storing.values(), *self._held_back.values()}) and self._clock() < end:
             await asyncio.wait(waiting, timeout=end - self._clock())

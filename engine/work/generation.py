@@ -8,6 +8,7 @@ the same with and without.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from bequest.engine._C import BlockTable, TokenList
 from bequest.engine.constraints.grammar import UNSPELLABLE
@@ -27,6 +28,7 @@ from bequest.engine.types import (
     StopReason,
     TokenLogprob,
 )
+from bequest.engine.types.image import FIRST_ID
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
 from bequest.engine.work.wanted_states import check_states
@@ -146,7 +148,8 @@ class Generation(Kind):
         most = min(self._most_len - sequence.planned_len - 1, room.budget - 1, self._desk.most_drafted)
         if sequence.capture is not None:
             most = sequence.capture.most_tokens(sequence.num_computed, most + 1, room.state_rows) - 1
-        return guesses.draft(sequence.tokens, most) if most > 0 else ()
+        drafts = guesses.draft(sequence.tokens, most) if most > 0 else ()
+        return tuple(takewhile(lambda token: token < FIRST_ID, drafts))  # what followed may have been an image
 
     def _look_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
         """Its tokens are known up to here: whether something is worth drafting behind them."""

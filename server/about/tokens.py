@@ -6,6 +6,7 @@ import orjson
 from aiohttp import web
 
 from bequest.server.asks.chats import ChatSource, check_countable, rendered_chat
+from bequest.server.asks.images import shown_ids
 from bequest.server.asks.prompts import encode
 from bequest.server.asks.ranges import check_ids
 from bequest.server.asks.tools import chat_tools
@@ -25,7 +26,8 @@ async def tokenize(request: web.Request) -> web.Response:
     if body.messages is not None:
         if body.prompt is not None:
             raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
-        _, tokens = await rendered_chat(context, await apart(context, lambda: _source(body)))
+        rendered = await rendered_chat(context, await apart(context, lambda: _source(body)))
+        tokens = shown_ids(context, rendered.token_ids)
     elif body.prompt is not None:
         check_countable(context, body.prompt, "prompt")
         special = True if body.add_special_tokens is None else body.add_special_tokens

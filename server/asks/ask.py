@@ -64,6 +64,7 @@ class Ask:
                 origin=prompt.origin,
             ),
             encoder=prompt.encoder,
+            images=prompt.images,
             hidden_states=None if self.states is None else self.states.params,
             speculation=self.speculation,
             suffixes=self.suffixes,

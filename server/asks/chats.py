@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bequest.engine.errors import EngineError
+from bequest.engine.types.image import Image
 from bequest.server.asks.extension import Conversation
+from bequest.server.asks.images import look_at, merged, unfolded
 from bequest.server.asks.messages import MESSAGE_CHARS, check_roles_shown, conversation, text_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import check_length, encode
@@ -131,10 +133,24 @@ def check_converses(context: Context, param: str) -> None:
         raise invalid(f"`{param}` cannot be used with an encoder-decoder model: send {where}.", param)
 
 
-async def rendered_chat(context: Context, source: ChatSource) -> tuple[Conversation, list[int]]:
-    """The messages through the chat template, and their tokens."""
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """Messages through the chat template."""
+
+    conversation: Conversation
+    token_ids: tuple[int, ...]
+    images: tuple[Image, ...]
+
+
+async def read_messages(context: Context, source: ChatSource) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
+    """The messages that a body has, and their images."""
     given = source.given
     messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
+    return await look_at(context, messages)
+
+
+async def rendered_chat(context: Context, source: ChatSource) -> RenderedChat:
+    messages, images = await read_messages(context, source)
     use = template_use(context, source, messages[-1]["role"])
 
     def work() -> Conversation:
@@ -147,7 +163,7 @@ async def rendered_chat(context: Context, source: ChatSource) -> tuple[Conversat
     if source.only_counts:
         check_countable(context, rendered.prompt_text, source.field)
     [ids] = await encode(context, [rendered.prompt_text], source.special)
-    return rendered, ids
+    return RenderedChat(rendered, unfolded(context, ids, images, source.field), merged(images))
 
 
 def check_countable(context: Context, text: str, param: str) -> None:

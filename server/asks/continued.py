@@ -7,10 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from bequest.engine.types import Lineage
-from bequest.server.asks.chats import ChatSource, TemplateUse, off_loop_rendering, rendered_chat, template_use
-from bequest.server.asks.extension import Conversation, answer_text, extend
+from bequest.engine.types.image import Image
+from bequest.server.asks.chats import (
+    ChatSource,
+    TemplateUse,
+    off_loop_rendering,
+    read_messages,
+    rendered_chat,
+    template_use,
+)
+from bequest.server.asks.extension import Conversation, answer_text
+from bequest.server.asks.images import extend_seen, images_in, merged, unfolded
 from bequest.server.asks.inheriting import Cut, Inheriting, cut
-from bequest.server.asks.messages import conversation
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import TextSource, check_length, encode, plain_prompts
 from bequest.server.asks.ranges import check_ids
@@ -53,9 +61,9 @@ async def chat_prompt(
 
 
 async def _plain_chat(context: Context, source: ChatSource) -> Prompt:
-    origin, ids = await rendered_chat(context, source)
-    kept = source.truncation.of_prompt(ids, context.engine.info.max_model_len)
-    return check_not_empty(Prompt(kept, origin=origin), source.field)
+    rendered = await rendered_chat(context, source)
+    kept = source.truncation.of_prompt(rendered.token_ids, context.engine.info.max_model_len)
+    return check_not_empty(Prompt(kept, origin=rendered.conversation, images=rendered.images), source.field)
 
 
 async def _continued_chat(context: Context, source: ChatSource, wanted: Inheriting, begin: Cut) -> Prompt:
@@ -78,7 +86,8 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
 
     The text after the answer (its end of turn, the new messages) is what the template makes of the whole.
     """
-    before, new = _conversation_of(begin), await apart(context, lambda: conversation(source.given))
+    before = _conversation_of(begin)
+    new, images = await read_messages(context, source)
     _check_not_repeated(before, new)
     if begin.at < begin.answer_at:
         raise invalid(
@@ -86,21 +95,21 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
             "ends: new `messages` can follow its answer, or a part of it.",
             "continuation_at",
         )
-    tokenizer = context.text.tokenizer
     answer = _answer(context, begin)
+    known = merged(begin.parent.images, images)
     messages = [*_history(source, before, begin, answer), *new]
     use = template_use(context, source, new[-1]["role"], before)
 
     def work() -> Prompt:
         if source.reads_answer is not None and answer is not None:
-            kept = _behind_all(context, begin, use, before, answer, messages, len(new))
+            kept = _behind_all(context, begin, use, before, answer, messages, len(new), known)
             if kept is not None:
                 return kept
         whole = use.render(messages)
         check_length(context, whole.prompt_text)
         choice = replace(begin.choice, num_prompt=begin.answer_at)
-        extension = extend(tokenizer, choice, begin.at, before.prompt_text, whole.prompt_text)
-        return begin.prompt(extension.at, extension.suffix_ids, whole)
+        extension = extend_seen(context, choice, begin.at, before.prompt_text, whole, known)
+        return begin.prompt(extension.at, extension.suffix_ids, whole, known)
 
     return check_not_empty(await off_loop_rendering(context, use, messages, work), "messages")
 
@@ -145,19 +154,22 @@ def _behind_all(
     answer: str,
     messages: Sequence[Mapping[str, Any]],
     num_new: int,
+    known: tuple[Image, ...],
 ) -> Prompt | None:
     """The next turn behind all of the parent's tokens, its thoughts too, which many templates would leave out.
 
     None: the template does not say what follows an answer.
     """
-    tail = use.after_answer(before, messages[len(messages) - num_new :])
+    new = messages[len(messages) - num_new :]
+    tail = use.after_answer(before, new)
     if tail is None:
         return None
     text = before.prompt_text + answer + tail
     check_length(context, text)
-    ids = context.text.tokenizer.encode(tail, add_special_tokens=False)
+    encoded = context.text.tokenizer.encode(tail, add_special_tokens=False)
+    ids = unfolded(context, encoded, images_in(new, known), "messages")
     whole = Conversation(tuple(messages), text, use.source, use.kwargs, use.tools, use.continued)
-    return begin.prompt(begin.at, ids, whole)
+    return begin.prompt(begin.at, ids, whole, known)
 
 
 def _check_not_repeated(before: Conversation, new: list[dict[str, Any]]) -> None:

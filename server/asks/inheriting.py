@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bequest.engine.errors import ParentFailed, ParentLost, ParentNotFound
 from bequest.engine.types import Lineage, Parent, ParentChoice
+from bequest.engine.types.image import Image
 from bequest.server.asks.call import Call
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.prompt import Prompt
@@ -61,14 +62,17 @@ class Cut:
         started = origin.answer_at if isinstance(origin, Conversation) else None
         return self.choice.num_prompt if started is None else started
 
-    def prompt(self, at: int, suffix_ids: Sequence[int], origin: object) -> Prompt:
-        """REQUIRES: at ≤ self.at"""
+    def prompt(
+        self, at: int, suffix_ids: Sequence[int], origin: object, images: tuple[Image, ...] | None = None
+    ) -> Prompt:
+        """`images`: of all of it; None: the suffix has none. REQUIRES: at ≤ self.at"""
         return Prompt(
             (*self.choice.token_ids[:at], *suffix_ids),
             lineage=Lineage(self.parent.id, self.index, at),
             cache_salt=self.parent.cache_salt,
             origin=origin,
             encoder=self.parent.encoder,
+            images=self.parent.images if images is None else images,
         )
 
 

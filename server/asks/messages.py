@@ -1,4 +1,4 @@
-"""Chat messages as clients send them → as templates take them: roles, text parts, tool calls.
+"""Chat messages as clients send them → as templates take them: roles, parts, tool calls.
 
 Whatever this server puts into a message is accepted back; nulls and unknown fields inside messages are left out.
 """
@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bequest.server.asks.image_parts import IMAGE_PARTS, given_image
 from bequest.server.wire.errors import ApiError, invalid, missing
 from bequest.server.wire.reading import shorten
 
@@ -50,15 +51,19 @@ def check_roles_shown(messages: Sequence[Mapping[str, Any]], text: str) -> None:
             )
 
 
-def _texts(content: str | list[dict[str, str]] | None) -> list[str]:
-    parts = [content or ""] if not isinstance(content, list) else [part["text"] for part in content]
+def _texts(content: str | list[dict[str, Any]] | None) -> list[str]:
+    parts = [content or ""] if not isinstance(content, list) else [part.get("text", "") for part in content]
     return [part.strip() for part in parts]
 
 
 def text_of(content: Any, path: str) -> str:
     """A string, or the text of its parts."""
     given = _content(content, path)
-    return given if isinstance(given, str) else "".join(part["text"] for part in given)
+    if isinstance(given, str):
+        return given
+    if (index := next((i for i, part in enumerate(given) if "text" not in part), None)) is not None:
+        raise invalid(f"`{path}[{index}].type` must be 'text' here.", f"{path}[{index}].type")
+    return "".join(part["text"] for part in given)
 
 
 def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
@@ -82,24 +87,26 @@ def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
     return plain
 
 
-def _content(content: Any, path: str) -> str | list[dict[str, str]]:
+def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise wrong_type(path, "a string or a list of parts")
-    return [{"type": "text", "text": _part(part, f"{path}[{index}]")} for index, part in enumerate(content)]
+    return [_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
 
 
-def _part(part: Any, path: str) -> str:
+def _part(part: Any, path: str) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise wrong_type(path, "an object with `type` and `text`")
     kind = string_at(part, "type", path)
+    if kind in IMAGE_PARTS:
+        return given_image(part, path)
     if kind not in _TEXT_PARTS:
         raise invalid(
-            f"`{path}.type` is {shorten(repr(kind))}; this model reads text alone: send parts of type 'text'.",
+            f"`{path}.type` is {shorten(repr(kind))}; send parts of type 'text' or, to a model that sees, 'image_url'.",
             f"{path}.type",
         )
-    return string_at(part, _TEXT_PARTS[kind], path)
+    return {"type": "text", "text": string_at(part, _TEXT_PARTS[kind], path)}
 
 
 def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bequest.engine.types import Lineage
 from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.image import Image, without_images
 from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
 
@@ -21,7 +22,13 @@ class Prompt:
     cache_salt: str = ""  # the parent's
     origin: object = None  # what the tokens were made from, for whoever continues
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is `token_ids`
+    images: tuple[Image, ...] = ()  # whose ids are among `token_ids`
     param: str | None = None  # the field that `token_ids` came in, where it is not `prompt`
+
+    @property
+    def said_ids(self) -> tuple[int, ...]:
+        """Without its images."""
+        return without_images(self.token_ids) if self.images else self.token_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,12 +125,12 @@ def _begun(dialect: Dialect, tokenizer: TokenizerLike, prompt: Prompt) -> str:
     """What the prompt holds of the answer's turn, as far as its reader has to know."""
     origin = prompt.origin
     if not isinstance(origin, Conversation):
-        return dialect.opening(tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False))
+        return dialect.opening(tokenizer.decode(prompt.said_ids[-_TAIL_TOKENS:], skip_special_tokens=False))
     begun = dialect.opening(origin.prompt_text)
     if origin.answer_at is not None:
         return begun + tokenizer.decode(prompt.token_ids[origin.answer_at :], skip_special_tokens=False)
     if origin.continued and not begun:
         content = origin.messages[-1]["content"]
-        said = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        said = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         return dialect.spoken(said)
     return begun

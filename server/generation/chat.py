@@ -18,6 +18,7 @@ from bequest.server.answers.running import Collector
 from bequest.server.answers.thought_tokens import ThoughtTokens
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
+from bequest.server.asks.images import shown_ids
 from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.spoken import whole_message
@@ -60,6 +61,7 @@ class ChatShape:
         self._reading = reading
         self._n = ask.n
         [self._prompt] = ask.prompts
+        self._context = call.context
         self._tokenizer = call.context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, call.body.return_tokens_as_token_ids)
         self._thoughts = ThoughtTokens(self._tokenizer, not ask.params[0].skip_special_tokens)
@@ -116,7 +118,7 @@ class ChatShape:
         """On the answer, or on its first chunk."""
         extras: dict[str, Any] = {}
         if self._body.return_token_ids:
-            extras["prompt_token_ids"] = self._prompt.token_ids
+            extras["prompt_token_ids"] = shown_ids(self._context, self._prompt.token_ids)
         if self._body.prompt_logprobs is not None and logprobs is not None:
             extras["prompt_logprobs"] = prompt_logprobs(logprobs, self._body.prompt_logprobs, self._tokenizer)
         return extras

@@ -17,6 +17,7 @@ from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.call import Call, begin
+from bequest.server.asks.images import shown_ids
 from bequest.server.asks.inheriting import on_its_way
 from bequest.server.asks.prompt import Prompt
 from bequest.server.context import Context
@@ -86,6 +87,7 @@ class CompletionChunks(Chunks):
         super().__init__(head, indices, body.logprobs is not None or body.return_token_ids, report)
         self._body = body
         self._prompt = prompt
+        self._context = context
         self._tokenizer = context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
         shows_special = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
@@ -124,7 +126,7 @@ class CompletionChunks(Chunks):
         if body.return_token_ids:
             shown["token_ids"] = choice.token_ids
             if first:
-                shown["prompt_token_ids"] = self._prompt.token_ids
+                shown["prompt_token_ids"] = shown_ids(self._context, self._prompt.token_ids)
                 if self._prompt.encoder is not None:
                     shown["encoder_prompt_token_ids"] = self._prompt.encoder.token_ids
         if first and body.prompt_logprobs is not None and prompt_logprobs_ is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from bequest.server.asks.image_parts import given_image
 from bequest.server.asks.messages import string_at, wrong_type
 from bequest.server.wire.errors import invalid, missing
 from bequest.server.wire.names import new_id
@@ -19,6 +20,7 @@ Item = dict[str, Any]
 
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_IMAGE = "input_image"
 _STATUSES = ("in_progress", "completed", "incomplete")
 
 
@@ -62,21 +64,22 @@ def without_logprobs(item: Item) -> Item:
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
-def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """The conversation as a template takes it.
+def messages_of(items: Iterable[Item], num_stored: int = 0) -> list[dict[str, Any]]:
+    """The conversation as a template takes it. The first `num_stored` items are not of this request.
 
     A turn of the assistant is one message there: its reasoning, its text and its calls are drawn together.
     """
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of functions, by the id of the call
     thought: list[str] = []  # waits for the message it led to
-    for item in items:
+    for number, item in enumerate(items, -num_stored):
+        path = f"input[{number}]" if number >= 0 else "previous_response_id"
         if item["type"] == "reasoning":
             thought.extend(part["text"] for part in item.get("content") or item["summary"])
             continue
         if item["type"] == "function_call_output":
             call_id = item["call_id"]
-            message = {"role": "tool", "tool_call_id": call_id, "content": _content(item["output"])}
+            message = {"role": "tool", "tool_call_id": call_id, "content": _content(item["output"], f"{path}.output")}
             messages.append({**message, "name": names[call_id]} if call_id in names else message)
         elif item["type"] == "function_call":
             names[item["call_id"]] = item["name"]
@@ -86,9 +89,9 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
                 messages.append(_spoken({"role": "assistant", "content": ""}, thought))
             messages[-1].setdefault("tool_calls", []).append(call)
         elif item["role"] == "assistant":
-            messages.append(_spoken({"role": "assistant", "content": _content(item["content"])}, thought))
+            messages.append(_spoken({"role": "assistant", "content": _content(item["content"], path)}, thought))
         else:
-            messages.append({"role": item["role"], "content": _content(item["content"])})
+            messages.append({"role": item["role"], "content": _content(item["content"], f"{path}.content")})
         thought = []
     return messages
 
@@ -97,12 +100,18 @@ def _spoken(message: dict[str, Any], thought: list[str]) -> dict[str, Any]:
     return {**message, "reasoning_content": "\n".join(thought)} if thought else message
 
 
-def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
-    """One part is a string to a template; of several, the template decides how they are joined."""
+def _content(content: str | list[dict[str, Any]], path: str) -> str | list[dict[str, Any]]:
+    """One text is a string to a template; of several parts, the template decides how they are joined."""
     if isinstance(content, str):
         return content
-    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in content]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    parts = [_shown(part, f"{path}[{index}]") for index, part in enumerate(content)]
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
+
+
+def _shown(part: dict[str, Any], path: str) -> dict[str, Any]:
+    if part["type"] == _IMAGE:
+        return given_image(part, path)
+    return {"type": "text", "text": part["refusal"] if part["type"] == "refusal" else part["text"]}
 
 
 def _item(item: Item, path: str) -> Item:
@@ -195,9 +204,12 @@ def _part(part: Any, path: str, kind: str) -> dict[str, Any]:
     if given == "refusal":
         refusal = string_at(part, "refusal", path)
         return {"type": "refusal", "refusal": refusal} if kind == "output_text" else _text_part(refusal, kind)
+    if given == _IMAGE and kind == "input_text":
+        given_image(part, path)
+        return {"type": _IMAGE, "image_url": part["image_url"], "detail": part.get("detail") or "auto"}
     if given not in _TEXT_PARTS:
         raise invalid(
-            f"`{path}.type` is {shorten(repr(given))}; this model reads text alone: send parts of type '{kind}'.",
+            f"`{path}.type` is {shorten(repr(given))}; send '{kind}' or, to a model that sees, '{_IMAGE}'.",
             f"{path}.type",
         )
     return _text_part(string_at(part, "text", path), kind)

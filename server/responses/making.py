@@ -84,4 +84,5 @@ class Making:
             prompt_text=prompt.text,
             cache_salt=request.cache_salt,
             pieces=self.answer.pieces,
+            images=request.images,
         )

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from bequest.engine.errors import EngineError, InvalidRequest, ParentLost
 from bequest.engine.types import Lineage, ParentChoice
+from bequest.engine.types.image import Image
 from bequest.server.asks.chats import TemplateUse, check_converses, template_kwargs
-from bequest.server.asks.extension import Conversation, extend
+from bequest.server.asks.extension import Conversation
+from bequest.server.asks.images import extend_seen, images_in, look_at, merged, unfolded
 from bequest.server.asks.messages import MESSAGE_CHARS, text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import check_length
@@ -51,17 +53,19 @@ async def response_prompt(
     if body.previous_response_id is not None:
         parent = await _previous(context, tenant, body.previous_response_id, deadline)
     messages = await off_loop(context, _history_chars(parent) + MESSAGE_CHARS * count, lambda: _messages(parent, items))
+    messages, images = await look_at(context, messages)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise missing("input", "`input` is missing: send a string, or a list of items.")
-    builder = _Builder(context, body, reading, parent)
+    images = merged(() if parent is None else parent.images, images)
+    builder = _Builder(context, body, reading, parent, images)
     try:
         chars = 0 if has_large_body() else text_length(messages, INLINE_CHARS)
         built = await off_loop(context, chars, lambda: builder.build(messages))
     except InvalidRequest as error:
         raise at_field(error, "input") from error
-    prompt = Prompt(built.token_ids, origin=built.conversation)
+    prompt = Prompt(built.token_ids, origin=built.conversation, images=images)
     if parent is not None:
         same_cache = body.cache_salt in (None, "", parent.cache_salt) and not _is_lost(context, tenant, parent)
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
@@ -87,7 +91,7 @@ def _history_chars(parent: StoredResponse | None) -> int:
 
 def _messages(parent: StoredResponse | None, items: Sequence[Item]) -> list[Message]:
     history = parent.turn.all_items() if parent is not None else []
-    return messages_of([*history, *items])
+    return messages_of([*history, *items], len(history))
 
 
 async def _previous(context: Context, tenant: str, reference: str, deadline: float | None) -> StoredResponse:
@@ -133,7 +137,14 @@ class _Built(NamedTuple):
 class _Builder:
     """Messages → tokens, in a worker thread where they are long."""
 
-    def __init__(self, context: Context, body: ResponseBody, reading: Reading, parent: StoredResponse | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        body: ResponseBody,
+        reading: Reading,
+        parent: StoredResponse | None,
+        images: tuple[Image, ...],
+    ) -> None:
         template = context.text.chat_template
         if template is None:
             raise invalid("This model has no chat template, which `input` needs; use /v1/completions.", "input")
@@ -142,6 +153,7 @@ class _Builder:
         self._context = context
         self._template = TemplateUse(template, None, kwargs, opened=True, continued=False, tools=tools)
         self._parent = parent
+        self._images = images  # the parent's too
         self._truncate = body.truncation == "auto"
         self._room = context.engine.info.max_model_len - max(body.max_output_tokens or 0, 1)
 
@@ -179,12 +191,14 @@ class _Builder:
         conversation = self._template.render(messages)
         text = conversation.prompt_text
         check_length(self._context, text)
-        tokenizer, parent = self._context.text.tokenizer, self._parent
+        context, parent = self._context, self._parent
         if parent is None or not parent.token_ids:
-            return _Built(conversation, tuple(tokenizer.encode(text, add_special_tokens=False)), 0)
+            encoded = context.text.tokenizer.encode(text, add_special_tokens=False)
+            images = images_in(conversation.messages, self._images)
+            return _Built(conversation, unfolded(context, encoded, images, "input"), 0)
         ids = tuple(parent.token_ids)
         choice = ParentChoice(ids, parent.num_prompt, len(ids))
-        extension = extend(tokenizer, choice, len(ids), parent.prompt_text, text)
+        extension = extend_seen(context, choice, len(ids), parent.prompt_text, conversation, self._images)
         return _Built(conversation, ids[: extension.at] + extension.suffix_ids, extension.at)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from bequest.engine.types.image import Image
 from bequest.server.wire.errors import ApiError
 
 _ENTRY_BYTES = 1024  # of an entry beyond its texts and tokens, about: objects, keys, links
@@ -61,11 +62,13 @@ class StoredResponse:
     prompt_text: str  # what the prompt's tokens were made of
     cache_salt: str
     pieces: array[int]  # characters and log-probabilities of each text delta, alternating: how it was streamed
+    images: tuple[Image, ...] = ()  # of the prompt
 
     @property
     def size(self) -> int:
         numbers = self.token_ids.itemsize * len(self.token_ids) + self.pieces.itemsize * len(self.pieces)
-        return len(self.body) + sys.getsizeof(self.prompt_text) + numbers + _ENTRY_BYTES
+        pixels = sum(image.pixels.nbytes for image in self.images)
+        return len(self.body) + sys.getsizeof(self.prompt_text) + numbers + pixels + _ENTRY_BYTES
 
 
 class Archive(Protocol):

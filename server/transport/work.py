@@ -46,12 +46,22 @@ def has_large_body() -> bool:
     return HELD in request if request is not None else _BACKGROUND.get().large
 
 
+def current_tenant() -> str:
+    """Whom the running task works for."""
+    request = CURRENT.get()
+    return _BACKGROUND.get().tenant if request is None else request[TENANT]
+
+
+async def in_pool(context: Context, work: Callable[[], _Result]) -> _Result:
+    """Runs `work` that takes long, however little text it is about."""
+    return await context.pool.run(current_tenant(), work)
+
+
 async def off_loop(context: Context, chars: int, work: Callable[[], _Result]) -> _Result:
     """Runs `work` over a text of so many characters, in the pool if it is long, or is part of a large body."""
     if chars <= INLINE_CHARS and not has_large_body():
         return work()
-    request = CURRENT.get()
-    return await context.pool.run(_BACKGROUND.get().tenant if request is None else request[TENANT], work)
+    return await in_pool(context, work)
 
 
 async def tokenised(context: Context, chars: int, work: Callable[[], _Result]) -> _Result:

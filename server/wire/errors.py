@@ -48,6 +48,7 @@ _ENGINE_STATUS = {
     "grammar_too_large": 400,
     "retention_too_large": 400,
     "invalid_audio": 400,
+    "invalid_image": 400,
     "invalid_estate": 400,
     "estate_mismatch": 409,
     "answer_too_large": 400,

@@ -19,6 +19,7 @@ _PARAMS = {
     "deadline": "timeout",
     "encoder": "prompt",
     "grammar": "structured_outputs",
+    "images": "messages",
     "name": "request_id",
     "template": "chat_template",
 }
@@ -38,6 +39,19 @@ SENTENCES = {
     "out.",
     "token_unknown": "The prompt has the token {token}, which its tokenizer knows and this model does not: its tokens "
     "are 0 to {last}. Leave out what it stands for.",
+    "image_empty": "`{param}` is an image without a byte.",
+    "image_format": "`{param}` is no image that this server reads: send one of {formats}.",
+    "image_broken": "`{param}` is an image that is broken or cut short ({why}).",
+    "image_too_large": "`{param}` is an image of {width} × {height} pixels, at most {max_pixels} are taken "
+    "(--max-image-megapixels): send a smaller one.",
+    "image_too_long": "`{param}` is an image of {width} × {height} pixels: one side may be {most} times the other at "
+    "most.",
+    "no_pillow": "`{param}` is an image, and this server was installed without what reads images: pip install "
+    "'bequest[vision]'.",
+    "no_vision": "This model reads text alone: send parts of type 'text'.",
+    "image_unknown": "The prompt has the token {token}, which stands for an image that the request does not have.",
+    "images_without_logprobs": "`{param}` cannot be used with images, whose tokens have no log-probabilities: leave it "
+    "out.",
     "encoder_input_too_long": "This model's maximum context length is {max_encoder_len} {unit} in the encoder; the "
     "prompt is too long: {encoder_tokens} {unit} in `{param}`.",
     "no_encoder": "This model has no encoder: send the whole prompt as `prompt`.",
@@ -84,7 +98,8 @@ SENTENCES = {
     "parent_lost": "The lease '{id}' was kept in files, which are lost or broken: it cannot be continued. Send the "
     "whole prompt, or send it along as `continuation_fallback`.",
     "no_files": "`retain.durable` needs a server that keeps leases in files: start it with --estate-dir.",
-    "not_for_files": "`retain.durable` is for decoders without recurrent layers and sliding windows: leave it out.",
+    "not_for_files": "`retain.durable` is for prompts without images, and for decoders without recurrent layers and "
+    "sliding windows: leave it out.",
     "lease_too_large_for_files": "`retain.durable` would keep up to {needed} blocks in files, which may hold {budget} "
     "at most (--estate-gb); set a smaller max_tokens.",
     "files_full": "`retain.durable` needs up to {needed_blocks} blocks in files, more than are free of {budget_blocks} "
@@ -99,6 +114,7 @@ SENTENCES = {
     "beams_of_states_too_many": "{width} beams have more recurrent states than this server has room for; send a "
     "`beam_width` of {limit} at most.",
     "estates_without_states": "A request of this model cannot move to another server: its recurrent states stay here.",
+    "estates_without_images": "The request '{reference}' has images in its prompt, and cannot move to another server.",
     "estate_mismatch": "The estate was made by a server with another {names}; it can be continued there alone. Models, "
     "dtypes, the layout of caches (--block-size, --kv-cache-dtype) and the tenant must be the same.",
     "estate_incomplete": "The request '{reference}' still runs: its estate is complete when it has ended.",

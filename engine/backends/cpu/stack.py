@@ -68,13 +68,14 @@ class StackProgram:
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         table, positions = start.table, start.position_table
-        # A weight with something of its own, as an adapter has, looks its rows up itself.
-        if type(table) is not CpuWeight or not (positions is None or type(positions) is CpuRows):
+        # A weight with something of its own, as an adapter has, looks its rows up itself; so do tokens of images.
+        fused = start.overlay is None and (positions is None or type(positions) is CpuRows)
+        if type(table) is not CpuWeight or not fused:
             stream = start.stream(self._ops)
             self.run(stream, step)
             return stream
         assert start.last_tokens is None, "on the CPU the runner resolves them"
-        rows = None if positions is None else positions.values
+        rows = positions.values if type(positions) is CpuRows else None
         return Stream(self._ops, *self._stack.run_from(self._step(step), start.ids, table.packed, start.factor, rows))
 
     def _step(self, step: LayerStep) -> cpu_stack.StackStep:

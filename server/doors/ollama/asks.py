@@ -112,8 +112,9 @@ async def _generate_prompt(call: HttpCall[OllamaGenerateBody], reading: Reading)
     source = ChatSource(given=messages, field="prompt", template_kwargs=_template_kwargs(call, reading))
     if body.context:
         return await _continued(call, source, body.context)
-    origin, ids = await rendered_chat(context, source)
-    return check_not_empty(Prompt(tuple(ids), origin=origin), "prompt")
+    rendered = await rendered_chat(context, source)
+    prompt = Prompt(rendered.token_ids, origin=rendered.conversation, images=rendered.images)
+    return check_not_empty(prompt, "prompt")
 
 
 async def _continued(call: HttpCall[OllamaGenerateBody], source: ChatSource, before: list[int]) -> Prompt:

@@ -98,8 +98,8 @@ class Judge:
         reading = Reading(self._context, Tools(), template=None)
         kwargs = reading.template_kwargs("none", None) if reading.shows_thoughts else None
         messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": asked}]
-        _, ids = await rendered_chat(self._context, ChatSource(given=messages, template_kwargs=kwargs))
-        return Prompt(tuple(ids), param=param)
+        rendered = await rendered_chat(self._context, ChatSource(given=messages, template_kwargs=kwargs))
+        return Prompt(rendered.token_ids, param=param)
 
 
 def share(yes: float | None, no: float | None) -> float:

@@ -1,0 +1,1 @@
+"""Vision towers: what makes rows of hidden states of an image."""

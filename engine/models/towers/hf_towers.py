@@ -1,0 +1,159 @@
+"""config.json of a model that sees → its text model's config.json, and what it sees with. No torch here.
+
+Sections leave out what is as in the transformers library, so its defaults are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import get_args
+
+from bequest.engine.errors import ModelError
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.towers.config import ProjectorConfig, TowerActivation, VisionConfig, VitConfig
+
+_TEXT_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+_TEXT_DEFAULTS: dict[str, dict[str, object]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+    },
+    "mistral": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096 * 32,
+        "vocab_size": 32000,
+        "sliding_window": 4096,
+    },
+}
+
+
+def text_values(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """The config.json that the text model alone would have. Raises ModelError for one of an unknown kind."""
+    fields = Fields(values, source)
+    text = fields.section("text_config")
+    kind = text.string("model_type", "llama")
+    if kind not in _TEXT_ARCHITECTURES:
+        known = ", ".join(_TEXT_ARCHITECTURES)
+        raise ModelError(f"{source}: a text model of type {kind!r} behind a vision tower is not supported; {known} are")
+    shared = {name: fields.raw(name) for name in ("quantization_config", "tie_word_embeddings") if fields.has(name)}
+    given = {name: value for name, value in text.values.items() if value is not None}
+    return {**_TEXT_DEFAULTS.get(kind, {}), **shared, **given, "architectures": [_TEXT_ARCHITECTURES[kind]]}
+
+
+def parse_vision(values: Mapping[str, object], source: str, architecture: str, out_size: int) -> VisionConfig:
+    """REQUIRES: the architecture is among SEEING"""
+    return SEEING[architecture](Fields(values, source), architecture, out_size)
+
+
+def _llava(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    section = fields.section("vision_config")
+    kind = section.string("model_type", "clip_vision_model")
+    if kind not in ("clip_vision_model", "siglip_vision_model"):
+        raise ModelError(f"{fields.source}: a vision tower of type {kind!r} is not supported; CLIP's and SigLIP's are")
+    clip = kind == "clip_vision_model"
+    vit = _vit(section, _CLIP if clip else _SIGLIP, has_class=clip)
+    strategy = fields.string("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full") or (strategy == "default" and not clip):
+        wanted = "'full' or 'default'" if clip else "'full': this tower has no row to leave out"
+        raise ModelError(f"{fields.source}: vision_feature_select_strategy must be {wanted}, not {strategy!r}")
+    layers = fields.integers("vision_feature_layer") or (-2,)
+    return VisionConfig(
+        architecture=architecture,
+        vit=vit,
+        projector=ProjectorConfig(
+            layers=tuple(_layer(layer, vit.num_layers, fields.source) for layer in layers),
+            keeps_class=strategy == "full",
+            activation=_activation(fields, "projector_hidden_act", "gelu"),
+            has_bias=fields.boolean("multimodal_projector_bias", True),
+        ),
+        out_size=out_size,
+        image_token_id=fields.integer("image_token_index", fields.integer("image_token_id", 32000)),
+    )
+
+
+def _tiled(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    """Idefics 3 and SmolVLM."""
+    vit = _vit(fields.section("vision_config"), _IDEFICS, has_class=False, norms_last=True)
+    shuffle = fields.integer("scale_factor", 2)
+    if shuffle < 2 or (vit.image_size // vit.patch_size) % shuffle:
+        raise ModelError(f"{fields.source}: scale_factor {shuffle} does not divide the tower's rows of patches")
+    return VisionConfig(
+        architecture=architecture,
+        vit=vit,
+        projector=ProjectorConfig(layers=(vit.num_layers,), has_bias=False, shuffle=shuffle),
+        out_size=out_size,
+        image_token_id=fields.integer("image_token_id", 128257),
+    )
+
+
+SEEING: Mapping[str, Callable[[Fields, str, int], VisionConfig]] = {
+    "LlavaForConditionalGeneration": _llava,
+    "Idefics3ForConditionalGeneration": _tiled,
+    "SmolVLMForConditionalGeneration": _tiled,
+}
+
+_CLIP: dict[str, object] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+_SIGLIP = {**_CLIP, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_IDEFICS = {**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+
+
+def _vit(section: Fields, defaults: Mapping[str, object], *, has_class: bool, norms_last: bool = False) -> VitConfig:
+    given = {name: value for name, value in section.values.items() if value is not None}
+    fields = Fields({**defaults, **given}, section.source)
+    if (channels := fields.integer("num_channels", 3)) != 3:
+        raise ModelError(f"{fields.source}: num_channels must be 3, not {channels}")
+    vit = VitConfig(
+        hidden_size=fields.integer("hidden_size"),
+        inner_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=fields.integer("num_attention_heads"),
+        image_size=fields.integer("image_size"),
+        patch_size=fields.integer("patch_size"),
+        norm_eps=fields.number("layer_norm_eps"),
+        activation=_activation(fields, "hidden_act", "gelu"),
+        has_class=has_class,
+        norms_last=norms_last,
+    )
+    sizes = (vit.hidden_size, vit.inner_size, vit.num_layers, vit.num_heads, vit.patch_size)
+    if min(sizes) < 1 or vit.hidden_size % vit.num_heads or vit.image_size < vit.patch_size:
+        raise ModelError(f"{fields.source}: there is no tower of these sizes: {vit}")
+    return vit
+
+
+def _layer(number: int, num_layers: int, source: str) -> int:
+    """In [0, L], of one that may count from the end."""
+    if not -num_layers - 1 <= number <= num_layers:
+        raise ModelError(f"{source}: vision_feature_layer {number} is not among {num_layers} layers")
+    return number % (num_layers + 1)
+
+
+def _activation(fields: Fields, name: str, default: str) -> TowerActivation:
+    given = fields.string(name, default)
+    for known in get_args(TowerActivation):
+        if given == known:
+            found: TowerActivation = known
+            return found
+    raise ModelError(f"{fields.source}: {name} {given!r} is not supported; {', '.join(get_args(TowerActivation))} are")

@@ -1,0 +1,29 @@
+"""The tensors of a tower and its projector by one set of names, whatever the checkpoint calls them.
+
+Beside them a checkpoint has its text model (engine/models/text_part.py), and what nobody reads: pooling heads, layers
+behind the last one that counts.
+"""
+
+from __future__ import annotations
+
+from bequest.engine.models.text_part import RenamedSource
+from bequest.engine.models.weights import WeightSource
+
+# The longer one first, where one begins as the other does.
+_PREFIXES = {
+    "vision_tower.vision_model.": "vision.",
+    "vision_tower.": "vision.",
+    "vision_model.": "vision.",
+    "multi_modal_projector.": "projector.",
+    "connector.modality_projection.": "projector.",
+}
+
+
+def vision_part(source: WeightSource) -> WeightSource:
+    named = {ours: stored for stored in source.names() if (ours := _name(stored)) is not None}
+    return RenamedSource(source, named)
+
+
+def _name(stored: str) -> str | None:
+    bare = stored.removeprefix("model.")
+    return next((ours + bare.removeprefix(begin) for begin, ours in _PREFIXES.items() if bare.startswith(begin)), None)

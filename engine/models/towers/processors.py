@@ -1,0 +1,108 @@
+"""A model's files about images → the processor that prepares them for its tower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bequest.engine.errors import ModelError
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.generation import read_json
+from bequest.engine.models.towers.config import VisionConfig
+from bequest.engine.vision.processor import Normalisation, Processor
+from bequest.engine.vision.square import BICUBIC, SquareProcessor
+from bequest.engine.vision.tiles import LANCZOS, TileProcessor
+
+_FILES = ("preprocessor_config.json", "processor_config.json")
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_HALF = (0.5, 0.5, 0.5)
+
+
+def read_processor(directory: Path, config: VisionConfig) -> Processor:
+    """Raises ModelError where there are no such files, or where they make what the tower does not take."""
+    fields, vit = processor_fields(directory), config.vit
+    sizes = {"side": vit.image_size, "num_rows": config.rows_of_frame, "num_patches": vit.num_positions}
+    make = square_processor if config.projector.shuffle == 1 else tile_processor
+    return make(fields, **sizes)
+
+
+def processor_fields(directory: Path) -> Fields:
+    """The section of a model's files that is about images. Raises ModelError where there is none."""
+    for name in _FILES:
+        path = directory / name
+        if not path.exists():
+            continue
+        fields = Fields(read_json(path), str(path))
+        section = fields.section("image_processor")  # where a file is about more than images
+        if section.values or fields.has("image_mean") or fields.has("size"):
+            return section if section.values else fields
+    raise ModelError(f"{directory} has no {_FILES[0]}: nothing says how images are prepared for its tower")
+
+
+def normalisation_of(fields: Fields, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalisation:
+    """`mean`, `std`: of the processor's class, where the file has none."""
+    scale = fields.number("rescale_factor", 1 / 255) if fields.boolean("do_rescale", True) else 1.0
+    if not fields.boolean("do_normalize", True):
+        return Normalisation(scale)
+    return Normalisation(scale, _channels(fields, "image_mean", mean), _channels(fields, "image_std", std))
+
+
+def _channels(fields: Fields, name: str, default: tuple[float, ...]) -> tuple[float, float, float]:
+    values = fields.numbers(name) if fields.has(name) else default
+    if len(values) != 3:
+        raise ModelError(f"{fields.source}: {name} must be three numbers, not {values}")
+    return (values[0], values[1], values[2])
+
+
+def filter_of(fields: Fields, default: int) -> int:
+    """Pillow's number of it."""
+    number = fields.integer("resample", default)
+    if number not in range(6):
+        raise ModelError(f"{fields.source}: resample must be the number of a filter, from 0 to 5, not {number}")
+    return number
+
+
+def square_processor(fields: Fields, *, side: int, num_rows: int, num_patches: int) -> SquareProcessor:
+    """`side`: that the tower was made for. Raises ModelError for files that make another of images."""
+    size, crop = _edges(fields, "size"), _edges(fields, "crop_size")
+    if not fields.boolean("do_resize", True):
+        raise ModelError(f"{fields.source}: do_resize is false, but the tower takes {side} × {side} pixels alone")
+    shortest = size.get("shortest_edge")
+    crops = fields.boolean("do_center_crop", bool(crop))
+    made = (crop or {"height": side, "width": side}) if crops or shortest is not None else size
+    if (made.get("height"), made.get("width")) != (side, side) or (shortest is not None and shortest < side):
+        raise ModelError(f"{fields.source} makes images of {made} with size {size}, the tower takes {side} × {side}")
+    return SquareProcessor(
+        side=side,
+        num_rows=num_rows,
+        num_patches=num_patches,
+        normalisation=normalisation_of(fields, _CLIP_MEAN, _CLIP_STD),
+        resample=filter_of(fields, BICUBIC),
+        shortest=shortest,
+        pads=fields.boolean("do_pad", False),
+    )
+
+
+def _edges(fields: Fields, name: str) -> dict[str, int]:
+    """A size as files write it: an object, or one number for both sides."""
+    value = fields.raw(name, {})
+    if isinstance(value, int):
+        return {"shortest_edge": value} if name == "size" else {"height": value, "width": value}
+    section = fields.section(name)
+    return {key: section.integer(key) for key in section.values if section.has(key)}
+
+
+def tile_processor(fields: Fields, *, side: int, num_rows: int, num_patches: int) -> TileProcessor:
+    """`side`, `num_rows`, `num_patches`: of the tower."""
+    tile = fields.section("max_image_size").integer("longest_edge", side)
+    if tile != side:
+        raise ModelError(f"{fields.source}: tiles have {tile} pixels a side, the tower takes {side}")
+    return TileProcessor(
+        side=side,
+        longest=fields.section("size").integer("longest_edge", 4 * side) if fields.boolean("do_resize", True) else None,
+        splits=fields.boolean("do_image_splitting", True),
+        num_rows=num_rows,
+        num_patches=num_patches,
+        normalisation=normalisation_of(fields, _HALF, _HALF),
+        resample=filter_of(fields, LANCZOS),
+    )

@@ -1,0 +1,71 @@
+"""A vision tower and its projector: pixels become rows that tokens of a prompt begin with.
+
+Plain torch: a tower multiplies large matrices and nothing else, so there is little to win over torch's own products.
+On a CPU it computes in float32, whatever the weights were stored in. Owned by the device thread.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bequest.engine.models.reader import Lister, Reader, Shape
+from bequest.engine.models.towers.config import VisionConfig
+from bequest.engine.models.towers.vit import Affine, Vit, activated
+from bequest.engine.types.image import Pixels
+from bequest.engine.vision.processor import Normalisation
+
+
+class Tower:
+    def __init__(self, config: VisionConfig, read: Reader, normalisation: Normalisation) -> None:
+        self.config = config
+        self._vit = Vit(config.vit, read.under("vision."), max(config.projector.layers))
+        self._projector = _projector(config, read.under("projector."))
+        self._shift = read.placed(torch.tensor(normalisation.mean))
+        self._std = read.placed(torch.tensor(normalisation.std))
+        self._scale = normalisation.scale
+
+    @torch.inference_mode()
+    def look(self, pixels: Pixels) -> Tensor:
+        """[F, height, width, 3] → [rows, H]"""
+        given = torch.from_numpy(pixels).to(self._shift.device)
+        values = (given.to(torch.float32) * self._scale - self._shift) / self._std
+        states = self._vit.states(values.permute(0, 3, 1, 2).contiguous())
+        wanted, first = self.config.projector, self.config.vit.has_class and not self.config.projector.keeps_class
+        rows = torch.cat([states[layer][:, int(first) :] for layer in wanted.layers], dim=-1)  # [F, patches, D]
+        if wanted.shuffle > 1:
+            rows = _shuffled(rows, wanted.shuffle)
+        return self._project(rows).flatten(0, 1)
+
+    def _project(self, rows: Tensor) -> Tensor:
+        first, *second = self._projector
+        rows = first(rows)
+        if second and self.config.projector.activation is not None:
+            rows = second[0](activated(rows, self.config.projector.activation))
+        return rows
+
+
+def _shuffled(rows: Tensor, factor: int) -> Tensor:
+    """[F, S · S, D] → [F, S · S / factor², D · factor²]: neighbours in a square of patches become one row."""
+    frames, patches, size = rows.shape
+    side = int(patches**0.5) // factor
+    rows = rows.view(frames, side, factor, side, factor, size).permute(0, 1, 3, 2, 4, 5)
+    return rows.reshape(frames, side * side, factor * factor * size)
+
+
+def _projector(config: VisionConfig, read: Reader) -> list[Affine]:
+    wanted, width = config.projector, config.vit.hidden_size
+    columns = width * len(wanted.layers) * wanted.shuffle**2
+    if wanted.activation is None:
+        return [Affine(read, "proj", config.out_size, columns, has_bias=wanted.has_bias)]
+    return [
+        Affine(read, "linear_1", config.out_size, columns, has_bias=wanted.has_bias),
+        Affine(read, "linear_2", config.out_size, config.out_size, has_bias=wanted.has_bias),
+    ]
+
+
+def expected_tensors(config: VisionConfig) -> dict[str, Shape]:
+    """Every tensor that is read, by the names of `towers/names.py`."""
+    lister = Lister()
+    Tower(config, lister, Normalisation())
+    return lister.shapes

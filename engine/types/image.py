@@ -1,0 +1,133 @@
+"""Images in prompts. An image is a word: each distinct image of a tenant has token ids of its own, from `FIRST_ID` on,
+far above any vocabulary. So a list of tokens stays a list of tokens, and whatever compares tokens compares images.
+
+Id `first_id + i` stands for row i of what the vision tower makes of the image.
+
+Dims: F frames of an image, M tokens of a step that are rows of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from bequest.engine.errors import InvalidRequest
+from bequest.engine.types.arrays import IntArray
+from bequest.engine.types.data import Data
+
+FIRST_ID = 1 << 30  # no vocabulary has so many tokens
+LAST_ID = (1 << 31) - 2  # the largest int32 means something else in plans (NO_TOKEN)
+
+Pixels = npt.NDArray[np.uint8]  # [F, height, width, 3]
+Rgb = npt.NDArray[np.uint8]  # [height, width, 3]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedImage:
+    """An image as the tower takes it, before it has ids."""
+
+    pixels: Pixels
+    layout: tuple[int | str, ...]  # what stands for it in a prompt: so many rows of it, or text
+    num_patches: int  # what the tower works on: how long its run takes goes by them
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part for part in self.layout if isinstance(part, int))
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Image(Data):
+    """One that has ids. Two of a tenant with the same content are the same object (server/stores/images.py)."""
+
+    first_id: int
+    num_rows: int
+    token_ids: tuple[int, ...]  # its tokens in a prompt
+    pixels: Pixels
+    num_patches: int
+
+    @classmethod
+    def of(cls, prepared: PreparedImage, first_id: int, tokenise: Callable[[str], Iterable[int]]) -> Image:
+        ids: list[int] = []
+        row = first_id
+        for part in prepared.layout:
+            if isinstance(part, str):
+                ids += tokenise(part)
+            else:
+                ids += range(row, row + part)
+                row += part
+        assert first_id >= FIRST_ID and row - 1 <= LAST_ID, (first_id, row)
+        return cls(first_id, row - first_id, tuple(ids), prepared.pixels, prepared.num_patches)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionInfo:
+    """What the server has to know of a model that sees."""
+
+    image_token: int  # what the chat template writes in the place of an image
+    prepare: Callable[[Rgb, bool], PreparedImage]  # whether in few tokens, where the model can
+    max_tokens: int  # of one image
+
+
+# --- where the images of a prompt are ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Rows of an image are among positions [begin, end) of a prompt; tokens of the vocabulary may be between them."""
+
+    begin: int
+    end: int
+    image: Image
+
+
+def without_images(token_ids: Iterable[int]) -> tuple[int, ...]:
+    """The tokens of the vocabulary."""
+    return tuple(token for token in token_ids if token < FIRST_ID)
+
+
+def image_spans(prompt: Sequence[int], images: Iterable[Image]) -> tuple[ImageSpan, ...]:
+    """Ascending. Raises InvalidRequest for an id that none of `images` has."""
+    ids = np.asarray(prompt, np.int64)
+    places = np.flatnonzero(ids >= FIRST_ID)
+    if not len(places):
+        return ()
+    by_id = sorted(images, key=lambda image: image.first_id)
+    firsts = np.asarray([image.first_id for image in by_id], np.int64)
+    which = np.searchsorted(firsts, ids[places], side="right") - 1
+    ends = np.asarray([image.first_id + image.num_rows for image in by_id] or [0], np.int64)
+    unknown = (which < 0) | (ids[places] >= ends[which])
+    if unknown.any():
+        token = int(ids[places][np.argmax(unknown)])
+        raise InvalidRequest(f"No image of the request has the token {token}.", reason="image_unknown", token=token)
+    rows = ids[places] - firsts[which]
+    begins = np.flatnonzero(np.concatenate([[True], (which[1:] != which[:-1]) | (rows[1:] <= rows[:-1])]))
+    bounds = [*begins.tolist(), len(places)]
+    return tuple(
+        ImageSpan(int(places[first]), int(places[end - 1]) + 1, by_id[int(which[first])])
+        for first, end in pairwise(bounds)
+    )
+
+
+# --- what a step does with them ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageRows(Data):
+    """Tokens of a step that are rows of one image."""
+
+    image: int  # its first id
+    tokens: IntArray  # [M] in [0, T)
+    rows: IntArray  # [M] of the image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepImages(Data):
+    """In this order: rows that the device forgets, images that the tower looks at, rows that tokens begin with."""
+
+    dropped: tuple[int, ...] = ()  # first ids
+    looked_at: tuple[Image, ...] = ()
+    gathered: tuple[ImageRows, ...] = ()

@@ -1,0 +1,35 @@
+"""Pixels of one size → of another, as Pillow does it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bequest.engine.types.image import Rgb
+
+Size = tuple[int, int]  # height, width
+
+
+def resized(image: Rgb, size: Size, resample: int) -> Rgb:
+    """`resample`: the number of a filter of Pillow's."""
+    if image.shape[:2] == size:
+        return image
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling(resample)))
+
+
+def cropped(image: Rgb, size: Size) -> Rgb:
+    """The middle. REQUIRES: the image is as large"""
+    top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
+    return image[top : top + size[0], left : left + size[1]]
+
+
+def squared(image: Rgb, colour: tuple[int, ...]) -> Rgb:
+    """In the middle of a square of one colour."""
+    height, width = image.shape[:2]
+    side = max(height, width)
+    canvas = np.empty((side, side, 3), np.uint8)
+    canvas[:] = colour
+    top, left = (side - height) // 2, (side - width) // 2
+    canvas[top : top + height, left : left + width] = image
+    return canvas

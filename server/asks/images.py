@@ -1,0 +1,225 @@
+"""The images of a conversation: found, looked up, and put into its tokens.
+
+A template writes one token in the place of an image. In a prompt the tokens of the image stand there. Folding and
+unfolding lead from one to the other, so that texts and tokens can be laid beside each other.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bequest.engine.errors import EngineError
+from bequest.engine.types import ParentChoice
+from bequest.engine.types.image import FIRST_ID, Image, PreparedImage
+from bequest.engine.vision.decode import decode
+from bequest.server.asks.extension import Conversation, Extension, extend
+from bequest.server.asks.image_parts import GivenImage
+from bequest.server.context import Context
+from bequest.server.stores.images import ImageKey, ImageStore
+from bequest.server.transport.fetching import Fetcher, NotFetched, read_below
+from bequest.server.transport.work import current_tenant, in_pool
+from bequest.server.wire.errors import ApiError, at_field, invalid
+from bequest.server.wire.reading import shorten
+
+Message = Mapping[str, Any]
+_MEGAPIXEL = 10**6
+
+
+# --- from parts to images ------------------------------------------------------------------------------------------
+
+
+async def look_at(context: Context, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
+    """The messages with the first id of each image in its part, and the images in their order."""
+    given = list(_given(messages))
+    if not given:
+        return [dict(message) for message in messages], ()
+    store = _store(context, given[0].param)
+    if len(given) > context.config.max_images:
+        most = context.config.max_images
+        message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
+        raise invalid(message + "(--max-images).", given[most].param)
+    images = [await _image(context, store, one) for one in given]
+    left = iter(images)
+    return [_with_images(message, left) for message in messages], tuple(images)
+
+
+def _given(messages: Sequence[Message]) -> Iterator[GivenImage]:
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(image := part.get("image"), GivenImage):
+                yield image
+
+
+def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    parts = [
+        {"type": "image", "image": next(left).first_id} if isinstance(part.get("image"), GivenImage) else part
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _store(context: Context, param: str) -> ImageStore:
+    if context.images is None:
+        name = param.removesuffix(".url").removesuffix(".image_url").removesuffix(".image")
+        raise invalid(f"`{name}` is an image; this model reads text alone: send parts of type 'text'.", name)
+    return context.images
+
+
+async def _image(context: Context, store: ImageStore, given: GivenImage) -> Image:
+    tenant = current_tenant()
+    data = await _data(context, given)
+    key = await in_pool(context, lambda: ImageKey.of(tenant, data, given.low))
+    if (known := store.find(key)) is not None:
+        return known
+    most = int(context.config.max_image_megapixels * _MEGAPIXEL)
+
+    def prepare() -> PreparedImage:
+        return store.vision.prepare(decode(data, most), given.low)
+
+    try:
+        prepared = await in_pool(context, prepare)
+    except EngineError as error:
+        raise at_field(error, given.param) from error
+    return store.take(key, prepared)
+
+
+async def _data(context: Context, given: GivenImage) -> bytes:
+    """The bytes of the file."""
+    scheme, url = given.url.partition(":")[0].lower(), given.url
+    most = int(context.config.max_image_mb * 2**20)
+    if scheme == "data":
+        return await in_pool(context, lambda: _inline(url, given.param))
+    try:
+        if scheme == "file":
+            return await read_below(context.config.image_dir, url, most)
+        if scheme in ("http", "https"):
+            return await Fetcher(context.config.allow_image_hosts, most).fetch(url)
+    except NotFetched as error:
+        raise ApiError(400, "invalid_image_url", f"`{given.param}` {error}.", param=given.param) from error
+    message = f"`{given.param}` must be a data:, https: or file: URL, not {shorten(repr(url))}."
+    raise ApiError(400, "invalid_image_url", message, param=given.param)
+
+
+def _inline(url: str, param: str) -> bytes:
+    head, comma, body = url.partition(",")
+    kind = head[len("data:") :].lower()
+    if not comma or not kind.endswith(";base64") or not kind.startswith("image/"):
+        message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
+        raise ApiError(400, "invalid_image_url", message, param=param)
+    try:
+        return base64.b64decode("".join(body.split()), validate=True)
+    except (binascii.Error, ValueError):
+        message = f"`{param}` is not valid base64 behind its comma."
+        raise ApiError(400, "invalid_image_url", message, param=param) from None
+
+
+# --- images in tokens ----------------------------------------------------------------------------------------------
+
+
+def images_in(messages: Iterable[Message], known: Iterable[Image]) -> list[Image]:
+    """The images of messages that were looked at, in their order. REQUIRES: `known` has them"""
+    by_id = {image.first_id: image for image in known}
+    parts = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return [by_id[part["image"]] for content in parts for part in content if part.get("type") == "image"]
+
+
+def merged(*groups: Iterable[Image]) -> tuple[Image, ...]:
+    """Each image once."""
+    return tuple({image.first_id: image for group in groups for image in group}.values())
+
+
+def unfolded(context: Context, token_ids: Sequence[int], images: Sequence[Image], param: str) -> tuple[int, ...]:
+    """The tokens with those of images in the places that the template left for them."""
+    if context.images is None:
+        return tuple(token_ids)
+    places = token_ids.count(token := context.images.vision.image_token)
+    if places != len(images):
+        spelled = context.text.tokenizer.token_text(token)
+        raise invalid(
+            f"`{param}` has {len(images)} image(s), and the chat template leaves {places} place(s) for them: text must "
+            f"not hold {spelled!r}, and the model's template must show images where they are sent.",
+            param,
+        )
+    if not images:
+        return tuple(token_ids)
+    whole: list[int] = []
+    left = iter(images)
+    for given in token_ids:
+        whole += next(left).token_ids if given == token else (given,)
+    return tuple(whole)
+
+
+def shown_ids(context: Context, token_ids: Sequence[int]) -> list[int]:
+    """As clients see them: the model's own token for images in the place of each of their rows."""
+    if context.images is None:
+        return list(token_ids)
+    token = context.images.vision.image_token
+    return [token if given >= FIRST_ID else given for given in token_ids]
+
+
+class Folded:
+    """A parent's tokens with one token for each image."""
+
+    def __init__(self, context: Context, choice: ParentChoice, images: Sequence[Image]) -> None:
+        self._token = None if context.images is None else context.images.vision.image_token
+        self._ends: list[int] = []  # by folded token: where it ends among the parent's
+        self._images: list[int] = []  # folded tokens that are images
+        ids: list[int] = []
+        by_id = {image.first_id: image for image in images}
+        at, whole = 0, choice.token_ids
+        for begin, image in _runs(whole, by_id):
+            ids += whole[at:begin]
+            self._ends += range(at + 1, begin + 1)
+            at = begin + len(image.token_ids)
+            self._images.append(len(ids))
+            ids.append(self._token or 0)
+            self._ends.append(at)
+        ids += whole[at:]
+        self._ends += range(at + 1, len(whole) + 1)
+        self.token_ids = tuple(ids)
+
+    def length_of(self, length: int) -> int:
+        """Folded tokens of the parent's first `length`. REQUIRES: no image is cut there"""
+        return sum(end <= length for end in self._ends)
+
+    def num_images(self, length: int) -> int:
+        """Among the first `length` folded tokens."""
+        return sum(at < length for at in self._images)
+
+    def end_of(self, length: int) -> int:
+        """How many of the parent's tokens the first `length` folded ones are."""
+        return self._ends[length - 1] if length else 0
+
+
+def _runs(token_ids: Sequence[int], by_id: Mapping[int, Image]) -> Iterator[tuple[int, Image]]:
+    """Where the tokens of each image begin, text that belongs to it included."""
+    for at, token in enumerate(token_ids):
+        if token >= FIRST_ID and (image := by_id.get(token)) is not None:
+            yield at - image.token_ids.index(token), image
+
+
+def extend_seen(
+    context: Context,
+    choice: ParentChoice,
+    limit: int,
+    prompt_text: str,
+    whole: Conversation,
+    known: Sequence[Image],
+) -> Extension:
+    """`extend` of a conversation that may have images, those of `choice` among `known`."""
+    tokenizer, text = context.text.tokenizer, whole.prompt_text
+    if context.images is None:
+        return extend(tokenizer, choice, limit, prompt_text, text)
+    images, fold = images_in(whole.messages, known), Folded(context, choice, known)
+    num_prompt, most = fold.length_of(choice.num_prompt), fold.length_of(limit)
+    folded = ParentChoice(fold.token_ids, num_prompt, len(fold.token_ids))
+    extension = extend(tokenizer, folded, most, prompt_text, text)
+    behind = images[fold.num_images(extension.at) :]
+    return Extension(fold.end_of(extension.at), unfolded(context, extension.suffix_ids, behind, "messages"))

@@ -1,0 +1,217 @@
+"""Whole models that see against transformers: greedy tokens behind images, however the work is cut and shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import InvalidRequest
+from bequest.engine.types import Lineage, Request, SamplingParams, Terms
+from bequest.engine.types.hidden import HiddenStatesParams
+from bequest.engine.types.image import FIRST_ID, Image
+from bequest.server.stores.images import ImageKey, ImageStore
+from tests.tiny_seeing import IMAGE_ID, MAKERS, PICTURES, make_seeing, reference_pixels, save_seeing
+
+NUM_TOKENS = 12
+
+
+class Seer:
+    """An engine of a tiny model, and the images that were shown to it."""
+
+    def __init__(self, name: str, engine: AsyncEngine, tokenizer: Any) -> None:
+        assert engine.info.vision is not None
+        self.name = name
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.store = ImageStore(engine.info.vision, tokenizer, 1 << 24)
+        self._numbers = iter(range(10**6))
+
+    def image(self, index: int, tenant: str = "") -> Image:
+        assert self.engine.info.vision is not None
+        prepared = self.engine.info.vision.prepare(PICTURES[index], False)
+        return self.store.take(ImageKey(tenant, bytes([index]), False), prepared)
+
+    def prompt(self, *parts: str | int, tenant: str = "") -> tuple[tuple[int, ...], tuple[Image, ...]]:
+        ids: list[int] = []
+        images = [self.image(part, tenant) for part in parts if isinstance(part, int)]
+        left = iter(images)
+        for part in parts:
+            ids += self.tokenizer.encode(part, False) if isinstance(part, str) else next(left).token_ids
+        return tuple(ids), tuple(images)
+
+    async def tokens(self, *parts: str | int, tenant: str = "", **fields: Any) -> tuple[int, ...]:
+        ids, images = self.prompt(*parts, tenant=tenant)
+        return await self.run(ids, images, tenant=tenant, **fields)
+
+    async def run(self, ids: tuple[int, ...], images: tuple[Image, ...], tenant: str = "", **fields: Any) -> Any:
+        number = next(self._numbers)
+        wanted = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True} | fields.pop("params", {})
+        params = SamplingParams(**wanted)
+        request = Request(f"r{number}", tenant, ids, params, images=images, **fields)
+        answer: list[int] = []
+        async for delta in self.engine.generate(request):
+            for choice in delta.choices:
+                answer += choice.token_ids
+            self.usage = delta.usage
+        return tuple(answer)
+
+    def expected(self, *parts: str | int) -> tuple[int, ...]:
+        """What the library says, given the same tokens and its own pixels."""
+        ids, _ = self.prompt(*parts)
+        shown = torch.tensor([[IMAGE_ID if token >= FIRST_ID else token for token in ids]])
+        pictures = [PICTURES[part] for part in parts if isinstance(part, int)]
+        reference = make_seeing(self.name)
+        with torch.no_grad():
+            out = reference.generate(
+                shown,
+                attention_mask=torch.ones_like(shown),
+                **pixels(self.name, pictures),
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return tuple(out[0, len(ids) :].tolist())
+
+
+def pixels(name: str, pictures: list[Any]) -> dict[str, torch.Tensor]:
+    if name.startswith("llava"):
+        return reference_pixels(name, pictures)
+    # A prompt's frames are one list there, and padding would be taken out again.
+    frames = [reference_pixels(name, [picture])["pixel_values"] for picture in pictures]
+    return {"pixel_values": torch.cat(frames, dim=1)}
+
+
+@asynccontextmanager
+async def seer(name: str, directory: Path, **fields: Any) -> AsyncIterator[Seer]:
+    config = EngineConfig(
+        **{"model": str(directory), "num_blocks": 200, "block_size": 16, "threads": 1, "dtype": "float32"} | fields
+    )
+    built = await build_engine(config)
+    try:
+        yield Seer(name, built.engine, built.text.tokenizer)
+    finally:
+        await built.engine.stop()
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    name = str(request.param)
+    return name, save_seeing(name, tmp_path_factory.mktemp(name))
+
+
+ONE = ("the quick ", 0, " brown fox")
+THREE = ("the cat ", 1, " sat on", 2, 0, " the mat")
+
+
+async def test_greedy_tokens(saved: tuple[str, Path]) -> None:
+    """Alone, then in a crowd, then found in the cache."""
+    async with seer(*saved) as eyes:
+        one, three = eyes.expected(*ONE), eyes.expected(*THREE)
+        assert await eyes.tokens(*ONE) == one
+        assert eyes.engine.scheduler.images.num_runs == 1
+        crowd = await asyncio.gather(*(eyes.tokens(*parts) for parts in (THREE, ONE, ("no image here",), THREE)))
+        assert crowd[:2] == [one, three][::-1] and crowd[3] == three
+        assert eyes.engine.scheduler.images.num_runs == 3, "an image that was seen is not looked at again"
+        assert await eyes.tokens(*THREE) == three
+        ids, _ = eyes.prompt(*THREE)
+        assert eyes.usage is not None and eyes.usage.cached_tokens == len(ids) - 1
+        assert eyes.engine.scheduler.images.num_runs == 3
+
+
+@pytest.mark.parametrize("batched", [3, 7])
+async def test_chunks_that_end_in_an_image(saved: tuple[str, Path], batched: int) -> None:
+    """The device has room for one image alone, so that they are looked at again and again."""
+    async with seer(*saved, max_num_batched_tokens=batched, image_cache_mb=1e-6) as eyes:
+        one, three = eyes.expected(*ONE), eyes.expected(*THREE)
+        assert await asyncio.gather(eyes.tokens(*THREE), eyes.tokens(*ONE)) == [three, one]
+        before = eyes.engine.scheduler.images.num_runs
+        assert await eyes.tokens("again ", 1) == eyes.expected("again ", 1)
+        assert eyes.engine.scheduler.images.num_runs == before + 1, "others had taken its place"
+        assert eyes.engine.scheduler.images.num_rows <= max(eyes.image(i).num_rows for i in range(3))
+
+
+async def test_preempted_sequences_look_again(saved: tuple[str, Path]) -> None:
+    name, directory = saved
+    async with seer(name, directory) as eyes:
+        longest = len(eyes.prompt(*THREE)[0])
+    blocks = 2 * -(-(longest + 1) // 16) + 2
+    async with seer(name, directory, num_blocks=blocks, host_cache_gb=0, max_num_seqs=4, image_cache_mb=1e-6) as eyes:
+        three, one = eyes.expected(*THREE), eyes.expected(*ONE)
+        asked = [eyes.tokens(*(THREE if i % 2 else ONE), cache_salt=str(i)) for i in range(6)]
+        assert await asyncio.gather(*asked) == [one, three] * 3
+
+
+async def test_children_inherit_images(saved: tuple[str, Path]) -> None:
+    async with seer(*saved) as eyes, seer(*saved) as others:
+        first = await eyes.tokens(*ONE)
+        parent = eyes.engine.parent("", "r0")
+        whole = parent.choices[0].token_ids
+        assert whole[-len(first) :] == first and parent.images == (eyes.image(0),)
+        suffix, more = eyes.prompt(" and ", 1)
+        terms = Terms(lineage=Lineage("r0", 0, len(whole)))
+        child = await eyes.run((*whole, *suffix), (*parent.images, *more), terms=terms)
+        assert eyes.engine.scheduler.images.num_runs == 2, "each once"
+        images = others.image(0), others.image(1)
+        assert [image.first_id for image in images] == [image.first_id for image in (*parent.images, *more)]
+        assert await others.run((*whole, *suffix), images) == child
+        branch = eyes.prompt(*ONE)[0].index(eyes.image(0).first_id) + 2  # in the middle of the image
+        terms = Terms(lineage=Lineage("r0", 0, branch))
+        assert await eyes.run((*whole[:branch], *suffix), (*parent.images, *more), terms=terms) == await others.run(
+            (*whole[:branch], *suffix), images
+        )
+        assert eyes.engine.scheduler.images.num_runs == 2
+
+
+async def test_hidden_states_of_images(saved: tuple[str, Path]) -> None:
+    async with seer(*saved) as eyes:
+        ids, images = eyes.prompt(*THREE)
+        wanted = HiddenStatesParams(layers=(0, 1, 3), positions="all")
+        request = Request("states", "", ids, SamplingParams(max_tokens=0), images=images, hidden_states=wanted)
+        *_, last = [delta async for delta in eyes.engine.generate(request)]
+        assert last.hidden_states is not None
+        ours = torch.from_numpy(last.hidden_states.choices[0].assemble())
+        shown = torch.tensor([[IMAGE_ID if token >= FIRST_ID else token for token in ids]])
+        pictures = [PICTURES[part] for part in THREE if isinstance(part, int)]
+        with torch.no_grad():
+            out = make_seeing(eyes.name)(shown, **pixels(eyes.name, pictures), output_hidden_states=True)
+        for index, layer in enumerate((0, 1, 3)):
+            expected = out.hidden_states[layer][0]
+            assert (ours[index] - expected).abs().max() < 5e-5 * expected.abs().max()
+
+
+async def test_tenants_do_not_see_for_each_other(saved: tuple[str, Path]) -> None:
+    async with seer(*saved) as eyes:
+        mine = await eyes.tokens(*ONE, tenant="me")
+        assert await eyes.tokens(*ONE, tenant="you") == mine
+        assert eyes.engine.scheduler.images.num_runs == 2
+        assert eyes.usage is not None and eyes.usage.cached_tokens == 0
+        assert eyes.image(0, "me").first_id != eyes.image(0, "you").first_id
+
+
+async def test_what_cannot_be_done_with_images(saved: tuple[str, Path]) -> None:
+    async with seer(*saved) as eyes:
+        ids, images = eyes.prompt(*ONE)
+        with pytest.raises(InvalidRequest) as told:
+            await eyes.run(ids, images, params={"prompt_logprobs": 1})
+        assert told.value.reason == "images_without_logprobs"
+        with pytest.raises(InvalidRequest) as unknown:
+            await eyes.run(ids, (eyes.image(1),))
+        assert unknown.value.reason == "image_unknown"
+        with pytest.raises(InvalidRequest) as without:
+            await eyes.run(ids, ())
+        assert without.value.reason == "token_unknown"
+        await eyes.run(ids, images)
+        with pytest.raises(InvalidRequest) as leaving:
+            await eyes.engine.export_estate("", "r3")
+        assert leaving.value.reason == "estates_without_images"

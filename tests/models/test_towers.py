@@ -1,0 +1,82 @@
+"""Processors and vision towers against transformers: pixels, layouts of tokens, rows that a prompt begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bequest.engine.errors import ModelError
+from bequest.engine.models.load import LoadedModel, load_model
+from tests.tiny_seeing import MAKERS, PICTURES, make_seeing, picture, reference_pixels, save_seeing
+
+SIZES = [(37, 53), (90, 41), (28, 28), (7, 200), (33, 32), (500, 333), (1, 64)]
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(name: str, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_seeing(name, tmp_path_factory.mktemp(name)))
+
+
+def normalised(loaded: LoadedModel, pixels: np.ndarray) -> np.ndarray:
+    assert loaded.sight is not None
+    norm = loaded.sight.processor.normalisation
+    values = pixels.astype(np.float64) * norm.scale
+    return ((values - norm.mean) / norm.std).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_library(name: str, loaded: LoadedModel, size: tuple[int, int]) -> None:
+    assert loaded.sight is not None
+    image = picture(*size, seed=5)
+    prepared = loaded.sight.processor.prepare(image)
+    expected = reference_pixels(name, [image])["pixel_values"].numpy()
+    expected = expected.reshape(-1, *expected.shape[-3:])
+    assert prepared.pixels.dtype == np.uint8
+    np.testing.assert_allclose(normalised(loaded, prepared.pixels), expected, atol=1e-6)
+
+
+def test_rows_are_those_of_the_library(name: str, loaded: LoadedModel) -> None:
+    assert loaded.sight is not None
+    reference = make_seeing(name)
+    for image in PICTURES:
+        prepared = loaded.sight.processor.prepare(image)
+        rows = loaded.sight.tower.look(prepared.pixels)
+        with torch.no_grad():
+            expected = reference.model.get_image_features(**reference_pixels(name, [image])).pooler_output
+        expected = torch.cat(list(expected)).reshape(-1, expected[0].shape[-1])
+        assert rows.shape == expected.shape and len(rows) == prepared.num_rows
+        assert (rows - expected).abs().max() < 2e-5 * expected.abs().max()
+
+
+def test_tiles_say_where_they_stand(tmp_path: Path) -> None:
+    sight = load_model(save_seeing("smolvlm", tmp_path)).sight
+    assert sight is not None
+    around = "<fake_token_around_image>"
+    assert sight.processor.prepare(picture(20, 40)).layout == (
+        *(f"{around}<row_1_col_1>", 4, f"{around}<row_1_col_2>", 4, f"{around}<row_1_col_3>", 4),
+        *(f"\n{around}<row_2_col_1>", 4, f"{around}<row_2_col_2>", 4, f"{around}<row_2_col_3>", 4),
+        *(f"\n\n{around}<global-img>", 4, around),
+    )
+    assert sight.processor.prepare(picture(20, 40), low=True).layout == (f"{around}<global-img>", 4, around)
+
+
+def test_a_model_without_the_file_of_its_processor_is_refused(tmp_path: Path) -> None:
+    save_seeing("llava", tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no preprocessor_config\.json"):
+        load_model(tmp_path)
+
+
+def test_a_processor_that_makes_what_the_tower_does_not_take_is_refused(tmp_path: Path) -> None:
+    save_seeing("llava", tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 14}, "crop_size": 14}')
+    with pytest.raises(ModelError, match="the tower takes 28 × 28"):
+        load_model(tmp_path)

@@ -1,0 +1,199 @@
+"""Tiny random checkpoints of models that see, complete with tokenizer, template and processor, and odd images."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    CLIPVisionConfig,
+    GenerationConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    SiglipVisionConfig,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+from bequest.engine.types.image import Rgb
+from tests.tiny_models import CORPUS, SHAPE, VOCAB_SIZE, randomised
+
+IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+TILES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE, AROUND, WHOLE, *TILES]
+IMAGE_ID = SPECIAL.index(IMAGE)
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+VIT: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+SHAPE = {**SHAPE, "max_position_embeddings": 1024}
+_CLIP_SIZES = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+_HALF = [0.5, 0.5, 0.5]
+
+
+def _llava(vision: Any, **fields: Any) -> LlavaForConditionalGeneration:
+    text = fields.pop("text", LlamaConfig(**SHAPE))
+    return LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_ID, **fields)
+    )
+
+
+def _tiled(config: type[Any], model: type[Any]) -> Any:
+    vision = {**VIT, "image_size": 32, "patch_size": 8}
+    text = LlamaConfig(**SHAPE).to_dict()
+    return model(config(text_config=text, vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID))
+
+
+def _clip() -> LlavaForConditionalGeneration:
+    return _llava(CLIPVisionConfig(**VIT, image_size=28, patch_size=7))
+
+
+def _clip_full() -> LlavaForConditionalGeneration:
+    vision = CLIPVisionConfig(**VIT, image_size=28, patch_size=7)
+    return _llava(
+        vision, text=Qwen2Config(**SHAPE), vision_feature_layer=[-1, 1], vision_feature_select_strategy="full"
+    )
+
+
+def _siglip() -> LlavaForConditionalGeneration:
+    vision = SiglipVisionConfig(**VIT, image_size=28, patch_size=7)
+    return _llava(vision, vision_feature_layer=-1, vision_feature_select_strategy="full", projector_hidden_act="gelu")
+
+
+MAKERS: dict[str, Any] = {
+    "llava": _clip,
+    "llava-full": _clip_full,
+    "llava-siglip": _siglip,
+    "idefics3": lambda: _tiled(Idefics3Config, Idefics3ForConditionalGeneration),
+    "smolvlm": lambda: _tiled(SmolVLMConfig, SmolVLMForConditionalGeneration),
+}
+_TILED = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "image_mean": _HALF, "image_std": _HALF}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {"image_processor_type": "CLIPImageProcessor", **_CLIP_SIZES},
+    "llava-full": {"image_processor_type": "LlavaImageProcessor", **_CLIP_SIZES, "do_pad": True},
+    "llava-siglip": {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": {"height": 28, "width": 28},
+        "resample": 2,
+        "image_mean": _HALF,
+        "image_std": _HALF,
+    },
+    "idefics3": {"image_processor_type": "Idefics3ImageProcessor", **_TILED},
+    "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_TILED},
+}
+
+
+def make_seeing(name: str) -> PreTrainedModel:
+    """The model in transformers, float32, the same weights on every call."""
+    model = MAKERS[name]()
+    model.config.hidden_size = SHAPE["hidden_size"]  # whose root the weights are scaled by
+    made = randomised(model, name)
+    del model.config.hidden_size
+    return made
+
+
+def save_seeing(name: str, directory: Path) -> Path:
+    model = make_seeing(name)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=[0, 2])
+    model.save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
+    return directory
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[2], pad_token=SPECIAL[0]
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+def picture(height: int, width: int, seed: int = 0) -> Rgb:
+    """Blobs of colour: neither flat nor noise, which resizing would make flat."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def encoded(image: Rgb, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    return file.getvalue()
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def image_part(image: Rgb, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(encoded(image)), **fields}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+PICTURES = [picture(37, 53, 1), picture(90, 41, 2), picture(28, 28, 3)]
+
+
+# --- the reference -------------------------------------------------------------------------------------------------
+
+
+def reference_processor(name: str) -> Any:
+    """The library's own, of the kind that resizes as Pillow does."""
+    import transformers
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    kinds = {
+        "CLIPImageProcessor": transformers.models.clip.image_processing_pil_clip.CLIPImageProcessorPil,
+        "LlavaImageProcessor": LlavaImageProcessorPil,
+        "SiglipImageProcessor": SiglipImageProcessorPil,
+        "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
+        "SmolVLMImageProcessor": SmolVLMImageProcessorPil,
+    }
+    fields = dict(PROCESSORS[name])
+    return kinds[fields.pop("image_processor_type")](**fields)
+
+
+def reference_pixels(name: str, images: list[Rgb]) -> dict[str, torch.Tensor]:
+    """What the library's model takes beside the tokens of a prompt with these images."""
+    made = reference_processor(name)([Image.fromarray(image) for image in images], return_tensors="pt")
+    return {key: value for key, value in made.items() if key in ("pixel_values", "pixel_attention_mask")}
