@@ -376,7 +376,7 @@ class AsyncEngine:
             if choices:
                 self._send(group, Delta(group.request.id, choices))
             return
-        told = group.prompt_logprobs if first else None
+        told = group.prompt.logprobs if first else None
         prompt_logprobs = None if told is None else tuple(told.told)
         usage = usage_of(group) if finished else None
         group.delivered = True

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "encoder_decoder.md": "two other models: test_the_examples_of_encoder_decoder_models",
     "batches.md": "a server with a folder of files, and a wait between the commands",
     "estates.md": "two machines",
+    "images.md": "a model that sees, and a photo",
 }
 PROGRAMS = ("hidden_states.md", "messages.md", "structured_outputs.md", "responses.md")
 # Steps' shapes and the operator's own business, which no request can exceed.

@@ -180,7 +180,7 @@ def test_tokens_of_images_are_counted_and_shown(server: Server) -> None:
 
 def test_a_model_that_reads_text_alone(blind: Server) -> None:
     refused = chat(blind, text_part("look "), image_part(PICTURES[0]))
-    assert refused["status"] == 400 and refused["param"] == "messages[0].content[1]"
+    assert refused["status"] == 400 and refused["param"] == "messages[0].content[1].type"
     assert "reads text alone" in refused["message"]
 
 

@@ -70,7 +70,7 @@ class StepOutcome:
     def tell_prompt(self, chunk: Chunk, start: int) -> None:
         """Log-probabilities of the prompt, as far as the chunk can tell them and somebody wants them."""
         group = chunk.sequence.group
-        wanted = group.prompt_logprobs
+        wanted = group.prompt.logprobs
         if wanted is None or chunk.sequence.choice != 0:
             return
         told = wanted.plan(chunk.begin, chunk.begin + chunk.count)
@@ -81,7 +81,7 @@ class StepOutcome:
     def gather_images(self, chunk: Chunk, start: int, input_ids: IntArray) -> None:
         """Tokens of the chunk that are rows of images. Their ids mean nothing to a table: they become 0."""
         first, end = chunk.begin, chunk.begin + chunk.count
-        for span in chunk.sequence.group.images:
+        for span in chunk.sequence.group.prompt.images:
             places = range(start + max(span.begin, first) - first, start + min(span.end, end) - first)
             tokens = np.asarray(places, np.int32)
             tokens = tokens[input_ids[tokens] >= FIRST_ID]

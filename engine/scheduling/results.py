@@ -77,5 +77,5 @@ class PromptLogprobsOf:
     number: int  # in the result
 
     def apply(self, result: StepResult, applied: Applied) -> None:
-        if not self.group.closed and self.group.prompt_logprobs is not None:
-            self.group.prompt_logprobs.receive(result.prompt_logprobs[self.number])
+        if not self.group.closed and self.group.prompt.logprobs is not None:
+            self.group.prompt.logprobs.receive(result.prompt_logprobs[self.number])

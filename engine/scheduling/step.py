@@ -50,7 +50,7 @@ class StepMaker:
                 continue
             if chunk.read_only:
                 batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
-            if chunk.sequence.group.images:
+            if chunk.sequence.group.prompt.images:
                 outcome.gather_images(chunk, start, batch.input_ids)
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens

@@ -1,11 +1,16 @@
-"""Parts of a group's state: its times, what binds it to others, what its hidden states cost. Event-loop thread."""
+"""Parts of a group's state: its prompt, its times, what binds it to others, what its hidden states cost.
+
+Owned by the event-loop thread.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bequest.engine.state.prompt_logprobs import PromptLogprobs
 from bequest.engine.state.record import Record
-from bequest.engine.types import Inheritance
+from bequest.engine.types import Inheritance, Request
+from bequest.engine.types.image import ImageSpan, image_spans
 
 NEVER = 1 << 62  # more tokens than anybody samples
 
@@ -17,6 +22,20 @@ class Times:
     arrived: float
     admitted: float | None = None
     first_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """What a prompt has beside its tokens."""
+
+    logprobs: PromptLogprobs | None  # if they are wanted
+    images: tuple[ImageSpan, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> PromptParts:
+        top, prompt = request.params.prompt_logprobs, request.prompt_token_ids
+        logprobs = None if top is None else PromptLogprobs(prompt, top)
+        return cls(logprobs, image_spans(prompt, request.images) if request.images else ())
 
 
 @dataclass(slots=True)

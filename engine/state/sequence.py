@@ -33,8 +33,7 @@ from bequest.engine.state.account import Account
 from bequest.engine.state.capture import Capture
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.output import Output
-from bequest.engine.state.parts import StatesCharge, Ties, Times
-from bequest.engine.state.prompt_logprobs import PromptLogprobs
+from bequest.engine.state.parts import PromptParts, StatesCharge, Ties, Times
 from bequest.engine.state.record import Holding, Record
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import (
@@ -49,7 +48,6 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
-from bequest.engine.types.image import ImageSpan, image_spans
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -442,16 +440,13 @@ class Group:
     sequences: list[Sequence] = field(default_factory=list)
     ties: Ties = field(default_factory=Ties)
     states: StatesCharge = field(default_factory=StatesCharge)
-    prompt_logprobs: PromptLogprobs | None = field(init=False)  # if they are wanted
-    images: tuple[ImageSpan, ...] = field(init=False)  # of the prompt
+    prompt: PromptParts = field(init=False)
     cross: CrossTable | None = None  # of an encoder-decoder model, while a sequence runs or keeps blocks on the host
     closed: bool = False  # finished, failed or aborted: owns nothing any more
     delivered: bool = False  # the first Delta is out
 
     def __post_init__(self) -> None:
-        top, prompt = self.request.params.prompt_logprobs, self.request.prompt_token_ids
-        self.prompt_logprobs = None if top is None else PromptLogprobs(prompt, top)
-        self.images = image_spans(prompt, self.request.images) if self.request.images else ()
+        self.prompt = PromptParts.of(self.request)
 
     @property
     def num_prompt(self) -> int:

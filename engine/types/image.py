@@ -39,7 +39,7 @@ class PreparedImage:
         return sum(part for part in self.layout if isinstance(part, int))
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Image(Data):
     """One that has ids. Two of a tenant with the same content are the same object (server/stores/images.py)."""
 
@@ -60,7 +60,13 @@ class Image(Data):
                 ids += range(row, row + part)
                 row += part
         assert first_id >= FIRST_ID and row - 1 <= LAST_ID, (first_id, row)
-        return cls(first_id, row - first_id, tuple(ids), prepared.pixels, prepared.num_patches)
+        return cls(
+            first_id=first_id,
+            num_rows=row - first_id,
+            token_ids=tuple(ids),
+            pixels=prepared.pixels,
+            num_patches=prepared.num_patches,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,8 @@ def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
 
 def _store(context: Context, param: str) -> ImageStore:
     if context.images is None:
-        name = param.removesuffix(".url").removesuffix(".image_url").removesuffix(".image")
-        raise invalid(f"`{name}` is an image; this model reads text alone: send parts of type 'text'.", name)
+        name = param.removesuffix(".url").rpartition(".")[0] + ".type"
+        raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
     return context.images
 
 

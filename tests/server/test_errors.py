@@ -142,7 +142,7 @@ async def test_refused_completions(front: Front, body: dict[str, Any], param: st
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
         ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]", "invalid_type"),
         (
-            {"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            {"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url", "image_url": "data:"}]}]},
             "messages[1].content[0].type",
             "invalid_value",
         ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bequest.server.asks.image_parts import GivenImage
 from bequest.server.responses.items import input_items, messages_of, output_message
 from bequest.server.wire.errors import ApiError
 
@@ -115,8 +116,12 @@ def test_wrong_items_are_named(item: dict[str, Any], param: str, code: str) -> N
     assert f"`{param}`" in caught.value.message
 
 
-def test_images_are_refused_by_path() -> None:
-    parts = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": "data:"}]
+def test_images_are_kept_as_they_came() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,", "detail": "low"}
+    items = input_items([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
+    assert items[0]["content"][1] == image
+    _, part = messages_of(items)[0]["content"]
+    assert part == {"type": "image", "image": GivenImage(image["image_url"], True, "input[0].content[1].image_url")}
     with pytest.raises(ApiError) as caught:
-        input_items([{"role": "user", "content": parts}])
-    assert caught.value.param == "input[0].content[1].type" and "'input_image'" in caught.value.message
+        input_items([{"role": "assistant", "content": [image]}])
+    assert caught.value.param == "input[0].content[0].type" and "'input_image'" in caught.value.message
