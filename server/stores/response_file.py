@@ -146,7 +146,8 @@ def _insert(database: sqlite3.Connection, response: StoredResponse, model: str) 
     turn = response.turn
     rest = _Rest(
         name=response.name,
-        token_ids=response.token_ids.tobytes(),
+        # Ids of images mean something in this process alone; a conversation can be told again without its tokens.
+        token_ids=b"" if response.images else response.token_ids.tobytes(),
         num_prompt=response.num_prompt,
         prompt_text=response.prompt_text,
         cache_salt=response.cache_salt,
