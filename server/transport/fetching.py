@@ -25,6 +25,7 @@ _SECONDS = 15.0  # for all of a file
 _MOST_REDIRECTS = 3
 _TYPES = ("image/", "application/octet-stream", "binary/octet-stream")
 _PIECE = 1 << 16
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class NotFetched(Exception):
@@ -56,8 +57,15 @@ def is_public(address: str) -> bool:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(parsed, "ipv4_mapped", None) or getattr(parsed, "sixtofour", None)
-    return parsed.is_global and not parsed.is_multicast and (mapped is None or mapped.is_global)
+    inner = _ipv4_within(parsed) if isinstance(parsed, ipaddress.IPv6Address) else None
+    return parsed.is_global and not parsed.is_multicast and (inner is None or inner.is_global)
+
+
+def _ipv4_within(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Where a gateway would send what goes to an address that wraps another one."""
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
 
 
 def is_allowed(host: str, allowed: Sequence[str]) -> bool:
