@@ -75,7 +75,7 @@ def talks(stranger: Stranger) -> None:
 def serves_by_name(stranger: Stranger) -> None:
     expect(stranger.bequest("pull", "acme/tiny"), "snapshots")
     expect(stranger.bequest("list"), "acme/tiny")
-    expect(stranger.bequest("run", "acme/tiny", "hello", "--max-tokens", "8"), "cut off", code=1)
+    expect(stranger.bequest("run", "acme/tiny", "hello", "--max-tokens", "8", "--temperature", "0"), "cut off", code=1)
     with serving(stranger, "acme/tiny") as url:
         body = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
         with urllib.request.urlopen(f"{url}/v1/models") as answer:

@@ -12,5 +12,4 @@ from bequest.engine.fetch import model_path
 def fetched(model: str | None) -> Path:
     """Where the model is. Raises ModelError."""
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel("WARNING")
     return model_path(model)

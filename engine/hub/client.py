@@ -22,6 +22,7 @@ from bequest.engine.models.look import look_at_config
 
 log = logging.getLogger("bequest.start")
 _SPARE = 1 << 28  # bytes of a disk that are not ours to fill
+_HTTP_LIBRARIES = ("httpx", "httpx2")  # that versions of the client are built on
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,8 @@ def _told(hub: Hub, name: HubName) -> Iterator[None]:
 
     if not sys.stderr.isatty():
         disable_progress_bars()
+    for library in _HTTP_LIBRARIES:  # a line for each request would drown ours
+        logging.getLogger(library).setLevel(logging.WARNING)
     page = f"{hub.address}/{name.repo}"
     try:
         yield
